@@ -1,0 +1,84 @@
+"""Our WorkerGroup and Batch beside verl's RayWorkerGroup and DataProto, in turns in the same run.
+
+    python benchmarks/dispatch.py --rounds 3
+
+Prints MB/s of a chained echo of 1024 x 1024 int64 x 4 columns on 4 workers, the time of a ONE_TO_ALL ping,
+and ours over verl's with the spread over the rounds: against verl's defaults (blocking calls, torch encoding)
+and against the best of its four ways to chain. Writes results/dispatch.json.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import environments
+from exchange import Exchange, Timing
+from spread import machine, spread
+
+DEFAULT = "blocking, torch"
+
+
+def measure(exchange: Exchange, *, system: str) -> Timing:
+    """One round of "verl" or "ours" in a process of its own."""
+    interpreter = environments.python("verl") if system == "verl" else Path(sys.executable)
+    script = environments.HERE / ("peers/verl_dispatch.py" if system == "verl" else "ours_dispatch.py")
+    arguments = [part for name, value in vars(exchange).items() for part in environments.option(name, value)]
+    return Timing(**environments.run(interpreter, script, arguments))  # type: ignore[arg-type]  # written by asdict(Timing)
+
+
+def megabytes_per_s(exchange: Exchange, timing: Timing) -> dict[str, float]:
+    """MB/s of each way to chain, by its median chain."""
+    return {
+        way: exchange.size_bytes / 1e6 / statistics.median(seconds) for way, seconds in timing.echo_s.items()
+    }
+
+
+def compared(exchange: Exchange, rounds: list[dict[str, Timing]]) -> dict[str, dict[str, float]]:
+    """Ours over verl's, round by round: above 1 is better for ours in each of the three."""
+    ratios: dict[str, list[float]] = {"echo over default": [], "echo over best": [], "ping": []}
+    for timings in rounds:
+        ours = max(megabytes_per_s(exchange, timings["ours"]).values())
+        verl = megabytes_per_s(exchange, timings["verl"])
+        ratios["echo over default"].append(ours / verl[DEFAULT])
+        ratios["echo over best"].append(ours / max(verl.values()))
+        ratios["ping"].append(timings["verl"].ping_s / timings["ours"].ping_s)
+    for name, values in ratios.items():
+        print(f"ours / verl, {name}: {spread(values)}")
+    return {name: spread(values).as_dict() for name, values in ratios.items()}
+
+
+def main() -> None:
+    """Measure in turns, print, and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers_only", action="store_true", help="verl alone, without a comparison")
+    args = parser.parse_args()
+    exchange = Exchange()
+    rounds: list[dict[str, Timing]] = []
+    for number in range(args.rounds):
+        timings: dict[str, Timing] = {}
+        for system in ("verl",) if args.peers_only else ("verl", "ours"):
+            timings[system] = measure(exchange, system=system)
+            ways = ", ".join(
+                f"{way}: {rate:.0f} MB/s" for way, rate in megabytes_per_s(exchange, timings[system]).items()
+            )
+            print(
+                f"round {number + 1}, {system}: {ways}; ping {timings[system].ping_s * 1e3:.2f} ms",
+                flush=True,
+            )
+        rounds.append(timings)
+    result: dict[str, object] = {
+        "machine": machine(),
+        "exchange": vars(exchange),
+        "rounds": [{system: vars(timing) for system, timing in timings.items()} for timings in rounds],
+    }
+    if not args.peers_only:
+        result["ratios"] = compared(exchange, rounds)
+    print(f"written: {environments.write_result('dispatch', result)}")
+
+
+if __name__ == "__main__":
+    main()

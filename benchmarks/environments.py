@@ -1,0 +1,147 @@
+"""Virtual environments of the peers, made with uv, and the scripts that run in them.
+
+A script prints one JSON object as the last line of its output; the rest is shown only when it fails.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VENVS = HERE / ".venvs"
+RESULTS = HERE / "results"
+
+# torch is pinned to one exact version, so that a local CPU build in UV_FIND_LINKS is taken.
+TORCH = "torch==2.13.0"
+REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
+    "verl": ("verl==0.9.1", "ray==2.60.0", TORCH),
+    "trl-grpo": ("trl==1.16.0", "transformers==5.19.0", TORCH),
+    "trl-ppo": ("trl==1.12.0", "transformers==5.19.0", TORCH),
+}
+
+
+def python(name: str) -> Path:
+    """The interpreter of the environment `name`, made on first use.
+
+    Raises:
+        ValueError: for an unknown name.
+        RuntimeError: where uv is missing or an install fails.
+    """
+    if name not in REQUIREMENTS:
+        raise ValueError(f"environment {name!r}: unknown. Known: {', '.join(REQUIREMENTS)}.")
+    directory = VENVS / name
+    interpreter, stamp = directory / "bin" / "python", directory / "requirements.txt"
+    wanted = "\n".join(REQUIREMENTS[name]) + "\n"
+    if not (interpreter.exists() and stamp.exists() and stamp.read_text() == wanted):
+        _uv("venv", "--quiet", "--clear", "--python", sys.executable, str(directory))
+        _uv("pip", "install", "--quiet", "--python", str(interpreter), *REQUIREMENTS[name])
+        stamp.write_text(wanted)
+    return interpreter
+
+
+def run(
+    interpreter: Path,
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    processes: int = 1,
+    threads: int = 1,
+    timeout_s: float = 1800,
+) -> dict[str, object]:
+    """Run a script and return the JSON object of its last line.
+
+    Args:
+        interpreter: the Python that runs it.
+        script: the file.
+        arguments: its command line.
+        processes: more than 1 starts it under torchrun.
+        threads: OpenMP threads of each process.
+        timeout_s: after this the whole process group is killed.
+
+    Raises:
+        RuntimeError: where the script fails or ends without a JSON object.
+        subprocess.TimeoutExpired: where it takes longer than `timeout_s`.
+    """
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        if processes > 1
+        else []
+    )
+    command = [str(interpreter), *launcher, str(script), *arguments]
+    with subprocess.Popen(  # noqa: S603
+        command,
+        env=_variables(threads),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode != 0:
+        raise RuntimeError(
+            f"{script.name} ended with {process.returncode}:\n{output[-2000:]}\n{errors[-4000:]}"
+        )
+    return _last_object(script.name, output)
+
+
+def option(name: str, value: object) -> list[str]:
+    """One command line option, `--name value`."""
+    return [f"--{name}", str(value)]
+
+
+def write_result(name: str, result: Mapping[str, object]) -> Path:
+    """Write one result as `results/<name>.json` and return the path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def _last_object(script: str, output: str) -> dict[str, object]:
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"{script} printed no JSON object; its output ends with:\n{output[-2000:]}")
+    result = json.loads(lines[-1])
+    if not isinstance(result, dict):
+        raise RuntimeError(f"{script} printed {lines[-1]!r}, which is not a JSON object")
+    return result
+
+
+def _variables(threads: int) -> dict[str, str]:
+    """The variables of a measured process: `benchmarks/` importable, threads fixed, no network, no telemetry.
+
+    Threads wait passively: spinning makes every system several times slower where cores are shared.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": str(HERE),
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def _uv(*arguments: str) -> None:
+    beside = Path(sys.executable).parent / "uv"
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv is None:
+        raise RuntimeError(
+            f"uv: not found beside {sys.executable} or on PATH. Install it: python -m pip install uv"
+        )
+    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS", "")
+    variables = {**os.environ, **({"UV_FIND_LINKS": links} if links else {})}
+    done = subprocess.run([uv, *arguments], env=variables, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        raise RuntimeError(f"uv {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-4000:]}")

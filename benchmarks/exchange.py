@@ -1,0 +1,58 @@
+"""What `dispatch.py` measures, the same for every system: how much is echoed, how often, how fast."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One measurement: chains of echoes (the output of one call is the input of the next) and pings.
+
+    Example: `Exchange(rows=1024, width=1024, columns=4).size_bytes == 33_554_432`.
+    """
+
+    workers: int = 4
+    """Worker processes of the group."""
+
+    rows: int = 1024
+    """Rows of the echoed batch, split over the workers."""
+
+    width: int = 1024
+    """int64 values a row and column."""
+
+    columns: int = 4
+    """Columns of the batch."""
+
+    calls: int = 10
+    """Chained echoes that are timed together, after one that is not timed."""
+
+    chains: int = 3
+    """Chains of each kind."""
+
+    pings: int = 300
+    """ONE_TO_ALL calls, each timed alone."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the echoed batch."""
+        return self.rows * self.width * self.columns * 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What one system took."""
+
+    echo_s: Mapping[str, Sequence[float]]
+    """Seconds of one echo, one number a chain, by the way in which the calls were chained."""
+
+    ping_s: float
+    """Seconds of a ONE_TO_ALL call, median."""
+
+
+def from_command_line() -> Exchange:
+    """The measurement that the command line asks for: one option a field."""
+    parser = argparse.ArgumentParser()
+    for field in fields(Exchange):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+    return Exchange(**vars(parser.parse_args()))

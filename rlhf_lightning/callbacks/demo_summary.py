@@ -1,0 +1,83 @@
+"""The last line of a demonstration: did the reward rise, and how long did it take."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+
+
+class DemoSummary(Callback):
+    """Write `demo: reward_first5=<x> reward_last5=<y> seconds=<s>` as the last line of a fit that ended well.
+
+    The rewards are means over the first and the last steps (also across a resume), the seconds run from
+    `setup` of this fit to its end.
+    """
+
+    def __init__(self, metric: str = "reward/mean", *, steps: int = 5) -> None:
+        """Say what to summarise.
+
+        Args:
+            metric: a name among the trainer's `callback_metrics`.
+            steps: how many steps the first and the last mean cover.
+        """
+        super().__init__()
+        self.metric = metric
+        self.steps = steps
+        self._first: list[float] = []
+        self._last: list[float] = []
+        self._start_s = 0.0
+        self._ended = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the clock, and take a place behind the progress bar, whose `teardown` writes too."""
+        self._start_s, self._ended = time.perf_counter(), False
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        others = [x for x in callbacks if x is not self and not isinstance(x, Checkpoint)]
+        savers = [x for x in callbacks if isinstance(x, Checkpoint)]  # last, as they save what this one notes
+        trainer.callbacks = [*others, self, *savers]  # type: ignore[attr-defined]
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Note the reward of a step."""
+        if self.metric in trainer.callback_metrics:
+            reward = float(trainer.callback_metrics[self.metric])
+            self._first = [*self._first, reward][: self.steps]
+            self._last = [*self._last, reward][-self.steps :]
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember that nothing failed: `teardown` follows an error too."""
+        self._ended = True
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the line."""
+        if self._ended and trainer.is_global_zero:
+            seconds = time.perf_counter() - self._start_s
+            sys.stdout.write(
+                f"demo: reward_first{self.steps}={_mean(self._first):.4f} "
+                f"reward_last{self.steps}={_mean(self._last):.4f} seconds={seconds:.1f}\n"
+            )
+            sys.stdout.flush()
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Hand the rewards to a checkpoint."""
+        return {"first": self._first, "last": self._last}
+
+    def load_state_dict(self, state_dict: Mapping[str, Sequence[float]]) -> None:
+        """Continue from the rewards of a checkpoint."""
+        self._first, self._last = list(state_dict["first"]), list(state_dict["last"])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,115 @@
+"""A table of sampled prompts, responses and scores for each validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+
+from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
+from rlhf_lightning.callbacks.sample_page import index_page, sample_page
+
+_COLUMNS = ["step", "prompt", "response", "score"]
+
+
+class SampleTable(Callback):
+    """Show the first responses of each validation: an HTML page always, wandb and TensorBoard where they log.
+
+    It reads what `validation_step` returns: a dictionary of `prompts`, `responses` and `scores`, and
+    optionally `tokens` with `kl`, `values` or `advantages` (see `samples_of`). A step that returns None shows
+    nothing.
+
+    Raises:
+        ValueError: fewer than one row is asked for.
+    """
+
+    def __init__(self, rows: int = 16, *, per_token: bool = False, directory: str | None = None) -> None:
+        """Say how much to show.
+
+        Args:
+            rows: most samples a validation.
+            per_token: colour the tokens by KL, value and advantage, as far as the validation step returns
+                them.
+            directory: of the pages; None is `samples` under the trainer's `default_root_dir`.
+        """
+        super().__init__()
+        if rows < 1:
+            raise ValueError(
+                f"SampleTable(rows={rows}): must be at least 1. Leave the callback out for no table."
+            )
+        self.rows = rows
+        self.per_token = per_token
+        self.directory = directory
+        self._samples: list[Sample] = []
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a new table."""
+        self._samples = []
+
+    def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the samples of a batch until the table is full."""
+        if outputs is None or len(self._samples) >= self.rows:
+            return
+        if not isinstance(outputs, Mapping):
+            raise ValueError(
+                f"SampleTable: {type(pl_module).__name__}.validation_step returned a "
+                f"{type(outputs).__name__}: return a dictionary of prompts, responses and scores, or None."
+            )
+        samples = samples_of(outputs)[: self.rows - len(self._samples)]
+        self._samples += samples if self.per_token else [replace(x, tokens=(), numbers={}) for x in samples]
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write and log the table; the sanity check and `fast_dev_run` leave nothing behind."""
+        if not self._samples or trainer.sanity_checking or not leaves_files(trainer):
+            return
+        self._write_page(trainer)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_table(
+                    "samples",
+                    columns=_COLUMNS,
+                    data=self._data(trainer.global_step),
+                    step=trainer.global_step,
+                )
+            elif isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("samples", self._markdown(), trainer.global_step)
+        self._samples = []
+
+    def _write_page(self, trainer: Trainer) -> None:
+        directory = output_path(trainer, self.directory, "samples")
+        directory.mkdir(parents=True, exist_ok=True)
+        page = sample_page(self._samples, step=trainer.global_step)
+        (directory / f"step-{trainer.global_step:06d}.html").write_text(page, encoding="utf-8")
+        pages = sorted(directory.glob("step-*.html"), key=_step, reverse=True)
+        (directory / "index.html").write_text(index_page(pages), encoding="utf-8")
+
+    def _data(self, step: int) -> list[list[object]]:
+        return [[step, printable(x.prompt), printable(x.response), x.score] for x in self._samples]
+
+    def _markdown(self) -> str:
+        return "\n\n---\n\n".join(
+            f"**score {x.score:.4g}**\n\n{_block(x.prompt)}\n\nresponse\n\n{_block(x.response)}"
+            for x in self._samples
+        )
+
+
+def _block(text: str) -> str:
+    return "\n".join(f"    {line}" for line in printable(text).split("\n"))
+
+
+def _step(page: Path) -> int:
+    number = page.stem.removeprefix("step-")
+    return int(number) if number.isdecimal() else -1

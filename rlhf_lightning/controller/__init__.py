@@ -1,0 +1,41 @@
+"""One controller, many workers: batches of futures, transfer protocols, worker groups and the devices behind them."""
+
+from rlhf_lightning.controller.batch import Batch
+from rlhf_lightning.controller.call import CallReport
+from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.futures import Gathered, Metrics, Value
+from rlhf_lightning.controller.register import Caller, Remote, Worker, register
+from rlhf_lightning.controller.transfer import (
+    ALL_TO_ALL,
+    DP,
+    DP_METRIC,
+    ONE_TO_ALL,
+    RANK_ZERO,
+    Inputs,
+    RowTransfer,
+    Transfer,
+)
+from rlhf_lightning.controller.worker_group import WorkerGroup
+
+__all__ = [
+    "ALL_TO_ALL",
+    "DP",
+    "DP_METRIC",
+    "ONE_TO_ALL",
+    "RANK_ZERO",
+    "Batch",
+    "CallReport",
+    "Caller",
+    "Gathered",
+    "Inputs",
+    "Metrics",
+    "Remote",
+    "RowTransfer",
+    "Transfer",
+    "Value",
+    "Worker",
+    "WorkerError",
+    "WorkerGroup",
+    "WorkerTimeoutError",
+    "register",
+]

@@ -1,0 +1,131 @@
+"""Batch: columns of futures over the same rows, what every remote call takes and returns.
+
+    actor.generate_sequences ---> Batch{response_ids: future, ...} ---> critic.compute_values
+                                     |  no value comes here
+                                     '--- batch["rewards"]: this one column is fetched
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from rlhf_lightning.controller.block import Block, encode
+from rlhf_lightning.controller.column import Column, Piece, RowNumbers
+from rlhf_lightning.controller.transport import Future
+
+
+class Batch:
+    """Named columns over the same rows; immutable, so that a view costs only its row numbers.
+
+    A remote call returns one at once. `batch["rewards"]` fetches that one column as a tensor on the host;
+    `a | b` joins the columns of two batches over the same rows (b wins); `take`, `split`, `repeat` are views.
+
+    Example:
+        >>> batch = Batch.of({"prompt_ids": torch.zeros(4, 8, dtype=torch.int64)})
+        >>> len(batch), list(batch), batch["prompt_ids"].shape
+        (4, ['prompt_ids'], torch.Size([4, 8]))
+    """
+
+    def __init__(self, columns: Mapping[str, Column], *, num_rows: int) -> None:
+        """Take columns of equal length.
+
+        Raises:
+            ValueError: a column has another number of rows than `num_rows`.
+        """
+        wrong = {name: len(column) for name, column in columns.items() if len(column) != num_rows}
+        if wrong:
+            raise ValueError(f"a batch of {num_rows} rows cannot hold columns of other lengths: {wrong}.")
+        self._columns = dict(columns)
+        self._num_rows = num_rows
+
+    @classmethod
+    def of(cls, values: Mapping[str, torch.Tensor | Sequence[object]]) -> Batch:
+        """A batch of values that are here: tensors [B, ...] or lists of B Python objects.
+
+        Raises:
+            ValueError: the values differ in length, or there are none.
+        """
+        if not values:
+            raise ValueError("Batch.of({}): give at least one column, so that the number of rows is known.")
+        blocks = {name: encode(value) for name, value in values.items()}
+        first = len(next(iter(blocks.values())))
+        return cls({name: Column.of(block, len(block)) for name, block in blocks.items()}, num_rows=first)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """The rows of several batches one after the other, with the columns that all of them have."""
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        columns = {name: Column.joined([part.column(name) for part in parts]) for name in names}
+        return cls(columns, num_rows=sum(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __repr__(self) -> str:
+        return f"Batch({self._num_rows} rows: {', '.join(self._columns)})"
+
+    def column(self, name: str) -> Column:
+        """One column, unfetched.
+
+        Raises:
+            KeyError: there is none of this name; the message lists those there are.
+        """
+        if name not in self._columns:
+            raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.")
+        return self._columns[name]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Fetch one column of numbers [B, ...] to the host.
+
+        Raises:
+            KeyError: there is no such column.
+            TypeError: the column holds Python objects; use `objects`.
+        """
+        value = self.column(name).fetch()
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"column {name!r} holds Python objects, not numbers: read it with batch.objects({name!r}).")
+        return value
+
+    def objects(self, name: str) -> list[object]:
+        """Fetch one column of Python objects, B long."""
+        value = self.column(name).fetch()
+        return list(value)
+
+    def __or__(self, other: Batch) -> Batch:
+        """The columns of both; where both have a name, that of `other`."""
+        return Batch({**self._columns, **other._columns}, num_rows=self._num_rows)
+
+    def select(self, names: Iterable[str]) -> Batch:
+        """Only these columns."""
+        return Batch({name: self.column(name) for name in names}, num_rows=self._num_rows)
+
+    def with_sources(self, place: Callable[[Block], Future | Block]) -> Batch:
+        """The same rows, with each block of this process replaced by what `place` makes of it."""
+        columns = {}
+        for name, column in self._columns.items():
+            moved = [p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in column.pieces]
+            columns[name] = Column(tuple(moved))
+        return Batch(columns, num_rows=self._num_rows)
+
+    def take(self, rows: Sequence[int] | RowNumbers) -> Batch:
+        """The given rows, in the given order, without fetching anything."""
+        index = np.asarray(rows, dtype=np.int64)
+        return Batch({name: column.take(index) for name, column in self._columns.items()}, num_rows=len(index))
+
+    def split(self, parts: int) -> list[Batch]:
+        """Contiguous parts whose sizes differ by at most one row; any number of rows will do, 0 too."""
+        edges = [len(self) * i // parts for i in range(parts + 1)]
+        return [self.take(np.arange(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def repeat(self, times: int) -> Batch:
+        """Each row `times` times, copies side by side: rows 0 0 0 1 1 1 for times = 3."""
+        return self.take(np.repeat(np.arange(len(self)), times))

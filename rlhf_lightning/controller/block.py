@@ -1,0 +1,75 @@
+"""The wire format of a column's shard: one NumPy buffer, which the object store maps without a copy.
+
+NumPy knows no bfloat16, so a block carries the torch dtype beside a view that NumPy can hold. Columns of Python
+objects (the raw data rows) travel as lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Rows = slice | npt.NDArray[np.int64]
+"""Which rows of a block: a contiguous slice where possible, row numbers otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows of one column.
+
+    Example: `encode(torch.zeros(4, 8))` is `Block(array of shape [4, 8], "float32")`.
+    """
+
+    values: npt.NDArray[np.generic] | list[object]
+    """[n, ...] numbers, or n Python objects."""
+    dtype: str
+    """Name of the torch dtype, or `object`."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the numbers; 0 for Python objects."""
+        return 0 if isinstance(self.values, list) else self.values.nbytes
+
+    def take(self, rows: Rows) -> Block:
+        """The given rows; a view where they are contiguous."""
+        if not isinstance(self.values, list):
+            return Block(self.values[rows], self.dtype)
+        picked = self.values[rows] if isinstance(rows, slice) else [self.values[i] for i in rows]
+        return Block(picked, self.dtype)
+
+
+def encode(value: torch.Tensor | Sequence[object]) -> Block:
+    """Turn a column [n, ...] on any device, or a list of n objects, into a block."""
+    if not isinstance(value, torch.Tensor):
+        return Block(list(value), "object")
+    host = value.detach().to("cpu").contiguous()
+    name = str(host.dtype).removeprefix("torch.")
+    if host.dtype == torch.bfloat16:
+        host = host.view(torch.int16)
+    return Block(host.numpy(), name)
+
+
+def decode(blocks: Sequence[Block]) -> torch.Tensor | list[object]:
+    """Join blocks of one column into a writable tensor [n, ...] on the host, or a list.
+
+    Raises:
+        ValueError: the blocks differ in width or type.
+    """
+    if blocks[0].dtype == "object":
+        return [item for block in blocks for item in block.values]
+    kinds = {(block.dtype, np.shape(block.values)[1:]) for block in blocks}
+    if len(kinds) > 1:
+        raise ValueError(f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}.")
+    arrays = [np.asarray(block.values) for block in blocks]
+    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.view(torch.bfloat16) if blocks[0].dtype == "bfloat16" else tensor

@@ -1,0 +1,129 @@
+"""The process of one device: it hosts every role placed there and runs their calls in order."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from rlhf_lightning.controller.block import Block, decode, encode
+from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.errors import WorkerError
+from rlhf_lightning.controller.register import Remote, Worker, methods_of
+from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A role on the devices of its pool."""
+
+    role: Remote
+    layout: ParallelLayout
+    devices: tuple[int, ...]
+    """Global rank of the device behind each rank of the layout."""
+    settings: object
+    """What the strategy says of how the role's model computes; the role knows its type."""
+
+
+def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
+    """The rows of a call as one TensorDict on the host: numbers as tensors, Python objects as non-tensor data."""
+    feed: Iterator[Block] = iter(blocks)
+    columns: dict[str, object] = {}
+    for column in call.columns:
+        value = decode([next(feed).take(rows) for rows in column.picks])
+        columns[column.name] = value if isinstance(value, torch.Tensor) else NonTensorStack(*value)
+    return TensorDict(columns, batch_size=[call.num_rows])
+
+
+class Device:
+    """One device: its roles share the process, the device context and the memory budget."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.node = socket.gethostname()
+        self.world: World | None = None
+        self.roles: dict[str, Remote] = {}
+        self.ranks: dict[str, int] = {}
+
+    def join(self, spec: WorldSpec, num_threads: int) -> None:
+        """Take as many threads as this device may use, and join the job's world."""
+        torch.set_num_threads(num_threads)
+        self.world = World.join(self.rank, spec)
+
+    def host(self, name: str, placement: Placement) -> None:
+        """Build a role's part on this device.
+
+        Raises:
+            WorkerError: the role could not be built.
+        """
+        assert self.world is not None
+        rank = placement.devices.index(self.rank)
+        group = self.world.group(placement.layout, placement.devices, "d")
+        worker = Worker(rank, placement.layout, self.world.device, group, placement.settings)
+        try:
+            placement.role.build(worker)
+        except Exception as err:
+            raise self._failure(name, rank, "build", err) from None
+        self.roles[name], self.ranks[name] = placement.role, rank
+
+    def call(self, call: Call, *blocks: Block) -> tuple[CallReport | Block, ...]:
+        """Run one call.
+
+        Returns:
+            the report, then one block for each column of `call.returns`.
+
+        Raises:
+            WorkerError: the method raised; named after role, rank, node and method.
+        """
+        started, clock = time.time(), time.perf_counter()
+        try:
+            value, columns = self._run(call, blocks)
+        except Exception as err:
+            raise self._failure(call.role, self.ranks[call.role], call.method, err) from None
+        seconds = time.perf_counter() - clock
+        report = CallReport(call.role, call.method, self.rank, started, seconds, memory_bytes(), value)
+        return (report, *columns)
+
+    def _failure(self, role: str, rank: int, method: str, err: Exception) -> WorkerError:
+        trace = "".join(traceback.format_exception(err))
+        return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {err}\n{trace}")
+
+    def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:
+        role = self.roles[call.role]
+        method = methods_of(type(role))[call.method]
+        arguments = dict(call.arguments)
+        if method.takes_rows:
+            arguments["rows"] = assemble(call, blocks)
+        value = method.function(role, **arguments)
+        return (None, _columns(value, call)) if call.returns else (value, [])
+
+    def close(self) -> None:
+        """Let every role go and leave the world."""
+        self.roles.clear()
+        World.leave()
+
+
+def _columns(value: object, call: Call) -> list[Block]:
+    if not isinstance(value, TensorDict | Mapping):
+        raise TypeError(f"returned {type(value).__name__}, not the columns {call.returns} that it declares.")
+    missing = [name for name in call.returns if name not in value]
+    if missing:
+        raise ValueError(f"declares the columns {call.returns} but returned no {missing}.")
+    blocks = [encode(value[name]) for name in call.returns]
+    wrong = {n: len(b) for n, b in zip(call.returns, blocks, strict=True) if len(b) != call.num_rows}
+    if wrong:
+        raise ValueError(f"was given {call.num_rows} rows and returned columns of other lengths: {wrong}.")
+    return blocks
+
+
+def memory_bytes() -> int:
+    """Peak memory so far: allocated on the accelerator where there is one, resident otherwise."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

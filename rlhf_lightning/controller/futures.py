@@ -1,0 +1,81 @@
+"""What remote calls return beside a Batch: futures of plain values and of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, TypeVar, cast
+
+from rlhf_lightning.controller.call import CallReport
+from rlhf_lightning.controller.transport import Future
+
+T = TypeVar("T")
+
+
+class Value(Generic[T]):
+    """The plain value that one rank will have returned."""
+
+    def __init__(self, report: Future) -> None:
+        self._report = report
+
+    def fetch(self) -> T:
+        """Wait for the value.
+
+        Raises:
+            WorkerError: the call, or another pending one, failed.
+        """
+        return cast(T, cast(CallReport, self._report.fetch()).value)
+
+
+class Gathered(Generic[T]):
+    """The plain values of several ranks."""
+
+    def __init__(self, values: Sequence[Value[T]]) -> None:
+        self._values = tuple(values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def fetch(self) -> list[T]:
+        """Wait for all values, in the order of the ranks.
+
+        Raises:
+            WorkerError: one of the calls, or another pending one, failed.
+        """
+        return [value.fetch() for value in self._values]
+
+
+Numbers = Mapping[str, float]
+
+
+class Metrics:
+    """Named numbers, some of them still being computed; `a | b` keeps both, and their mean where names meet.
+
+    Each remote call adds the mean over its data-parallel ranks; a name that several calls return (mini-batches, say)
+    is averaged over those calls.
+    """
+
+    def __init__(self, calls: Iterable[Sequence[Value[Numbers] | Numbers]] = ()) -> None:
+        self._calls = tuple(calls)
+
+    @classmethod
+    def of(cls, numbers: Numbers) -> Metrics:
+        """Metrics that are here."""
+        return cls([[numbers]])
+
+    def __or__(self, other: Metrics) -> Metrics:
+        return Metrics(self._calls + other._calls)
+
+    def fetch(self) -> dict[str, float]:
+        """Wait for all numbers.
+
+        Raises:
+            WorkerError: one of the calls, or another pending one, failed.
+        """
+        per_call = [_mean([v.fetch() if isinstance(v, Value) else v for v in ranks]) for ranks in self._calls]
+        return _mean(per_call)
+
+
+def _mean(rows: Sequence[Numbers]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {name: [float(row[name]) for row in rows if name in row] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

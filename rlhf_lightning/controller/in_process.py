@@ -1,0 +1,54 @@
+"""A transport that stays in this process: one device, no Ray, and a debugger steps from `step` into the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.transport import Future, Submitted, Transport
+
+
+@dataclass(frozen=True)
+class Made(Future):
+    """A value that is already here; counted like one that came from a device."""
+
+    value: object
+    transport: Transport
+
+    def fetch(self) -> object:
+        """Return the value."""
+        return self.transport.counted(self.value)
+
+
+class InProcessTransport(Transport):
+    """Runs the calls of one device here and now."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self._reports: list[CallReport] = []
+
+    def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
+        """Run the call; `device` is always 0."""
+        values = [block.value if isinstance(block, Made) else block for block in blocks]
+        report, *columns = self.device.call(call, *(v for v in values if isinstance(v, Block)))
+        assert isinstance(report, CallReport)
+        self._reports.append(report)
+        made = {name: Made(column, self) for name, column in zip(call.returns, columns, strict=True)}
+        return Submitted(Made(report, self), made)
+
+    def share(self, block: Block) -> Future:
+        """Keep the block as it is."""
+        return Made(block, self)
+
+    def drain(self) -> list[CallReport]:
+        """Return the reports since the last drain."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> None:
+        """Let the models go."""
+        self.device.close()

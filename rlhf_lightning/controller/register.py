@@ -1,0 +1,145 @@
+"""`@register(transfer=...)`: one method, called on the controller's handle, run on every worker.
+
+    algo.actor.update_actor(batch, loss=loss)       on the controller: `actor` is bound to a worker group
+        -> transfer.distribute -> Device.call -> the function below the decorator, once a rank -> transfer.collect
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from rlhf_lightning.controller.batch import Batch
+from rlhf_lightning.controller.futures import Gathered, Metrics, Numbers, Value
+from rlhf_lightning.controller.transfer import (
+    EveryRankTransfer,
+    MetricTransfer,
+    RowTransfer,
+    SingleTransfer,
+    Transfer,
+)
+from rlhf_lightning.parallel import ParallelLayout
+
+P = ParamSpec("P")
+S = TypeVar("S", bound="Remote")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: what runs on a worker, and how data reach it."""
+
+    name: str
+    function: Callable[..., object]
+    transfer: Transfer
+    reads: tuple[str, ...] | None
+    """Columns that it reads; None for all that the batch has."""
+    returns: tuple[str, ...]
+    """Columns that it returns; empty for a plain value."""
+    takes_rows: bool
+
+
+class Caller(Protocol):
+    """What a bound role sends its calls through."""
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """Run a method on the workers."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Where one rank of a role stands."""
+
+    rank: int
+    """Within the role's layout."""
+    layout: ParallelLayout
+    device: torch.device
+    dp_group: dist.ProcessGroup | None
+    """The data-parallel group of this rank; None where d = 1."""
+    settings: object
+    """What the strategy says of how the role's model computes."""
+
+
+class Remote(ABC):
+    """An object whose registered methods run on workers once it is bound to them, and here once it is built."""
+
+    @abstractmethod
+    def caller(self) -> Caller | None:
+        """Where calls go; None on a worker."""
+
+    @abstractmethod
+    def build(self, worker: Worker) -> None:
+        """Make this rank's part of the model."""
+
+
+class RemoteMethod:
+    """What the decorator leaves in the class: a method that runs here, or on the workers its object is bound to."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        functools.update_wrapper(self, method.function)
+
+    def __get__(self, instance: Remote | None, owner: type[Remote]) -> Callable[..., object]:
+        if instance is None:
+            return self.method.function
+        return functools.partial(self._invoke, instance)
+
+    def _invoke(self, instance: Remote, *rows: object, **arguments: object) -> object:
+        caller = instance.caller()
+        if caller is None:
+            return self.method.function(instance, *rows, **arguments)
+        batch = rows[0] if rows else None
+        assert batch is None or isinstance(batch, Batch)
+        return caller.call(self.method, batch, arguments)
+
+
+def methods_of(cls: type[Remote]) -> Mapping[str, Method]:
+    """The registered methods of a class by name, inherited ones included."""
+    found = (vars(base) for base in reversed(cls.__mro__))
+    return {k: v.method for names in found for k, v in names.items() if isinstance(v, RemoteMethod)}
+
+
+@overload
+def register(
+    *, transfer: RowTransfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...]
+) -> Callable[[Callable[Concatenate[S, TensorDict, P], TensorDict]], Callable[Concatenate[S, Batch, P], Batch]]: ...
+@overload
+def register(
+    *, transfer: MetricTransfer, reads: tuple[str, ...] | None = None
+) -> Callable[[Callable[Concatenate[S, TensorDict, P], Numbers]], Callable[Concatenate[S, Batch, P], Metrics]]: ...
+@overload
+def register(
+    *, transfer: EveryRankTransfer
+) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], Gathered[T]]]: ...
+@overload
+def register(
+    *, transfer: SingleTransfer
+) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], Value[T]]]: ...
+def register(
+    *, transfer: Transfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...] = ()
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Make a method callable on the controller.
+
+    The function below the decorator is what one worker runs on its share; the name in the class takes the whole
+    batch on the controller and answers at once with futures.
+
+    Args:
+        transfer: how data reach the ranks and how results come back.
+        reads: columns that the method reads, beside the `columns` of an argument such as a loss; None sends all.
+        returns: columns that it returns, where its result is a Batch.
+    """
+
+    def decorate(function: Callable[..., object]) -> Callable[..., object]:
+        takes_rows = "rows" in inspect.signature(function).parameters
+        method = Method(function.__name__, function, transfer, reads, returns, takes_rows)
+        return cast(Callable[..., object], RemoteMethod(method))
+
+    return decorate

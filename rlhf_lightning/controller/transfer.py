@@ -1,0 +1,183 @@
+"""Transfer protocols: how the data of one call reach the ranks of a model, and how their results come back.
+
+HybridFlow section 4.1 and Table 3. A protocol is a small frozen object with `distribute` and `collect`; one of your
+own subclasses the kind whose result it gives:
+
+    RowTransfer        rows in, rows out        DP                 (3D_PROTO, 3D_ALL_MICRO_DP, 3D_PP_ONLY follow here)
+    MetricTransfer     rows in, numbers out     DP_METRIC
+    EveryRankTransfer  plain values, all ranks  ONE_TO_ALL, ALL_TO_ALL
+    SingleTransfer     plain value, one rank    RANK_ZERO
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlhf_lightning.controller.batch import Batch
+from rlhf_lightning.controller.column import Column
+from rlhf_lightning.controller.futures import Gathered, Metrics, Numbers, Value
+from rlhf_lightning.controller.transport import Submitted
+from rlhf_lightning.parallel import ParallelLayout
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one call hands over: to all ranks before `distribute`, to one rank after it."""
+
+    batch: Batch
+    """The rows; without columns where the method takes none."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """Keyword arguments."""
+
+
+Shards = Mapping[int, Inputs]
+"""Rank within the layout -> its inputs; a rank that is absent is not called."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """The futures of one rank's call."""
+
+    submitted: Submitted
+    num_rows: int
+
+    @property
+    def batch(self) -> Batch:
+        """The columns that the rank returns."""
+        columns = {n: Column.of(future, self.num_rows) for n, future in self.submitted.columns.items()}
+        return Batch(columns, num_rows=self.num_rows)
+
+    def value(self) -> Value[object]:
+        """The plain value that the rank returns."""
+        return Value(self.submitted.report)
+
+
+Outputs = Mapping[int, Output]
+"""Rank within the layout -> its output, for the ranks that were called."""
+
+
+class Transfer(ABC):
+    """How data reach the ranks of a model, and how results come back."""
+
+    @abstractmethod
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """Say what each rank is given."""
+
+    @abstractmethod
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> object:
+        """Make the controller's result out of the ranks' futures, without fetching them."""
+
+
+class RowTransfer(Transfer):
+    """A protocol whose result is a Batch."""
+
+    @abstractmethod
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
+        """Join the ranks' rows."""
+
+
+class MetricTransfer(Transfer):
+    """A protocol whose result is Metrics."""
+
+    @abstractmethod
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Metrics:
+        """Join the ranks' numbers."""
+
+
+class EveryRankTransfer(Transfer):
+    """A protocol whose result is one plain value a rank."""
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Gathered[object]:
+        """List the ranks' values in the order of the ranks."""
+        return Gathered([outputs[rank].value() for rank in sorted(outputs)])
+
+
+class SingleTransfer(Transfer):
+    """A protocol whose result is the plain value of one rank."""
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Value[object]:
+        """Take the one rank's value."""
+        return next(iter(outputs.values())).value()
+
+
+def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> Shards:
+    """Split the rows over the data-parallel replicas; all ranks of a replica are given the same."""
+    parts = inputs.batch.split(layout.d)
+    return {r: replace(inputs, batch=parts[layout.coordinate(r).d]) for r in range(layout.num_ranks)}
+
+
+@dataclass(frozen=True)
+class DataParallel(RowTransfer):
+    """DP: rows split over the replicas, columns joined from the output rank of each (Table 3, DP_PROTO)."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """Contiguous rows whose numbers differ by at most one."""
+        return _rows_by_replica(layout, inputs)
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
+        """Join the rows in the order of the replicas."""
+        return Batch.joined([outputs[rank].batch for rank in layout.output_ranks])
+
+
+@dataclass(frozen=True)
+class DataParallelMetric(MetricTransfer):
+    """DP_METRIC: rows split over the replicas, numbers averaged over them."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """Contiguous rows whose numbers differ by at most one."""
+        return _rows_by_replica(layout, inputs)
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Metrics:
+        """The mean over the output ranks of the replicas."""
+        values: list[Value[Numbers]] = [Value(outputs[rank].submitted.report) for rank in layout.output_ranks]
+        return Metrics([values])
+
+
+@dataclass(frozen=True)
+class OneToAll(EveryRankTransfer):
+    """ONE_TO_ALL: every rank is given the same, every rank's value comes back."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """The same inputs for all."""
+        return dict.fromkeys(range(layout.num_ranks), inputs)
+
+
+@dataclass(frozen=True)
+class AllToAll(EveryRankTransfer):
+    """ALL_TO_ALL: each keyword argument is a list with one value a rank; every rank's value comes back."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """The i-th value of each list for rank i.
+
+        Raises:
+            ValueError: an argument is not a list with one value a rank.
+        """
+        given = inputs.arguments
+        wrong = {k: v for k, v in given.items() if not isinstance(v, list) or len(v) != layout.num_ranks}
+        if wrong:
+            raise ValueError(
+                f"ALL_TO_ALL over {layout.num_ranks} ranks: each argument is a list of {layout.num_ranks} values; "
+                f"these are not: {sorted(wrong)}."
+            )
+        lists = {k: v for k, v in given.items() if isinstance(v, list)}
+        return {
+            rank: replace(inputs, arguments={k: v[rank] for k, v in lists.items()}) for rank in range(layout.num_ranks)
+        }
+
+
+@dataclass(frozen=True)
+class RankZero(SingleTransfer):
+    """RANK_ZERO: only rank 0 is called."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """All inputs for rank 0."""
+        return {0: inputs}
+
+
+ONE_TO_ALL = OneToAll()
+ALL_TO_ALL = AllToAll()
+RANK_ZERO = RankZero()
+DP = DataParallel()
+DP_METRIC = DataParallelMetric()

@@ -1,0 +1,85 @@
+"""How the controller reaches devices: what a transport must do.
+
+    controller --submit(call, blocks)--> device 0..n-1      returns at once, one future per result
+    controller --future.fetch()---------------------->      raises the first failure of any pending call
+    device i   <--blocks--- object store <--blocks--- device j   (never through the controller)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.call import Call, CallReport
+
+
+class Future(ABC):
+    """A value that some device will have made; whoever holds the future need not hold the value."""
+
+    @abstractmethod
+    def fetch(self) -> object:
+        """Bring the value into this process, waiting for it.
+
+        Raises:
+            WorkerError: the call that makes it failed, or any other pending call did.
+        """
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The futures of one call."""
+
+    report: Future
+    """Of a CallReport."""
+    columns: Mapping[str, Future]
+    """Of Blocks, by column."""
+
+
+class Transport(ABC):
+    """Carries calls to devices and values back."""
+
+    def __init__(self) -> None:
+        self.fetched_bytes = 0
+        """Bytes of numbers that the controller has fetched from devices."""
+        self._shared: WeakKeyDictionary[Block, Future] = WeakKeyDictionary()
+
+    @abstractmethod
+    def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
+        """Hand a call to the device of this global rank and return at once.
+
+        Args:
+            device: global rank.
+            call: what to run.
+            blocks: one for each pick of `call.columns`, in order.
+        """
+
+    @abstractmethod
+    def share(self, block: Block) -> Future:
+        """Put a block of this process where every device can fetch it."""
+
+    def shared(self, block: Block) -> Future:
+        """`share`, once for each block."""
+        if block not in self._shared:
+            self._shared[block] = self.share(block)
+        return self._shared[block]
+
+    @abstractmethod
+    def drain(self) -> list[CallReport]:
+        """Wait for every pending call; return the reports of all calls since the last drain.
+
+        Raises:
+            WorkerError: one of them failed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every device; safe to call twice and after a failure."""
+
+    def counted(self, value: object) -> object:
+        """Add a fetched block to `fetched_bytes` and hand it on."""
+        if isinstance(value, Block):
+            self.fetched_bytes += value.size_bytes
+        return value

@@ -1,0 +1,24 @@
+"""Prompts with the responses to imitate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rlhf_lightning.data.encoding import Format
+from rlhf_lightning.data.prompts import PromptData
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CompletionData(PromptData):
+    """Prompts and responses for supervised fine-tuning; the end token is added to every response."""
+
+    response_field: str = "response"
+    """Field that holds the response, a text."""
+    max_response_tokens: int = 512
+    """Rows with longer responses are counted and dropped; the end token counts."""
+
+    def format(self) -> Format:
+        """Return how a row becomes a prompt and a response."""
+        return replace(
+            super().format(), response_field=self.response_field, max_response_tokens=self.max_response_tokens
+        )

@@ -1,0 +1,148 @@
+"""What every data module of rows shares: from rows to resumable loaders of padded batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lightning.data.batch import Collate, EncodedRows, Sample, pad_token_id
+from rlhf_lightning.data.encoding import Format, encode_rows
+from rlhf_lightning.data.sampler import HELD_OUT, EpochSampler
+from rlhf_lightning.data.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from rlhf_lightning.data.rows import Row
+
+
+class Rows(NamedTuple):
+    """The raw rows of both parts, and where they come from."""
+
+    train: list[Row]
+    held_out: list[Row]
+    train_name: str
+    held_out_name: str
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class RowData(LightningDataModule, ABC):
+    """Batches of rows; a subclass says where the rows come from.
+
+    Everything that can be wrong with the data is refused in `setup`, which runs before any worker starts.
+
+    Raises:
+        ValueError: an option is outside its range.
+    """
+
+    batch_size: int = 32
+    """Rows (prompts) per iteration; the last batch of an epoch may be smaller."""
+    shuffle: bool = True
+    """Draw a new order for every epoch; otherwise the order of the file."""
+    seed: int = 0
+    """Seed of the order, and of generated rows."""
+    tokenizer: str | None = None
+    """Directory or hub name of a tokenizer; by default the algorithm's own."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if self.batch_size < 1:
+            raise ValueError(f"data.batch_size={self.batch_size}: a batch has at least 1 row. Try 32.")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"data.seed={self.seed}: must lie in [0, 2**31). Try 0.")
+        self._train: EncodedRows | None = None
+        self._held_out: EncodedRows | None = None
+        self._collate: Collate | None = None
+
+    @abstractmethod
+    def read(self) -> Rows:
+        """Return the raw rows."""
+
+    @abstractmethod
+    def format(self) -> Format:
+        """Return how a row becomes a prompt."""
+
+    def setup(self, stage: str) -> None:
+        """Read, check and encode all rows, once.
+
+        Raises:
+            ValueError: the data is missing, damaged or smaller than a batch, or a row lacks a field.
+        """
+        if self._train is not None:
+            return
+        tokenizer = self._find_tokenizer()
+        rows = self.read()
+        train = encode_rows(rows.train, tokenizer, self.format(), name=rows.train_name)
+        if self.batch_size > len(train):
+            raise ValueError(
+                f"data.batch_size={self.batch_size}: {rows.train_name} has only {len(train)} rows to train. "
+                f"Try --data.batch_size {len(train)}."
+            )
+        if rows.held_out:
+            self._held_out = encode_rows(
+                rows.held_out, tokenizer, self.format(), name=rows.held_out_name, key_offset=HELD_OUT
+            )
+        self._train = train
+        self._collate = Collate(pad_token_id=pad_token_id(tokenizer))
+
+    @property
+    def train_rows(self) -> list[Row]:
+        """The training rows in the order of the data, without the over-long ones; there after `setup`."""
+        return self._encoded().rows
+
+    @property
+    def held_out_rows(self) -> list[Row]:
+        """The validation rows; empty where there are none."""
+        return [] if self._held_out is None else self._held_out.rows
+
+    def train_dataloader(self) -> StatefulDataLoader:
+        """Return a loader that can stop and go on in the middle of an epoch."""
+        train = self._encoded()
+        return StatefulDataLoader(
+            train,
+            batch_size=self.batch_size,
+            sampler=EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.seed),
+            collate_fn=self._collate,
+            num_workers=0,
+        )
+
+    def val_dataloader(self) -> list[DataLoader[Sample]]:
+        """Return one loader of the held-out rows, or none; their ids are the same at every validation."""
+        return [] if self._held_out is None else [self._in_order(self._held_out)]
+
+    def test_dataloader(self) -> list[DataLoader[Sample]]:
+        """Return the validation loader."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[Sample]:
+        """Return a loader of the held-out rows, or of the training rows where none are held out."""
+        return self._in_order(self._encoded() if self._held_out is None else self._held_out)
+
+    def _in_order(self, rows: EncodedRows) -> DataLoader[Sample]:
+        return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0)
+
+    def _encoded(self) -> EncodedRows:
+        if self._train is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.setup has not run: a Trainer calls it, or call setup('fit')."
+            )
+        return self._train
+
+    def _find_tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is not None:
+            return load_tokenizer(self.tokenizer)
+        if self.trainer is None:
+            raise ValueError(
+                "data.tokenizer is not set, and there is no Trainer to ask. Try --data.tokenizer embedded."
+            )
+        algorithm = self.trainer.lightning_module
+        tokenizer: object = algorithm.tokenizer
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(
+                f"{type(algorithm).__name__}.tokenizer is a {type(tokenizer).__name__}, not a tokenizer."
+            )
+        return tokenizer

@@ -1,0 +1,174 @@
+"""Reading rows from JSON Lines (plain or gzipped), Parquet, and Hugging Face data sets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
+
+from rlhf_lightning.extras import import_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+Row = dict[str, object]
+"""One JSON object of the data."""
+
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+PARQUET_SUFFIX = ".parquet"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+class DataSet(Protocol):
+    """The part of `datasets.Dataset` that is used here."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, indices: Iterable[int]) -> DataSet:
+        """Return some of the rows."""
+
+    def to_list(self) -> list[Row]:
+        """Return the rows as dicts."""
+
+
+class Reference(NamedTuple):
+    """A data set as it is written: `NAME[@SUBSET][:SPLIT]`, such as `openai/gsm8k@main:test`."""
+
+    name: str
+    subset: str | None
+    split: str | None
+
+
+def read_rows(path: str, *, option: str = "data.path", limit: int | None = None) -> list[Row]:
+    """Read all rows, or the first few.
+
+    Args:
+        path: a .jsonl, .jsonl.gz or .parquet file, a directory of a Hugging Face data set, or a hub name; the
+            last two may end in `@SUBSET` and `:SPLIT` (train where no split is given).
+        option: what the user set to `path`, for messages.
+        limit: read no more rows than this.
+
+    Raises:
+        ValueError: there is no such file or data set, it is damaged, or it holds no rows.
+    """
+    file = Path(path).expanduser()
+    if file.is_file():
+        rows = _read_file(file, option, limit)
+    else:
+        rows = _read_data_set(_parse_reference(path), path, option, limit)
+    if not rows:
+        raise ValueError(f"{option}={path}: it holds no rows. Give a file with at least one.")
+    return rows
+
+
+def _read_file(file: Path, option: str, limit: int | None) -> list[Row]:
+    if file.name.endswith(JSON_SUFFIXES):
+        return list(islice(_read_json_lines(file), limit))
+    if file.name.endswith(PARQUET_SUFFIX):
+        return _read_parquet(file, option, limit)
+    raise ValueError(
+        f"{option}={file}: the name ends in {file.suffix or 'nothing'!r}, so its format is unknown. "
+        f"Give a file whose name ends in {', '.join((*JSON_SUFFIXES, PARQUET_SUFFIX))}."
+    )
+
+
+def _read_json_lines(file: Path) -> Iterator[Row]:
+    with _open(file) as lines:
+        number = 0
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse_line(line, f"{file}:{number}")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as err:
+            raise ValueError(
+                f"{file}:{number + 1}: the gzip stream is damaged ({err}). Make or download it again."
+            ) from err
+
+
+def _open(file: Path) -> BinaryIO:
+    return cast("BinaryIO", gzip.open(file, "rb")) if file.suffix == ".gz" else file.open("rb")
+
+
+def _parse_line(line: bytes, where: str) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8-sig").rstrip())
+    except UnicodeDecodeError as err:
+        raise ValueError(
+            f"{where}: byte {err.start + 1} of the line is not UTF-8. Save the file as UTF-8."
+        ) from err
+    except json.JSONDecodeError as err:
+        raise ValueError(
+            f"{where}: not JSON ({err.msg}, column {err.colno}): {err.doc.strip()[:60]!r}. "
+            "Correct or remove the line."
+        ) from err
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a row is a JSON object, this line holds a {type(row).__name__}.")
+    return row
+
+
+def _read_parquet(file: Path, option: str, limit: int | None) -> list[Row]:
+    parquet = import_extra("pyarrow.parquet", extra="tasks", purpose=f"{option}={file} (a Parquet file)")
+    try:
+        table = parquet.read_table(file)
+    except (OSError, ValueError) as err:  # pyarrow's ArrowInvalid is a ValueError
+        raise ValueError(f"{option}={file}: not a Parquet file that can be read ({err}).") from err
+    return cast("list[Row]", table.slice(0, limit).to_pylist())
+
+
+def _parse_reference(path: str) -> Reference:
+    name, _, split = path.partition(":")
+    name, _, subset = name.partition("@")
+    return Reference(name, subset or None, split or None)
+
+
+def _read_data_set(reference: Reference, path: str, option: str, limit: int | None) -> list[Row]:
+    directory = Path(reference.name).expanduser()
+    written_as_file = directory.suffix in {".jsonl", ".gz", ".ndjson", ".json", PARQUET_SUFFIX}
+    if not directory.is_dir() and (written_as_file or not _HUB_NAME.fullmatch(reference.name)):
+        raise ValueError(_missing(path, option))
+    datasets = import_extra("datasets", extra="tasks", purpose=f"{option}={path} (a Hugging Face data set)")
+    saved = (directory / "dataset_dict.json").exists() or (directory / "state.json").exists()
+    try:
+        if saved:
+            loaded = datasets.load_from_disk(str(directory))
+        else:
+            loaded = datasets.load_dataset(
+                str(directory) if directory.is_dir() else reference.name, reference.subset
+            )
+    except (OSError, ValueError) as err:
+        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+        prefix = f"{option}={path}:" if directory.is_dir() else f"{_missing(path, option)} By that name,"
+        raise ValueError(f"{prefix} no data set could be loaded ({reason}).") from err
+    single = isinstance(loaded, datasets.Dataset)
+    split: DataSet = loaded if single else _pick_split(loaded, reference.split, path, option)
+    count = len(split) if limit is None else min(limit, len(split))
+    return split.select(range(count)).to_list()
+
+
+def _pick_split(splits: Mapping[str, DataSet], wanted: str | None, path: str, option: str) -> DataSet:
+    if wanted is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    name = wanted or "train"
+    if name not in splits:
+        raise ValueError(
+            f"{option}={path}: the data set has no split {name!r}; it has: {', '.join(splits)}. "
+            f"Try {option}={path.partition(':')[0]}:{next(iter(splits), 'SPLIT')}."
+        )
+    return splits[name]
+
+
+def _missing(path: str, option: str) -> str:
+    """Say what is not there, and what lies beside it."""
+    parent = Path(path).expanduser().parent
+    if not parent.is_dir():
+        return f"{option}={path}: no such file; the directory {parent} does not exist either."
+    beside = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
+    listed = ", ".join(beside[:10]) + (f" and {len(beside) - 10} more" if len(beside) > 10 else "")
+    close = get_close_matches(Path(path).name, beside, n=1)
+    hint = f" Did you mean {parent / close[0]}?" if close else ""
+    return f"{option}={path}: no such file. Beside it lie: {listed or 'no files'}.{hint}"

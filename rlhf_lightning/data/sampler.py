@@ -1,0 +1,103 @@
+"""The order of the rows: a fresh seeded permutation an epoch, that can stop and go on in the middle.
+
+A key names a row in an epoch: `epoch << 32 | index`. It is what the sampler yields, what indexes the data
+set, and the batch's row id, so that nothing else has to know the epoch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EPOCH_BITS = 32
+INDEX_MASK = (1 << EPOCH_BITS) - 1
+HELD_OUT = 1 << (EPOCH_BITS - 1)
+"""Added to the keys of validation rows, so that they differ from all training rows'."""
+
+
+class EpochSampler(Sampler[int]):
+    """Yields the keys of one epoch, and remembers how far it came.
+
+    Args:
+        size: number of rows.
+        shuffle: draw a new order for every epoch; otherwise the file's order.
+        seed: of the order.
+
+    An epoch that was read to its end advances `epoch` by itself; Lightning's `set_epoch` says the same.
+    """
+
+    def __init__(self, *, size: int, shuffle: bool, seed: int) -> None:
+        self.size = size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self._position = 0
+        self._start = 0
+        self._announced = 0
+        self._resumed = False
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        # The epoch is read at the first row, not before: Lightning makes the iterator, then sets the epoch.
+        epoch = self.epoch
+        order = self._order(epoch)
+        start, self._start = self._start, 0
+        for position in range(start, self.size):
+            self._position = position + 1
+            yield epoch << EPOCH_BITS | order[position]
+        self.epoch, self._position = epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch, unless this one is under way.
+
+        After a resume our own count holds, and a new number only says that an epoch was cut short: Lightning
+        counts one too many where it resumes from a checkpoint saved after the validation of an epoch.
+        """
+        if not self._resumed:
+            begins, following = epoch != self.epoch, epoch
+        else:
+            begins, following = epoch != self._announced and self._position > 0, self.epoch + 1
+        self._announced = epoch
+        if begins:
+            self.epoch, self._position, self._start = following, 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and the number of its rows that were handed out."""
+        return {
+            "epoch": self.epoch,
+            "position": self._position,
+            "announced_epoch": self._announced,
+            "size": self.size,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Make the next iteration go on where the state was taken.
+
+        Raises:
+            ValueError: the data has another number of rows now.
+        """
+        if state["size"] != self.size:
+            raise ValueError(
+                f"the checkpoint was taken in the middle of {state['size']} rows, the data has "
+                f"{self.size} now. Resume with the same data options, or start a new run from the "
+                "checkpoint's exported model."
+            )
+        self.epoch = state["epoch"]
+        self._position = self._start = state["position"]
+        self._announced = state["announced_epoch"]
+        self._resumed = True
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.size))
+        # Mixed into 32 bits: the generator ignores the upper half of a seed.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{epoch}".encode()))
+        return torch.randperm(self.size, generator=generator).tolist()

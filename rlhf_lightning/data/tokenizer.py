@@ -1,0 +1,85 @@
+"""Tokenizers: any Hugging Face directory or hub name, and the byte-level one that ships in the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlhf_lightning.spec import EMBEDDED
+
+NUM_BYTES = 256
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
+"""Tokens 256 to 263: 264 in all, so that a vocabulary divides by 2, 4 and 8 devices."""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+def embedded_directory() -> Path:
+    """Return the directory of the model that ships in the package."""
+    return Path(__file__).parent.parent / "embedded"
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model.
+
+    Args:
+        path: a Hugging Face directory, a hub name, or `embedded`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    source = str(embedded_directory()) if path == EMBEDDED else path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as err:
+        raise ValueError(
+            f"tokenizer {path!r}: no tokenizer could be loaded from there ({str(err).splitlines()[0]}). "
+            f"Give a directory that holds tokenizer.json, a hub name, or {EMBEDDED!r}."
+        ) from err
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(f"tokenizer {path!r}: a {type(tokenizer).__name__} is not a text tokenizer.")
+    return tokenizer
+
+
+def build_byte_tokenizer(max_tokens: int = 512) -> PreTrainedTokenizerFast:
+    """Build a tokenizer whose token b < 256 is the byte b of the UTF-8 text, without merges.
+
+    Args:
+        max_tokens: longest text that the model takes.
+
+    Example:
+        >>> build_byte_tokenizer().encode("7é")
+        [55, 195, 169]
+    """
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocabulary |= {token: NUM_BYTES + index for index, token in enumerate(SPECIAL_TOKENS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",  # noqa: S106
+        bos_token="<bos>",  # noqa: S106
+        eos_token="<eos>",  # noqa: S106
+        additional_special_tokens=list(SPECIAL_TOKENS[3:]),
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_tokens,
+        padding_side="left",
+    )
+
+
+def _byte_characters() -> list[str]:
+    """Return the printable character that stands for each byte (GPT-2's table, Radford 2019)."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]

@@ -1,0 +1,19 @@
+"""How one model computes: training engines, generation engines, and what they share."""
+
+from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine
+from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
+from rlhf_lightning.engines.models import check_model
+from rlhf_lightning.engines.native import Native, NativeGenerator
+
+__all__ = [
+    "FSDP",
+    "PARTS",
+    "FSDPEngine",
+    "Head",
+    "Native",
+    "NativeGenerator",
+    "Part",
+    "TrainEngine",
+    "check_model",
+]

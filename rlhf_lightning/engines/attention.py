@@ -1,0 +1,227 @@
+"""Attention over sequences that lie one behind the other in one row of tokens, for any Hugging Face decoder.
+
+    module(input_ids=[1, T], position_ids=[1, T], use_cache=False, sequences=Packed([3, 2, ...]))
+
+transformers hands the keyword `sequences` through to the attention function registered here, which leaves it
+to that object which token sees which: `Packed` for training, `kv.Prefill` and `kv.Decode` for generation. No
+mask is built, and nothing is padded outside attention.
+
+T is the number of tokens of all sequences, H heads, K key-value heads, D the size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+IMPLEMENTATION = "rlhf"
+"""Name under which the attention function is registered with transformers."""
+
+_TAKE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3, Mistral or GPT-2."
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_OPTIONS = ("sequences", "scaling", "sliding_window")
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+class Layer(NamedTuple):
+    """What an attention layer says of itself."""
+
+    number: int
+    """Its place in the model, from 0."""
+    scaling: float
+    """Factor of query times key."""
+    window: int
+    """A token sees this many tokens, itself included; 0: all before it."""
+
+
+class Sequences(Protocol):
+    """Says where each token of a model call belongs, and so what it attends to."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
+        ...
+
+
+class Packed:
+    """Whole sequences, one behind the other: a token attends to its own sequence, up to itself.
+
+    Sequences that are computed together form a group, padded to its longest. With `waste` 0 a group holds
+    neighbours of one length, so that it is a view of the tokens; with more, sequences of like length.
+
+    Example:
+        `Packed([3, 2]).position_ids` is `[[0, 1, 2, 0, 1]]`.
+
+    Raises:
+        ValueError: a length is below 1.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], *, device: torch.device | str = "cpu", waste: float | None = None
+    ) -> None:
+        """Plan the groups.
+
+        Args:
+            lengths: Tokens of each sequence.
+            device: Where the tokens are.
+            waste: Most padded tokens per token of a group; None takes 0 on a CPU, where calls are cheap and
+                copies are not, and 0.25 elsewhere.
+        """
+        self.lengths = tuple(int(length) for length in lengths)
+        if min(self.lengths, default=1) < 1:
+            raise ValueError(f"Packed(lengths={self.lengths}): a sequence has a token. Leave the row out.")
+        device = torch.device(device)
+        self.position_ids = _aranges(self.lengths)[None].to(device)
+        """[1, T] int64, the place of each token in its sequence."""
+        waste = (0.0 if device.type == "cpu" else 0.25) if waste is None else waste
+        self._groups, place = _padded(self.lengths, waste) if waste else (_runs(self.lengths), None)
+        self._place = None if place is None else place.to(device)
+        self._bands: dict[tuple[int, int], Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
+        if not self._groups:
+            return query.transpose(1, 2)
+        spread = [self._spread(x) for x in (query, key, value)]
+        sizes = [count * length for count, length in self._groups]
+        outputs = []
+        for (count, length), *parts in zip(
+            self._groups, *(torch.split(x, sizes, 1) for x in spread), strict=True
+        ):
+            q, k, v = (x.unflatten(1, (count, length)).transpose(0, 1) for x in parts)
+            outputs.append(self._causal(q, k, v, layer).transpose(1, 2).flatten(0, 1))
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return (output if self._place is None else output.index_select(0, self._place))[None]
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """[1, H, T, D] -> [H, P, D] with P the tokens of all groups, padding included."""
+        if self._place is None:
+            return x[0]
+        tokens = x[0].transpose(0, 1)
+        padded = tokens.new_zeros(sum(c * n for c, n in self._groups), *tokens.shape[1:])
+        return padded.index_copy(0, self._place, tokens).transpose(0, 1)
+
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Causal attention of [count, H, length, D]; beyond the window a band replaces the triangle."""
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1 and query.is_cuda and query.dtype == torch.float32:
+            # No fused kernel takes grouped heads there, and the plain one keeps length x length numbers.
+            key, value, groups = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), 1
+        length = query.shape[2]
+        band = self._band(length, layer.window, query.device) if 0 < layer.window < length else None
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=band,
+            is_causal=band is None,
+            scale=layer.scaling,
+            enable_gqa=groups > 1,
+        )
+
+    def _band(self, length: int, window: int, device: torch.device) -> Tensor:
+        """[length, length] bool: j is seen from i if i - window < j <= i."""
+        if (length, window) not in self._bands:
+            place = torch.arange(length, device=device)
+            distance = place[:, None] - place
+            self._bands[length, window] = (distance >= 0) & (distance < window)
+        return self._bands[length, window]
+
+
+def _aranges(lengths: Sequence[int]) -> Tensor:
+    """[3, 2] -> [0, 1, 2, 0, 1]."""
+    return torch.cat([torch.arange(length) for length in (*lengths, 0)])
+
+
+def _runs(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(count, length) of the neighbours of one length."""
+    return [(len(list(run)), length) for length, run in groupby(lengths)]
+
+
+def _padded(lengths: Sequence[int], waste: float) -> tuple[list[tuple[int, int]], Tensor | None]:
+    """(count, padded length) of groups of similar length, and where each token goes among the padded ones."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    groups: list[tuple[int, int]] = []
+    start = [0] * len(lengths)
+    end = used = 0
+    for row in order:
+        count, length = groups[-1] if groups else (0, 0)
+        if groups and (count + 1) * length <= (1 + waste) * (used + lengths[row]):
+            groups[-1], used = (count + 1, length), used + lengths[row]
+        else:
+            length, used = lengths[row], lengths[row]
+            groups.append((1, length))
+        start[row], end = end, end + length
+    if len(set(lengths)) <= 1:
+        return groups, None
+    return groups, _aranges(lengths) + torch.repeat_interleave(torch.tensor(start), torch.tensor(lengths))
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every attention layer, with its signature.
+
+    Dropout is left out: the old and the new probabilities of a policy have to come from one function.
+    """
+    name = type(module).__name__
+    sequences, scaling, window = (options.get(option) for option in _OPTIONS)
+    if sequences is None:
+        raise ValueError(
+            f"{name} was called without `sequences`: attention {IMPLEMENTATION!r} does not know which tokens"
+            " belong together. Pass sequences=Packed(lengths) and position_ids to the model. If you did, the"
+            f" model does not hand them on. {_TAKE}"
+        )
+    unknown = [option for option in _UNSUPPORTED if options.get(option) is not None]
+    if attention_mask is not None or options.get("is_causal") is False or unknown:
+        raise ValueError(
+            f"{name} asks for {unknown or 'a mask of its own'}, which packed attention lacks. {_TAKE}"
+        )
+    layer = Layer(
+        number=cast(int, module.layer_idx),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else cast(float, scaling),
+        window=cast(int, window or 0),
+    )
+    return cast(Sequences, sequences).attend(query, key, value, layer), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+
+
+def use_interface(module: PreTrainedModel) -> None:
+    """Make every attention layer of the model ask the `sequences` of the call.
+
+    Raises:
+        ValueError: the model computes its attention in a way that cannot be packed.
+    """
+    if reason := _refusal(module, module.config.get_text_config()):
+        raise ValueError(f"{type(module).__name__} (model_type={module.config.model_type}) {reason}. {_TAKE}")
+    module.set_attn_implementation(IMPLEMENTATION)
+
+
+def _refusal(module: PreTrainedModel, config: PreTrainedConfig) -> str:
+    """Why the model cannot be packed; empty if it can."""
+    types = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    reasons = {
+        "is an encoder-decoder, not a causal language model": bool(config.is_encoder_decoder),
+        "keeps a state beside keys and values": module._is_stateful,
+        "computes its attention by itself, not through transformers' AttentionInterface": not (
+            module._supports_attention_backend and module._can_set_attn_implementation()
+        ),
+        f"has layers of type {', '.join(types)}": bool(types),
+        f"caps its attention logits at {softcap}": softcap is not None,
+        "has attention sinks": any(name.endswith("sinks") for name, _ in module.named_parameters()),
+        "is not causal": getattr(config, "is_causal", True) is False,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

@@ -1,0 +1,104 @@
+"""A directory of safetensors shards and a JSON file: written by some number of ranks, read by any other.
+
+    engine.json                      counters, and the names and shapes of all tensors; written last
+    shard-0000i-model-*.safetensors  what rank i held, half a gigabyte of whole tensors a file
+Nothing in it is pickled, so that loading a stranger's checkpoint runs nothing of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+_FILE = "engine.json"
+_SHAPES = "shapes"
+_FILE_BYTES = 1 << 29
+
+
+def save_checkpoint(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, object],
+    *,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Write tensors, whole or sharded, and a JSON state, over a checkpoint that stands there."""
+    first = group is None or dist.get_rank(group) == 0
+    if first:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _FILE).unlink(missing_ok=True)
+        for stale in directory.glob("shard-*.safetensors"):
+            stale.unlink()
+    _wait(group)
+    writer = HuggingFaceStorageWriter(
+        str(directory), fqn_to_index_mapping=_files(tensors), save_distributed=True
+    )
+    with _one_process_is_meant():
+        save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+    if first:
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        text = json.dumps({**state, _SHAPES: shapes}, indent=1)
+        (directory / _FILE).write_text(text, encoding="utf-8")
+    _wait(group)
+
+
+def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
+    """The JSON state of a checkpoint, which must hold these tensors.
+
+    Raises:
+        ValueError: there is no complete checkpoint, or it is of another model, with other tensors or shapes.
+    """
+    file = directory / _FILE
+    if not file.exists():
+        raise ValueError(f"{directory}: holds no checkpoint, {_FILE} is missing. Type another directory.")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    shapes = content.get(_SHAPES) if isinstance(content, dict) else None
+    if not isinstance(shapes, dict):
+        raise ValueError(f"{file}: does not describe a checkpoint. Type another directory.")
+    for name, tensor in tensors.items():
+        if shapes.get(name) != list(tensor.shape):
+            raise ValueError(
+                f"{directory}: is of another model: {name} has shape {list(tensor.shape)} here and "
+                f"{shapes.get(name, 'is absent')} there. Type a checkpoint of this model."
+            )
+    return cast(dict[str, object], content)
+
+
+def load_checkpoint(
+    directory: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None
+) -> None:
+    """Fill tensors, whole or sharded, in place."""
+    reader = HuggingFaceStorageReader(str(directory))
+    with _one_process_is_meant():
+        load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
+
+
+def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Number of the file for each tensor: a file is put together in memory, so none may be much of it."""
+    files, size = {}, 0
+    for name, tensor in tensors.items():
+        files[name] = 1 + size // _FILE_BYTES
+        size += tensor.numel() * tensor.element_size()
+    return files
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _wait(group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        dist.barrier(group)

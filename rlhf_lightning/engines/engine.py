@@ -1,0 +1,89 @@
+"""What every training engine does, whatever it computes with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
+
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf_lightning.functional.aggregate import Counts, Loss
+
+Part = Literal["parameters", "gradients", "optimizer"]
+"""What of a model can be kept off the device."""
+PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+
+
+class TrainEngine(ABC):
+    """One model, trained and evaluated by the ranks of one group, each with rows of its own.
+
+    Every method but `offload`, `reload` and `memory` is collective: all ranks of the group call it, with any
+    number of rows, zero included. Rows are TensorDicts of the columns that `docs/architecture.md` lists.
+    """
+
+    @abstractmethod
+    def infer(self, rows: TensorDict, *, temperature: float) -> TensorDict:
+        """Evaluate without a gradient.
+
+        Args:
+            rows: n rows with prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R].
+            temperature: divides the logits; 0 (greedy) counts as 1. Without meaning for numbers per token.
+
+        Returns:
+            log_probs and entropy, or values: [n, R] float32, 0 where the response mask is False.
+        """
+
+    @abstractmethod
+    def accumulate(
+        self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
+    ) -> dict[str, Tensor]:
+        """Add the gradient of the loss of these rows to the gradients.
+
+        Args:
+            rows: as for `infer`, with the columns that the loss reads.
+            loss: called once a micro-batch.
+            counts: of the rows of all ranks, that the loss divides by.
+            temperature: as for `infer`.
+
+        Returns:
+            The loss's metrics and `loss`, summed over the rows of this rank: scalars on the host.
+        """
+
+    @abstractmethod
+    def optimizer_step(self) -> dict[str, float]:
+        """Clip the gradients, step, and clear them; returns grad_norm, lr and skipped_steps."""
+
+    @abstractmethod
+    def gathered(self) -> AbstractContextManager[PreTrainedModel]:
+        """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write weights, optimizer state and counters, in a form that any number of ranks can load."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Continue from `save`.
+
+        Raises:
+            ValueError: there is no complete checkpoint, or it is of another model.
+        """
+
+    @abstractmethod
+    def export(self, directory: Path) -> None:
+        """Write a Hugging Face directory with the weights in the type of the computation."""
+
+    def offload(self, parts: Iterable[Part]) -> None:  # noqa: B027
+        """Free the device of these parts until `reload`; an engine that cannot keeps them."""
+
+    def reload(self, parts: Iterable[Part]) -> None:  # noqa: B027
+        """Bring these parts back."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of each part that this rank holds on the device, and of all parts offloaded under `host`."""
+        return dict.fromkeys((*PARTS, "host"), 0)

@@ -1,0 +1,247 @@
+"""The FSDP engine: a Hugging Face decoder on one device, or sharded with FSDP2 over the ranks of a group.
+
+    rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
+         -> gradients add up over micro-batches and ranks -> clipped AdamW step
+Ranks agree on the number of micro-batches, since a sharded layer gathers on all ranks or on none; a rank that
+has run out of rows computes on one filler token that no loss sees.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
+from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine
+from rlhf_lightning.engines.forward import Head, forward
+from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
+from rlhf_lightning.engines.offload import Parked, size_bytes
+from rlhf_lightning.engines.optimizer import ClippedAdamW
+from rlhf_lightning.engines.packing import micro_batches, row_lengths
+from rlhf_lightning.engines.replica import Replica
+from rlhf_lightning.engines.shards import Shards
+from rlhf_lightning.engines.source import resolve, tokenizer_files
+from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.spec import ModelSpec
+
+_COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDP:
+    """How the engine spends memory.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    max_tokens_per_micro_batch: int = 0
+    """Tokens computed at once on a device; a longer row is computed alone. 0: 4,096 on a CPU, else 16,384."""
+    reshard_after_forward: bool | None = None
+    """Free a layer after its forward pass and gather it again for the backward pass. None: not on a CPU."""
+    defer_gradient_reduction: bool = False
+    """Keep whole gradients between micro-batches and reduce them once, after the last."""
+
+    def __post_init__(self) -> None:
+        budget = self.max_tokens_per_micro_batch
+        if budget < 0:
+            raise ValueError(
+                f"fsdp.max_tokens_per_micro_batch={budget}: is negative. Try 16384, or 0 to derive it."
+            )
+
+
+class FSDPEngine(TrainEngine):
+    """See the head of the module.
+
+    Args:
+        model: what to load, and how to optimise it.
+        head: what it computes per response token.
+        group: ranks that train it together; None for one device.
+        device: of this rank.
+        config: memory.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        *,
+        head: Head = "lm",
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        config: FSDP | None = None,
+    ) -> None:
+        self._spec, self._head, self._config = model, head, config or FSDP()
+        self._device = torch.device(device)
+        self._group = group if group is not None and dist.get_world_size(group) > 1 else None
+        self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
+        self._root.eval()
+        self._weights = self._distribute()
+        self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._group)
+        self._away: dict[Part, Parked | None] = {}
+        self._frees = self._device.type != "cpu"
+
+    def infer(self, rows: TensorDict, *, temperature: float) -> TensorDict:
+        """See `TrainEngine.infer`."""
+        self._need("parameters")
+        names = ("log_probs", "entropy") if self._head == "lm" else ("values",)
+        zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
+        results = {name: zeros.clone() for name in names}
+        with torch.no_grad():
+            for index in self._plan(rows, at_least=0):
+                part = self._select(rows, index, ())
+                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=True)
+                for name in names if index else ():
+                    results[name][index] = outputs[name].cpu()
+        self._weights.after_forward()
+        return TensorDict(results, batch_size=rows.batch_size)
+
+    def accumulate(
+        self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
+    ) -> dict[str, Tensor]:
+        """See `TrainEngine.accumulate`."""
+        self._need(*PARTS[:2])
+        self._root.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
+        plan = self._plan(rows, at_least=1)
+        totals: dict[str, Tensor] = {}
+        for number, index in enumerate(plan):
+            part = self._select(rows, index, loss.columns)
+            outputs = forward(
+                self._root, part, head=self._head, temperature=temperature, entropy=loss.needs_entropy
+            )
+            value, metrics = loss(outputs, part, counts)
+            self._weights.backward(value, last=number == len(plan) - 1)
+            for name, metric in metrics.items():
+                totals[name] = totals.get(name, 0.0) + metric.detach()
+        self._root.eval()
+        return {name: total.cpu() for name, total in totals.items()}
+
+    def optimizer_step(self) -> dict[str, float]:
+        """See `TrainEngine.optimizer_step`."""
+        self._need(*PARTS)
+        report = self._optimizer.step()
+        self._weights.changed()
+        return report
+
+    def gathered(self) -> AbstractContextManager[PreTrainedModel]:
+        """See `TrainEngine.gathered`."""
+        self._need("parameters")
+        return self._weights.gathered()
+
+    def save(self, directory: Path) -> None:
+        """See `TrainEngine.save`."""
+        self._need("parameters", "optimizer")
+        save_checkpoint(directory, self._saved(), self._optimizer.state(), group=self._group)
+
+    def load(self, directory: Path) -> None:
+        """See `TrainEngine.load`."""
+        self._need("parameters", "optimizer")
+        state = read_state(directory, self._saved_weights())
+        self._optimizer.restore(state)
+        load_checkpoint(directory, self._saved(), group=self._group)
+        self._weights.changed()
+
+    def export(self, directory: Path) -> None:
+        """See `TrainEngine.export`."""
+        with self.gathered() as module:
+            if self._group is None or dist.get_rank(self._group) == 0:
+                with quiet():
+                    module.save_pretrained(directory)
+                for file in tokenizer_files(resolve(self._spec)):
+                    shutil.copy(file, directory / file.name)
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def offload(self, parts: Iterable[Part]) -> None:
+        """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
+        for part in parts:
+            if part not in self._away:
+                self._away[part] = Parked(self._tensors(part)) if self._frees else None
+
+    def reload(self, parts: Iterable[Part]) -> None:
+        """See `TrainEngine.reload`."""
+        for part in parts:
+            parked = self._away.pop(part, None)
+            if parked is not None:
+                parked.restore()
+
+    def memory(self) -> dict[str, int]:
+        """See `TrainEngine.memory`."""
+        sizes = dict.fromkeys((*PARTS, "host"), 0)
+        for part in PARTS:
+            parked = self._away.get(part)
+            size = parked.size_bytes if parked else size_bytes(self._tensors(part))
+            sizes["host" if part in self._away else part] += size
+        return sizes
+
+    def _distribute(self) -> Replica | Shards:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
+        if self._spec.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        dtype = getattr(torch, self._spec.dtype)
+        if self._group is None:
+            nn.Module.to(self._root, self._device)
+            return Replica(model, dtype=dtype)
+        shards = Shards(self._root, model, group=self._group, device=self._device, dtype=dtype)
+        reshard = self._config.reshard_after_forward
+        shards.configure(
+            reshard_after_forward=self._device.type != "cpu" if reshard is None else reshard,
+            defer_reduction=self._config.defer_gradient_reduction,
+        )
+        return shards
+
+    def _plan(self, rows: TensorDict, *, at_least: int) -> list[list[int]]:
+        """Row numbers of each micro-batch; as many on every rank, empty where a rank has no rows left."""
+        lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
+        budget = self._config.max_tokens_per_micro_batch or (4096 if self._device.type == "cpu" else 16384)
+        parts = micro_batches(lengths, budget)
+        count = torch.tensor(max(len(parts), at_least), device=self._device)
+        if self._group is not None:
+            dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
+        return parts + [[] for _ in range(int(count) - len(parts))]
+
+    def _select(self, rows: TensorDict, index: list[int], columns: Sequence[str]) -> dict[str, Tensor]:
+        """Columns of some rows on the device; one fully masked row of zeros where there are none."""
+        names, have = (*_COLUMNS, *columns), set(rows.keys())
+        missing = [name for name in names if name not in have]
+        if missing:
+            raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
+        whole = {name: cast(Tensor, rows[name]) for name in names}
+        if not index:
+            return {
+                name: column.new_zeros(1, *column.shape[1:]).to(self._device)
+                for name, column in whole.items()
+            }
+        return {name: column[index].to(self._device) for name, column in whole.items()}
+
+    def _tensors(self, part: Part) -> list[Tensor]:
+        masters = list(self._weights.masters.values())
+        if part == "parameters":
+            return [*masters, *self._weights.copies()]
+        if part == "gradients":
+            return [master.grad for master in masters if master.grad is not None]
+        return list(self._optimizer.tensors().values())
+
+    def _saved(self) -> dict[str, Tensor]:
+        return self._saved_weights() | self._optimizer.tensors()
+
+    def _saved_weights(self) -> dict[str, Tensor]:
+        return {f"model.{name}": master.detach() for name, master in self._weights.masters.items()}
+
+    def _need(self, *parts: Part) -> None:
+        away = [part for part in parts if part in self._away]
+        if away:
+            raise RuntimeError(
+                f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
+            )

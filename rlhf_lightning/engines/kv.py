@@ -1,0 +1,130 @@
+"""Keys and values of the rows being generated: a block of slots a layer, `Prefill` fills it, `Decode` reads.
+
+    slot 0 | prompt ......... response ..     |
+    slot 1 | prompt ... response ........     |   [slots, K, capacity, D] for keys, the same for values
+    slot 2 | prompt ..... response .          |
+
+K is the number of key-value heads, H of heads, D the size of a head, T the tokens of the prompts, n the rows
+being decoded, which hold the slots 0..n-1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from rlhf_lightning.engines.attention import Layer, Packed
+
+_ROUND = 16
+"""Ragged rows attend to a multiple of this many places, so that kernels see few shapes."""
+
+
+class Cache:
+    """Keys and values by layer, slot and place; a layer's block is made at its first write."""
+
+    def __init__(self, slots: int, capacity: int, *, dtype: torch.dtype | None = None) -> None:
+        """Hold `slots` rows of at most `capacity` tokens, in `dtype` (None: as the model computes them)."""
+        self.slots, self.capacity, self.dtype = slots, capacity, dtype
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys [slots, K, capacity, D] and values of each layer; 0 where nothing was written, never NaN."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor, place: Tensor) -> None:
+        """Write key and value [K, T, D] at `place` [K, T] int64 of the block as [slots * K * capacity, D]."""
+        if layer not in self.layers:
+            self.layers[layer] = (self._block(key), self._block(value))
+        for block, tokens in zip(self.layers[layer], (key, value), strict=True):
+            rows = tokens.flatten(0, 1).to(block.dtype)
+            block.view(-1, rows.shape[-1]).index_copy_(0, place.view(-1), rows)
+
+    def _block(self, tokens: Tensor) -> Tensor:
+        heads, _, size = tokens.shape
+        return tokens.new_zeros(self.slots, heads, self.capacity, size, dtype=self.dtype or tokens.dtype)
+
+    def move(self, source: Tensor, target: Tensor, length: int) -> None:
+        """Copy the first `length` places of the slots `source` over the slots `target`, which are others."""
+        for blocks in self.layers.values():
+            for block in blocks:
+                used = block[:, :, :length]
+                used.index_copy_(0, target, used.index_select(0, source))
+
+
+class _Places:
+    """Where tokens go in a cache: (slot, position) to the place in a block, for any number of heads."""
+
+    def __init__(self, cache: Cache, slot: Tensor, position: Tensor) -> None:
+        """Token i goes to slot[i] and position[i], both [T] int64."""
+        self._cache, self._slot, self._position = cache, slot, position
+        self._places: dict[int, Tensor] = {}
+
+    def of(self, heads: int) -> Tensor:
+        """[heads, T] int64, what `Cache.write` takes."""
+        if heads not in self._places:
+            rows = self._slot * heads + torch.arange(heads, device=self._slot.device)[:, None]
+            self._places[heads] = rows * self._cache.capacity + self._position
+        return self._places[heads]
+
+
+class Prefill:
+    """Packed prompts, whose keys and values go into slots; rows may share a prompt, computed once."""
+
+    def __init__(
+        self, packed: Packed, cache: Cache, *, slot: Tensor, position: Tensor, source: Tensor | None = None
+    ) -> None:
+        """Write token `source[i]` of the pack (None: token i) to slot[i] and position[i] of the cache."""
+        self._packed, self._cache, self._source = packed, cache, source
+        self._places = _Places(cache, slot, position)
+        self._layers: set[int] = set()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend within each prompt: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
+        if layer.number in self._layers:
+            raise ValueError(
+                f"layer {layer.number} computes attention twice a token, and the cache holds one key. Take"
+                " a decoder with plain causal attention, such as Llama."
+            )
+        self._layers.add(layer.number)
+        keys, values = key[0], value[0]
+        if self._source is not None:
+            keys, values = keys.index_select(1, self._source), values.index_select(1, self._source)
+        self._cache.write(layer.number, keys, values, self._places.of(len(keys)))
+        return self._packed.attend(query, key, value, layer)
+
+
+class Decode:
+    """One new token in each of the slots 0..n-1, which sees everything before it in its slot."""
+
+    def __init__(self, cache: Cache, position: Tensor, *, shortest: int, longest: int) -> None:
+        """Decode at `position` [n] int64, whose bounds are given so that the device need not be asked."""
+        self._cache, self._position = cache, position
+        self._shortest, self._longest = shortest, longest
+        self._places = _Places(cache, torch.arange(len(position), device=position.device), position)
+        self._views: dict[int, tuple[int, int, Tensor | None]] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend within each slot: query [1, H, n, D], key and value [1, K, n, D] -> [1, n, H, D].
+
+        Heads that share a key are handed over as if they were queries of one sequence: nothing is repeated.
+        """
+        heads, rows = key.shape[1:3]
+        self._cache.write(layer.number, key[0], value[0], self._places.of(heads))
+        if layer.window not in self._views:
+            self._views[layer.window] = self._view(layer.window, query.dtype)
+        begin, end, mask = self._views[layer.window]
+        keys, values = (
+            block[:rows, :, begin:end].to(query.dtype) for block in self._cache.layers[layer.number]
+        )
+        grouped = torch.unflatten(query[0].transpose(0, 1), 1, (heads, -1))
+        output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
+        return output.flatten(1, 2)[None]
+
+    def _view(self, window: int, dtype: torch.dtype) -> tuple[int, int, Tensor | None]:
+        """First place anyone sees, one past the last, and the mask of each row: [n, 1, 1, end - begin]."""
+        begin = max(0, self._shortest - window + 1) if window else 0
+        if self._shortest == self._longest:
+            return begin, self._longest + 1, None
+        end = min(self._cache.capacity, begin + -(-(self._longest + 1 - begin) // _ROUND) * _ROUND)
+        distance = self._position[:, None] - torch.arange(begin, end, device=self._position.device)
+        hidden = distance < 0 if window == 0 else (distance < 0) | (distance >= window)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
+        return begin, end, mask[:, None, None]

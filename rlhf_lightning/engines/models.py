@@ -1,0 +1,154 @@
+"""Hugging Face decoders in float32, with the language-model head or with one number per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from rlhf_lightning.engines.attention import Sequences, use_interface
+from rlhf_lightning.engines.source import check_model, resolve, weight_files
+from rlhf_lightning.spec import ModelSpec
+
+__all__ = ["ScalarModel", "check_model", "load_causal_lm", "load_scalar", "quiet"]
+
+_HEAD = "score.weight"
+
+
+class ScalarModel(nn.Module):
+    """A decoder with one number per token: AutoModelForSequenceClassification(num_labels=1), unpooled."""
+
+    def __init__(self, classifier: PreTrainedModel) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(
+        self, input_ids: Tensor, *, position_ids: Tensor, sequences: Sequences, keep: Tensor
+    ) -> Tensor:
+        """Numbers at the kept places.
+
+        Args:
+            input_ids: [1, T] int64.
+            position_ids: [1, T] int64.
+            sequences: where each token belongs.
+            keep: [K] int64, places in the row of T tokens.
+
+        Returns:
+            [K, 1], in the type of the computation.
+        """
+        decoder = self.classifier.base_model
+        output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, sequences=sequences)
+        score = cast(nn.Module, self.classifier.score)
+        return cast(Tensor, score(output.last_hidden_state[0, keep]))
+
+
+def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
+    """The causal language model of a directory, or a fresh one where the directory holds config.json alone.
+
+    Raises:
+        ValueError: the directory cannot be loaded.
+    """
+    directory = _checked(spec)
+    model, missing = _load(AutoModelForCausalLM, directory, _config(directory), seed=spec.init_seed)
+    _refuse_missing(directory, missing)
+    use_interface(model)
+    return model
+
+
+def load_scalar(spec: ModelSpec) -> ScalarModel:
+    """The same decoder with a `score` head, which is fresh (from `init_seed`) where the directory has none.
+
+    Raises:
+        ValueError: the directory cannot be loaded.
+    """
+    directory = _checked(spec)
+    config = _config(directory)
+    config.num_labels = 1
+    model, missing = _load(AutoModelForSequenceClassification, directory, config, seed=spec.init_seed)
+    _refuse_missing(directory, missing - {_HEAD})
+    if _HEAD not in dict(model.named_parameters()):
+        raise ValueError(f"{directory}: {type(model).__name__} has no {_HEAD}. Use a decoder such as llama.")
+    if _HEAD in missing or not weight_files(directory):
+        _initialise_head(model, spec.init_seed)
+    use_interface(model)
+    return ScalarModel(model)
+
+
+def _load(
+    kind: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
+    directory: Path,
+    config: PreTrainedConfig,
+    *,
+    seed: int,
+) -> tuple[PreTrainedModel, set[str]]:
+    """The model in float32 and the names of parameters that the weight files lack."""
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if not weight_files(directory):
+            fresh = kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            return cast(PreTrainedModel, fresh), set()
+        try:
+            loaded = kind.from_pretrained(
+                directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+        except RuntimeError as err:
+            raise ValueError(f"{directory}: the weight files do not fit config.json ({err}).") from err
+    model, info = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    return model, set(info["missing_keys"])
+
+
+def _initialise_head(module: PreTrainedModel, seed: int) -> None:
+    # Of normalised hidden states this makes values of about unit variance, whatever the hidden size.
+    weight = module.get_parameter(_HEAD)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        weight.normal_(std=(weight.shape[1] + 1) ** -0.5, generator=generator)
+
+
+def _checked(spec: ModelSpec) -> Path:
+    directory = resolve(spec)
+    check_model(spec)
+    return directory
+
+
+def _config(directory: Path) -> PreTrainedConfig:
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    # A policy ratio compares two passes over the same tokens: dropout would be read as a change of policy.
+    for name, value in config.to_dict().items():
+        if ("drop" in name) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return cast(PreTrainedConfig, config)
+
+
+def _refuse_missing(directory: Path, names: set[str]) -> None:
+    if names:
+        raise ValueError(
+            f"{directory}: the weight files lack {len(names)} tensors, among them {min(names)}. "
+            "Copy the complete directory."
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from reporting that a head is fresh, which is meant, and from drawing bars."""
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

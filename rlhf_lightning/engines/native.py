@@ -1,0 +1,298 @@
+"""Generation with a model's weights as they are: packed prefill, slots of keys and values, continuous refill.
+
+    waiting prompts --prefill, several at once--> slots 0..n-1 --one forward a token--> responses
+                                                    ^ a finished row's slot goes to the last row: no holes, so
+                                                      the cost of a step follows the rows still decoded
+
+B is the number of rows, P the width of the prompts, R that of the responses (`max_new_tokens`), n the rows
+decoded now, V the size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import compress
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.attention import IMPLEMENTATION, Packed, Sequences
+from rlhf_lightning.engines.kv import Cache, Decode, Prefill
+from rlhf_lightning.engines.sampling import sample, uniform
+from rlhf_lightning.spec import Sampling
+
+Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""The token ids of one prompt, without padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native:
+    """How the native generator uses memory; none of it changes what is generated.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    slots: int = 0
+    """Most rows decoded at once; 0 decodes all rows of a call at once."""
+    refill: int = 8
+    """Waiting prompts are computed when this many slots are free (or as many as still wait)."""
+    prefill_tokens: int = 16384
+    """Most prompt tokens in one forward; a longer prompt goes alone."""
+    cache_dtype: Literal["model", "float32", "bfloat16"] = "model"
+    """Type of the stored keys and values; `model` keeps them as they are computed."""
+
+    def __post_init__(self) -> None:
+        if self.slots < 0:
+            raise ValueError(f"native.slots={self.slots}: use 0 to decode all rows at once.")
+        if self.refill < 1 or self.prefill_tokens < 1:
+            raise ValueError(
+                f"native.refill={self.refill}, native.prefill_tokens={self.prefill_tokens}: use at least 1."
+            )
+
+
+class NativeGenerator:
+    """Generates with a plain Hugging Face causal language model prepared by `use_interface`."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        *,
+        device: torch.device | str,
+        pad_token_id: int,
+        eos_token_ids: tuple[int, ...],
+        config: Native | None = None,
+    ) -> None:
+        name, attention = type(module).__name__, module.config._attn_implementation
+        if attention != IMPLEMENTATION:
+            raise ValueError(
+                f"NativeGenerator({name}): its attention is {attention!r}. Call use_interface(module) first."
+            )
+        self.module, self.device, self.config = module, torch.device(device), config or Native()
+        self.pad_token_id, self.eos_token_ids = pad_token_id, tuple(eos_token_ids)
+
+    def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
+        """Answer every row; what a row answers depends on its prompt, its id and the seed only.
+
+        Args:
+            rows: `prompt_ids` [B, P] int64, `prompt_mask` [B, P] bool, `row_ids` [B] int64.
+            sampling: Length, temperature, truncation and stop tokens.
+            seed: Another seed, other tokens.
+
+        Returns:
+            `response_ids` [B, R] int64, right-padded; `response_mask` [B, R] bool, True up to the stop token;
+            `log_probs` [B, R] float32, natural log, at the sampling temperature, before truncation, 0 outside
+            the mask.
+
+        Raises:
+            ValueError: a prompt is empty, or too long for the model.
+        """
+        prompts = _prompts(rows, self._limit(sampling))
+        row_ids = rows["row_ids"].to(self.device)[:, None]
+        columns = torch.arange(sampling.max_new_tokens, device=self.device)
+        responses = _Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
+        with torch.no_grad(), _evaluating(self.module):
+            numbers = uniform(seed, row_ids, columns)
+            slots = _Slots(self, prompts, sampling, responses)
+            while slots.busy:
+                slots.advance(numbers)
+        return responses.tensors().to(rows["prompt_ids"].device)
+
+    def _limit(self, sampling: Sampling) -> int:
+        """Most tokens a prompt may have."""
+        most: int = getattr(self.module.config.get_text_config(), "max_position_embeddings", None) or 2**40
+        if most <= sampling.max_new_tokens:
+            raise ValueError(
+                f"sampling.max_new_tokens={sampling.max_new_tokens}: the model has {most} positions, the"
+                f" prompt's included. Try {most // 2}."
+            )
+        return most - sampling.max_new_tokens
+
+
+class _Responses:
+    """What has been said so far."""
+
+    def __init__(self, size: int, width: int, pad_token_id: int, device: torch.device) -> None:
+        self.ids = torch.full((size, width), pad_token_id, dtype=torch.int64, device=device)
+        self.log_probs = torch.zeros(size, width, device=device)
+        self.lengths = [0] * size
+
+    def record(self, row: Tensor, column: Tensor, token: Tensor, log_prob: Tensor) -> None:
+        """Put a token [n] and its log-probability [n] at (row, column)."""
+        self.ids[row, column] = token
+        self.log_probs[row, column] = log_prob
+
+    def tensors(self) -> TensorDict:
+        """The columns that `generate` returns."""
+        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
+        mask = columns < torch.tensor(self.lengths, dtype=torch.int64, device=self.ids.device)[:, None]
+        values = {"response_ids": self.ids, "response_mask": mask, "log_probs": self.log_probs}
+        return TensorDict(values, batch_size=[len(self.lengths)])
+
+
+@dataclass(slots=True)
+class _Seat:
+    """Who sits in a slot, known without asking the device."""
+
+    row: int
+    start: int
+    """Place of the token to feed next, less the number of decoding steps so far."""
+    last: int
+    """Number of decoding steps after which the row has all its tokens."""
+
+
+class _Slots:
+    """The rows being decoded: the cache's slots 0..n-1 and the state of each."""
+
+    def __init__(
+        self, generator: NativeGenerator, prompts: list[Prompt], sampling: Sampling, responses: _Responses
+    ) -> None:
+        self.config, self.module, self.device = generator.config, generator.module, generator.device
+        self.prompts, self.sampling, self.responses = prompts, sampling, responses
+        self.waiting = deque(range(len(prompts)))
+        self.size = min(self.config.slots or len(prompts), len(prompts))
+        capacity = max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
+        dtype = None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
+        self.cache = Cache(self.size, capacity, dtype=dtype)
+        self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
+        """[4, slots]: row, column of its next token, place of the token to feed, that token."""
+        self.seats: list[_Seat] = []
+        self.steps = 0
+        stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
+        self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a row waits or is being decoded."""
+        return bool(self.waiting or self.seats)
+
+    def advance(self, numbers: Tensor) -> None:
+        """Seat waiting rows if enough slots are free, else decode a token a row; numbers: [B, R] float64."""
+        free = self.size - len(self.seats)
+        if self.waiting and free >= min(self.config.refill, self.size, len(self.waiting)):
+            seated = len(self.seats)
+            logits = self._prefill(self._next_rows(free))
+        else:
+            seated = 0
+            logits = self._decode()
+        row, column, _, token = (x[seated : len(self.seats)] for x in self.state)
+        token[:], log_prob = sample(logits, numbers[row, column], self.sampling)
+        self.responses.record(row, column, token, log_prob)
+        column += 1
+        self._retire()
+
+    def _next_rows(self, free: int) -> list[int]:
+        """The rows to prefill: as many as there are slots for and the token budget allows, at least one."""
+        rows: list[int] = []
+        tokens = 0
+        while self.waiting and len(rows) < free:
+            tokens += len(self.prompts[self.waiting[0]])
+            if rows and tokens > self.config.prefill_tokens:
+                break
+            rows.append(self.waiting.popleft())
+        return rows
+
+    def _prefill(self, rows: list[int]) -> Tensor:
+        """Seat these rows and return the logits [rows, V] of their first tokens; equal prompts run once."""
+        distinct: dict[bytes, int] = {}
+        which = [distinct.setdefault(self.prompts[row].tobytes(), len(distinct)) for row in rows]
+        prompts = [np.frombuffer(prompt, dtype=np.int64) for prompt in distinct]
+        packed = Packed([len(prompt) for prompt in prompts], device=self.device)
+        ends = np.cumsum(packed.lengths)
+        prefill = self._seat(rows, [int(ends[prompt]) for prompt in which], packed)
+        ids = self._tensor(np.concatenate(prompts))
+        logits = self._logits(ids, packed.position_ids[0], prefill, ends - 1)
+        return logits.index_select(0, self._tensor(which)) if len(distinct) < len(rows) else logits
+
+    def _seat(self, rows: list[int], ends: list[int], packed: Packed) -> Prefill:
+        """Give the next slots to these rows, whose prompts end at `ends` of the pack."""
+        lengths = [len(self.prompts[row]) for row in rows]
+        first = len(self.seats)
+        self.state[:3, first : first + len(rows)] = self._tensor([rows, [0] * len(rows), lengths])
+        last = self.steps + self.sampling.max_new_tokens - 1
+        self.seats += [_Seat(row, n - self.steps, last) for row, n in zip(rows, lengths, strict=True)]
+        slot = np.repeat(np.arange(first, first + len(rows)), lengths)
+        position = np.concatenate([np.arange(n) for n in lengths])
+        tokens = [np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+        source = self._tensor(np.concatenate(tokens)) if len(slot) > sum(packed.lengths) else None
+        where = {"slot": self._tensor(slot), "position": self._tensor(position)}
+        return Prefill(packed, self.cache, source=source, **where)
+
+    def _decode(self) -> Tensor:
+        """Feed the last token of every row and return the logits [n, V] of the next."""
+        starts = [seat.start for seat in self.seats]
+        _, _, place, token = self.state[:, : len(self.seats)]
+        shortest, longest = min(starts) + self.steps, max(starts) + self.steps
+        decode = Decode(self.cache, place, shortest=shortest, longest=longest)
+        logits = self._logits(token, place, decode, None)
+        place += 1
+        self.steps += 1
+        return logits
+
+    def _logits(self, ids: Tensor, places: Tensor, sequences: Sequences, keep: np.ndarray | None) -> Tensor:
+        """[kept tokens, V] of one forward."""
+        output = self.module(
+            input_ids=ids[None],
+            position_ids=places[None],
+            use_cache=False,
+            sequences=sequences,
+            logits_to_keep=0 if keep is None else self._tensor(keep),
+        )
+        return cast(Tensor, output.logits[0])
+
+    def _retire(self) -> None:
+        """Close the rows that said a stop token or have all their tokens; the last rows take their slots."""
+        count = len(self.seats)
+        if not len(self.stops) and all(seat.last > self.steps for seat in self.seats):
+            return
+        stopped = torch.isin(self.state[3, :count], self.stops).tolist()
+        done = [stop or seat.last <= self.steps for stop, seat in zip(stopped, self.seats, strict=True)]
+        for seat in compress(self.seats, done):
+            self.responses.lengths[seat.row] = self.sampling.max_new_tokens - (seat.last - self.steps)
+        kept = count - sum(done)
+        holes = [slot for slot in range(kept) if done[slot]]
+        movers = [slot for slot in range(kept, count) if not done[slot]]
+        if holes:
+            source, target = self._tensor(movers), self._tensor(holes)
+            longest = max(self.seats[slot].start for slot in movers) + self.steps
+            self.cache.move(source, target, longest)
+            self.state[:, target] = self.state[:, source]
+            for slot, hole in zip(movers, holes, strict=True):
+                self.seats[hole] = self.seats[slot]
+        del self.seats[kept:]
+
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.int64).to(self.device)
+
+
+def _prompts(rows: TensorDict, limit: int) -> list[Prompt]:
+    """The prompts without their padding; refuses what the model cannot take."""
+    ids, masks = rows["prompt_ids"].long().cpu().numpy(), rows["prompt_mask"].bool().cpu().numpy()
+    prompts = [row[mask] for row, mask in zip(ids, masks, strict=True)]
+    for row_id, prompt in zip(rows["row_ids"].tolist(), prompts, strict=True):
+        if not len(prompt):
+            raise ValueError(f"row {row_id}: its prompt is empty. Give it a token, such as the start token.")
+        if len(prompt) > limit:
+            raise ValueError(
+                f"row {row_id}: its prompt of {len(prompt)} tokens and sampling.max_new_tokens exceed the"
+                f" model's positions. Drop prompts of more than {limit} tokens, or lower max_new_tokens."
+            )
+    return prompts
+
+
+@contextmanager
+def _evaluating(module: PreTrainedModel) -> Iterator[None]:
+    """Without dropout and gradient checkpointing for a while."""
+    training = module.training
+    module.train(False)
+    try:
+        yield
+    finally:
+        module.train(training)

@@ -1,0 +1,132 @@
+"""AdamW with a schedule and a global gradient norm, over whole or sharded parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlhf_lightning.spec import OptimizerSpec
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def learning_rate(spec: OptimizerSpec, step: int) -> float:
+    """Rate of the optimizer step that comes after `step` others.
+
+    The n-th of w warm-up steps takes n / (w + 1) of the peak, so that none is lost and the step after them is
+    the first at the peak. `linear` and `cosine` fall from the peak to 0, which they reach after total_steps.
+    """
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
+    if spec.schedule == "constant":
+        return spec.lr
+    done = min(1.0, (step - spec.warmup_steps) / (spec.total_steps - spec.warmup_steps))
+    return spec.lr * (1 - done if spec.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def gradient_norm(gradients: Iterable[Tensor], *, group: dist.ProcessGroup | None) -> Tensor:
+    """L2 norm of all gradients, over the ranks of the group that hold shards of them: scalar, float32."""
+    shards = [shard for shard in map(local, gradients) if shard.numel()]
+    norm: Tensor = nn.utils.get_total_norm(shards)
+    if group is None:
+        return norm
+    squared = norm.square().float()
+    dist.all_reduce(squared, group=group)
+    return squared.sqrt()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class ClippedAdamW:
+    """AdamW on float32 parameters; a step whose gradient is not finite is left out and counted.
+
+    Args:
+        parameters: by name; DTensors where they are sharded.
+        spec: rates, clipping and schedule.
+        group: ranks over which DTensor parameters are sharded; None where the parameters are whole.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        spec: OptimizerSpec,
+        *,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.spec = spec
+        self.steps = 0
+        self.skipped_steps = 0
+        self._parameters = dict(parameters)
+        self._group = group
+        self._adamw = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=spec.lr,
+            betas=spec.betas,
+            eps=spec.eps,
+            weight_decay=spec.weight_decay,
+            fused=True,
+        )
+
+    def step(self) -> dict[str, float]:
+        """Clip, step and clear the gradients."""
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = float(gradient_norm(gradients, group=self._group))
+        rate = learning_rate(self.spec, self.steps)
+        if math.isfinite(norm):
+            if 0 < self.spec.grad_clip < norm:
+                torch._foreach_mul_([local(gradient) for gradient in gradients], self.spec.grad_clip / norm)
+            for settings in self._adamw.param_groups:
+                settings["lr"] = rate
+            self._adamw.step()
+            self.steps += 1
+        else:
+            self.skipped_steps += 1
+        self._adamw.zero_grad()
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments by name, as far as they exist: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`."""
+        state = self._adamw.state
+        return {
+            f"{moment}.{name}": state[parameter][moment]
+            for name, parameter in self._parameters.items()
+            if parameter in state
+            for moment in _MOMENTS
+        }
+
+    def state(self) -> dict[str, object]:
+        """Plain numbers that `restore` continues from."""
+        state = self._adamw.state
+        moments = {name: int(state[p]["step"]) for name, p in self._parameters.items() if p in state}
+        return {"steps": self.steps, "skipped_steps": self.skipped_steps, "moment_steps": moments}
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Take over the numbers of `state`, and make moments of 0 to be loaded in place.
+
+        Raises:
+            ValueError: it is the state of other parameters.
+        """
+        steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
+        if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
+            raise ValueError(
+                "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
+            )
+        unknown = sorted(set(moments) - set(self._parameters))
+        if unknown:
+            raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
+        self.steps, self.skipped_steps = steps, skipped
+        self._adamw.state.clear()
+        for name, count in moments.items():
+            parameter = self._parameters[name]
+            self._adamw.state[parameter] = {
+                "step": torch.tensor(float(count), device=local(parameter).device),
+                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS},
+            }

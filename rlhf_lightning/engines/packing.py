@@ -1,0 +1,104 @@
+"""Rows of a batch -> micro-batches of a token budget -> one row of tokens without padding, and back.
+
+n is the number of rows, P the prompt width, R the response width, T the tokens of all rows, K the valid
+response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlhf_lightning.engines.attention import Packed
+
+Place = Literal["before", "after"]
+"""Which place speaks for a response token: the one that predicts it, or its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows:
+    """Rows of a micro-batch, one behind the other, and the places whose outputs are wanted."""
+
+    input_ids: Tensor
+    """[1, T] int64."""
+    sequences: Packed
+    """Which of the T tokens form a sequence."""
+    keep: Tensor
+    """[K] int64, for each valid response token the place that speaks for it."""
+    targets: Tensor
+    """[K] int64, the valid response tokens."""
+    mask: Tensor
+    """[n, R] bool, where they stand."""
+
+    def unpack(self, values: Tensor) -> Tensor:
+        """[K] -> [n, R] float32, 0 where the mask is False; differentiable."""
+        zeros = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
+        return zeros.masked_scatter(self.mask, values.float())
+
+
+def last_valid(response_mask: Tensor) -> Tensor:
+    """[n] int64, one past the last valid response place of each row; 0 for a fully masked row."""
+    places = torch.arange(1, response_mask.shape[1] + 1, device=response_mask.device)
+    return (places * response_mask).amax(1) if response_mask.shape[1] else response_mask.sum(1)
+
+
+def row_lengths(prompt_mask: Tensor, response_mask: Tensor) -> list[int]:
+    """Tokens of each row that a model reads; 0 for a fully masked row, which nothing is computed for."""
+    ends = last_valid(response_mask)
+    return ((prompt_mask.sum(1) + ends) * (ends > 0)).tolist()
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Row numbers of each micro-batch, rows of like length together and the longest first.
+
+    Args:
+        lengths: tokens of each row; rows of length 0 are left out.
+        budget: most tokens in a micro-batch; a row longer than this is a micro-batch of its own.
+    """
+    parts: list[list[int]] = []
+    room = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if lengths[row] == 0:
+            break
+        if not parts or lengths[row] > room:
+            parts.append([])
+            room = budget
+        parts[-1].append(row)
+        room -= lengths[row]
+    return parts
+
+
+def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
+    """Pack rows; where no row has a valid token, one filler token stands for them, so that a model can run.
+
+    Args:
+        rows: prompt_ids, prompt_mask [n, P] and response_ids, response_mask [n, R].
+        place: the place whose output belongs to a response token.
+
+    Raises:
+        ValueError: a response has no prompt in front, and so nothing that predicts its first token.
+    """
+    mask, prompt_mask = rows["response_mask"], rows["prompt_mask"]
+    ends, starts = last_valid(mask), prompt_mask.sum(1)
+    unpredictable = (ends > 0) & (starts == 0)
+    if place == "before" and bool(unpredictable.any()):
+        row = int(unpredictable.nonzero()[0])
+        raise ValueError(f"prompt_mask: row {row} has a response but no prompt. Add a prompt token.")
+    # The last token predicts nothing that is wanted: it is read only where its own place speaks.
+    read = ends if place == "after" else (ends - 1).clamp(min=0)
+    present = torch.arange(mask.shape[1], device=mask.device) < read[:, None]
+    present = torch.cat([prompt_mask & (ends > 0)[:, None], present], 1)
+    lengths = present.sum(1)
+    offsets = lengths.cumsum(0) - lengths + starts - int(place == "before")
+    keep = (offsets[:, None] + torch.arange(mask.shape[1], device=mask.device))[mask]
+    targets = rows["response_ids"][mask]
+    ids = torch.cat([rows["prompt_ids"], rows["response_ids"]], 1)[present]
+    sizes = [size for size in lengths.tolist() if size]
+    if not sizes:
+        ids, sizes, keep, targets = ids.new_zeros(1), [1], keep.new_zeros(1), targets.new_zeros(1)
+    sequences = Packed(sizes, device=mask.device)
+    return PackedRows(input_ids=ids[None], sequences=sequences, keep=keep, targets=targets, mask=mask)

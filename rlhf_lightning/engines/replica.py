@@ -1,0 +1,69 @@
+"""The weights of a model that is whole on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class Replica:
+    """All weights on one device, with float32 masters where the model computes in bfloat16.
+
+    float32: the masters are the module's own parameters. bfloat16: the module has bfloat16 parameters, whose
+    gradients go to the float32 masters in every backward pass, and which are renewed after each step.
+
+    Args:
+        model: on its device, in float32; changed in place.
+        dtype: what it computes in.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype) -> None:
+        self._model = model
+        self._working = dict(model.named_parameters())
+        for parameter in self._working.values():
+            # What cannot be resized is mapped from the weight file, which may yet change.
+            if not parameter.untyped_storage().resizable():
+                parameter.data = parameter.data.clone()
+        self._cast = dtype != torch.float32
+        self.masters = self._working
+        if self._cast:
+            self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in self._working.items()}
+            for name, parameter in self._working.items():
+                parameter.data = parameter.data.to(dtype)
+                parameter.register_post_accumulate_grad_hook(_hand_over(self.masters[name]))
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a micro-batch's loss to that of the masters."""
+        torch.autograd.backward(loss)
+
+    def after_forward(self) -> None:
+        """Nothing to free."""
+
+    def changed(self) -> None:
+        """Compute with what the masters have become."""
+        if self._cast:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._working.values()), list(self.masters.values()))
+
+    def copies(self) -> list[Tensor]:
+        """Tensors beside the masters that hold the weights."""
+        return list(self._working.values()) if self._cast else []
+
+    @contextmanager
+    def gathered(self) -> Iterator[PreTrainedModel]:
+        """The model itself."""
+        yield self._model
+
+
+def _hand_over(master: nn.Parameter) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        gradient = cast(Tensor, parameter.grad)
+        master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    return hook

@@ -1,0 +1,115 @@
+"""Drawing tokens so that what a row says depends on the seed, its id and the position, not on its neighbours.
+
+n is the number of rows, V the size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlhf_lightning.spec import Sampling
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_BITS = 48
+_FORK = 8
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele et al. 2014); int64 arithmetic wraps, shifts are made unsigned."""
+    x = x + _GOLDEN
+    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(seed: int, row_ids: Tensor, position: Tensor) -> Tensor:
+    """One number in [0, 1) for every (seed, row, position), a multiple of 2^-48.
+
+    Args:
+        seed: Any integer; it is taken modulo 2^64.
+        row_ids: int64, the rows' ids.
+        position: int64, broadcast against `row_ids`: the place in the response.
+
+    Returns:
+        float64 of the broadcast shape.
+    """
+    wrapped = (seed + 2**63) % 2**64 - 2**63
+    state = _mixed(torch.tensor(wrapped, dtype=torch.int64, device=row_ids.device))
+    state = _mixed(_mixed(state ^ row_ids) ^ position)
+    return _fraction(state)
+
+
+def _fraction(state: Tensor) -> Tensor:
+    return _shifted(state, 64 - _BITS).double().div(2**_BITS)
+
+
+def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draw a token a row.
+
+    Args:
+        logits: [n, V], any floating type.
+        u: [n] float64 in [0, 1).
+        sampling: Temperature and truncation.
+
+    Returns:
+        token: [n] int64.
+        log_prob: [n] float32, natural log of its probability under softmax(logits / temperature) before
+            truncation; greedy, under softmax(logits).
+    """
+    greedy = sampling.temperature == 0
+    scaled = logits.float() if greedy or sampling.temperature == 1 else logits.float() / sampling.temperature
+    probs = scaled.softmax(-1)
+    token = scaled.argmax(-1) if greedy else _descended(_truncated(probs, sampling), u)
+    return token, probs.gather(-1, token[:, None])[:, 0].log()
+
+
+def _truncated(probs: Tensor, sampling: Sampling) -> Tensor:
+    """`probs` with 0 for what top-k, then top-p leave out; tokens as likely as the last one kept stay."""
+    if 0 < sampling.top_k < probs.shape[-1]:
+        probs = probs.where(probs >= probs.topk(sampling.top_k).values[:, -1:], 0)
+    if sampling.top_p < 1:
+        probs = probs.where(probs >= _nucleus(probs, sampling.top_p), 0)
+    return probs
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """[n, 1], the probability of the last token kept: those likelier hold less than `top_p` of the mass."""
+    target = top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
+    size = probs.shape[-1]
+    for count in (64, 512, size):  # few tokens are enough for a trained model, and the whole sort is slow
+        ranked = probs.topk(min(count, size)).values
+        heights = ranked.cumsum(-1, dtype=torch.float64)
+        if count >= size or bool((heights[:, -1:] >= target).all()):
+            break
+    kept = (heights - ranked < target).sum(-1, keepdim=True)
+    return ranked.gather(-1, kept.clamp(min=1) - 1)
+
+
+def _descended(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw a token [n] by inverse CDF down a tree, with a number of its own at every fork.
+
+    One walk along the whole vocabulary would let a rounding error of 1e-6, such as another batch size makes,
+    move everything behind it, and change one token in some thousands; here an error stays within its fork.
+    """
+    levels: list[Tensor] = []
+    sizes: list[int] = []
+    nodes = weights
+    while nodes.shape[-1] > 1:
+        sizes.append(nodes.shape[-1])
+        whole = pad(nodes, (0, -sizes[-1] % _FORK)) if sizes[-1] % _FORK else nodes
+        levels.append(torch.unflatten(whole, -1, (_FORK, -1)))
+        nodes = levels[-1].sum(1)
+    forks = torch.arange(len(levels), device=u.device)[:, None]
+    numbers = _fraction(_mixed(_mixed((u * 2**_BITS).long()) ^ forks))
+    node = torch.zeros(len(u), 1, dtype=torch.int64, device=u.device)
+    for level, size, number in zip(reversed(levels), reversed(sizes), numbers, strict=True):
+        heights = level.gather(2, node[:, None].expand(-1, _FORK, -1))[:, :, 0].double().cumsum(1)
+        branch = (heights <= number[:, None] * heights[:, -1:]).sum(1, keepdim=True)
+        node = (branch * level.shape[-1] + node).clamp(max=size - 1)
+    return node[:, 0]

@@ -1,0 +1,105 @@
+"""The weights of a model that is sharded over the ranks of a group with FSDP2.
+
+between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors)
+forward, backward    layer by layer: all-gather in the type of the computation -> compute -> free
+after backward       reduce-scatter of the gradients in float32
+gathered()           all-gather of all layers -> a plain skeleton points at the tensors -> free
+
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+
+class Shards:
+    """Weights sharded over a group, one FSDP unit for each decoder layer and one for the rest.
+
+    Args:
+        root: the module whose forward is called; it is, or contains, the model.
+        model: the Hugging Face model, whole and alike on every rank.
+        group: ranks to shard over.
+        device: where it computes.
+        dtype: what it computes in.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        model: PreTrainedModel,
+        *,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._model, self._skeleton = model, _skeleton(model)
+        mesh = DeviceMesh.from_group(group, device.type)
+        precision = MixedPrecisionPolicy()
+        if dtype != torch.float32:
+            precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        blocks = set(model._no_split_modules or ())
+        units = [module for module in model.modules() if type(module).__name__ in blocks]
+        self._units = [fully_shard(module, mesh=mesh, mp_policy=precision) for module in (*units, root)]
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+        self.masters = dict(model.named_parameters())
+        self._ranks, self._defer = dist.get_world_size(group), False
+
+    def configure(self, *, reshard_after_forward: bool, defer_reduction: bool) -> None:
+        """Trade memory for communication; see the fields of `FSDP`."""
+        self._defer = defer_reduction
+        for unit in self._units[:-1]:
+            unit.set_reshard_after_forward(reshard_after_forward, recurse=False)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a micro-batch's loss, summed over the ranks, to that of the masters."""
+        self._units[-1].set_requires_gradient_sync(last or not self._defer)
+        torch.autograd.backward(loss * self._ranks)  # FSDP2 takes the mean over the ranks
+
+    def after_forward(self) -> None:
+        """Free what a forward pass without a backward pass leaves gathered."""
+        for unit in self._units:
+            unit.reshard()
+
+    def changed(self) -> None:
+        """Nothing to do: every all-gather reads the masters."""
+
+    def copies(self) -> list[Tensor]:
+        """Tensors beside the masters that hold the weights: none between calls."""
+        return []
+
+    @contextmanager
+    def gathered(self) -> Iterator[PreTrainedModel]:
+        """A plain module that reads the gathered tensors, which are freed on exit."""
+        for unit in self._units:
+            unit.unshard()
+        empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
+        try:
+            for name, parameter in self._model.named_parameters(remove_duplicate=False):
+                _place(self._skeleton, name, parameter)
+            yield self._skeleton
+        finally:
+            for name, parameter in empty.items():
+                _place(self._skeleton, name, parameter)
+            self.after_forward()
+
+
+def _skeleton(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the model that shares its buffers and whose parameters take no memory."""
+    shared: dict[int, Tensor] = {id(buffer): buffer for buffer in model.buffers()}
+    empty = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, {**shared, **empty})
+
+
+def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, parameter)

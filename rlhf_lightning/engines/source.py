@@ -1,0 +1,142 @@
+"""Where a model's files lie, and whether they can be loaded: answered without reading a tensor."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rlhf_lightning.spec import EMBEDDED, ModelSpec
+
+_EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
+_INDEX = "model.safetensors.index.json"
+_LENGTH_BYTES = 8
+_TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
+    "chat_template*", "generation_config.json",
+)  # fmt: skip
+
+
+def resolve(spec: ModelSpec) -> Path:
+    """Directory of the model's files; a hub name is looked up in the cache and, if missing there, downloaded.
+
+    Raises:
+        ValueError: there is no such directory, nor such a name on the hub.
+    """
+    if spec.path == EMBEDDED:
+        return _EMBEDDED_DIRECTORY
+    directory = Path(spec.path).expanduser()
+    if directory.is_dir():
+        return directory
+    if _is_hub_name(spec.path):
+        try:
+            patterns = ["*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja"]
+            return Path(snapshot_download(spec.path, allow_patterns=patterns))
+        except (OSError, HFValidationError) as err:
+            raise ValueError(
+                f"model.path={spec.path}: no such directory here, and the hub does not give it ({err}). "
+                "Type the path of a Hugging Face directory."
+            ) from err
+    raise ValueError(f"model.path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Refuse a model directory that cannot be loaded, reading only its JSON files and tensor headers.
+
+    A hub name is not looked up.
+
+    Raises:
+        ValueError: config.json is missing or names no causal language model, or a weight file is missing,
+            truncated or corrupt.
+    """
+    if _is_hub_name(spec.path) and not Path(spec.path).is_dir():
+        return
+    directory = resolve(spec)
+    _check_config(directory)
+    for file in weight_files(directory):
+        _check_safetensors(file)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Safetensors files of the model, none where the directory holds a config.json alone.
+
+    Raises:
+        ValueError: a file that the index names is missing, or the weights are pickled.
+    """
+    index = directory / _INDEX
+    if index.exists():
+        listed = _read_json(index).get("weight_map")
+        if not isinstance(listed, dict):
+            raise ValueError(f"{index}: has no weight_map. Export the model again with save_pretrained.")
+        files = [directory / str(name) for name in sorted(set(listed.values()))]
+    else:
+        files = sorted(directory.glob("model*.safetensors"))
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ValueError(f"{directory}: {index.name} names {missing}, which are not there. Copy them too.")
+    pickled = sorted(file.name for file in directory.glob("pytorch_model*.bin"))
+    if pickled and not files:
+        raise ValueError(
+            f"{directory}: the weights are pickled ({pickled[0]}): loading would run what they contain. "
+            "Save the model again with save_pretrained, which writes safetensors."
+        )
+    return files
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """Files of the directory that belong to the tokenizer or to generation."""
+    return sorted(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern) if file.is_file())
+
+
+def _is_hub_name(path: str) -> bool:
+    return path != EMBEDDED and not path.startswith((".", "/", "~")) and path.count("/") == 1
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as err:
+        raise ValueError(f"{file}: is not JSON ({err}). Copy the file again.") from err
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: holds a {type(content).__name__}, not an object. Copy the file again.")
+    return content
+
+
+def _check_config(directory: Path) -> None:
+    file = directory / "config.json"
+    if not file.exists():
+        raise ValueError(f"{directory}: has no config.json. Type the path of a Hugging Face model directory.")
+    kind = _read_json(file).get("model_type")
+    if kind is None:
+        raise ValueError(f'{file}: has no "model_type". Add it, for example "llama".')
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ValueError(
+            f"{file}: model_type={kind!r} is no causal language model that the installed transformers knows. "
+            "Use a decoder such as llama, qwen2, qwen3, mistral or gpt_neox."
+        )
+
+
+def _check_safetensors(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(_LENGTH_BYTES)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else size
+        if length > size - _LENGTH_BYTES:
+            raise ValueError(
+                f"{file}: is truncated, its {size} bytes end inside the header. Copy the file again."
+            )
+        header = stream.read(length)
+    try:
+        entries = json.loads(header)
+        ends = [int(entry["data_offsets"][1]) for name, entry in entries.items() if name != "__metadata__"]
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
+        raise ValueError(
+            f"{file}: is corrupt, its header is not readable ({err}). Copy the file again."
+        ) from err
+    expected = _LENGTH_BYTES + length + max(ends, default=0)
+    if size != expected:
+        raise ValueError(f"{file}: is truncated or corrupt, {size} bytes for {expected}. Copy it again.")

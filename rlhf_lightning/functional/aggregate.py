@@ -1,0 +1,113 @@
+"""From per-token losses to one number that does not depend on micro-batches, ranks or placement.
+
+Every mode divides by counts of the whole mini-batch, known before it is split. So the numbers of the
+micro-batches of all ranks *add up* to the loss of the mini-batch, and so do their gradients:
+
+    mini-batch of 4 rows, 10 tokens    Counts(tokens=10, sequences=4)
+    rank 0: rows 0, 1 -> sum / 10      rank 1: rows 2, 3 -> sum / 10      all-reduce(SUM) = sum / 10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from rlhf_lightning.functional.masked import masked_mean, masked_sum
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much a whole mini-batch holds, over all ranks and micro-batches; counts of parts add."""
+
+    tokens: int
+    """Valid response tokens."""
+    sequences: int
+    """Rows with at least one valid token."""
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Counts:
+        """Count the valid tokens and rows of a [B, R] bool mask."""
+        return cls(tokens=int(mask.sum()), sequences=int(mask.any(dim=1).sum()))
+
+    def __add__(self, other: Counts) -> Counts:
+        """Count two parts together."""
+        return Counts(self.tokens + other.tokens, self.sequences + other.sequences)
+
+
+class Loss(Protocol):
+    """What an engine trains with: a frozen, picklable object called once for each micro-batch."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Batch columns that it reads beside ids and masks."""
+        ...
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `outputs` must hold the entropy."""
+        ...
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss and the metrics of some rows, as parts of those of the mini-batch.
+
+        Args:
+            outputs: of the model in training, [n, R]: `log_probs` and, if asked for, `entropy`; or `values`.
+            rows: `response_mask` [n, R] bool and the `columns`, [n, R], anything where it is False.
+            counts: of the whole mini-batch.
+
+        Returns:
+            A scalar and scalars by name, all divided by `counts`: adding over micro-batches and ranks is all
+            that remains to do.
+        """
+        ...
+
+
+def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, horizon: int = 0) -> Tensor:
+    """Reduce per-token numbers to this micro-batch's part of the mini-batch's number.
+
+    Args:
+        x: [B, R], may hold anything where the mask is False.
+        mask: [B, R] bool; a fully masked row contributes nothing.
+        mode: `token-mean`: sum / tokens (DAPO). `seq-mean-token-sum`: sum / sequences.
+            `seq-mean-token-mean`: mean of each row's mean (GRPO). `seq-mean-token-sum-norm`: sum /
+            (sequences * horizon) (Dr.GRPO).
+        counts: of the whole mini-batch, not of these rows.
+        horizon: the constant length of the last mode, tokens; usually max_new_tokens.
+
+    Returns:
+        A scalar, float32.
+
+    Raises:
+        ValueError: unknown mode, or no horizon where one is needed.
+    """
+    check_aggregation(mode, horizon)
+    sequences = max(counts.sequences, 1)
+    if mode == "token-mean":
+        return masked_sum(x, mask) / max(counts.tokens, 1)
+    if mode == "seq-mean-token-mean":
+        return masked_mean(x, mask, dim=1).sum() / sequences
+    total = masked_sum(x, mask) / sequences
+    return total if mode == "seq-mean-token-sum" else total / horizon
+
+
+def check_aggregation(mode: Aggregation, horizon: int) -> None:
+    """Refuse an unknown mode and a missing horizon.
+
+    Raises:
+        ValueError: as said.
+    """
+    known = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+    if mode not in known:
+        raise ValueError(f"aggregation={mode!r}: unknown mode. Try one of {', '.join(known)}.")
+    if mode == "seq-mean-token-sum-norm" and horizon < 1:
+        raise ValueError(
+            f"aggregation='seq-mean-token-sum-norm' with horizon={horizon}: the sum is divided by a constant "
+            "length. Set horizon to sampling.max_new_tokens."
+        )

@@ -1,0 +1,119 @@
+"""How far the policy has moved: KL estimates from sampled tokens, and what is done with them.
+
+Legend: B rows, R response width; d = log_probs - ref_log_probs (natural logarithms). The tokens must have
+been drawn from the policy of `log_probs` for the estimates to be unbiased (Schulman 2020, "Approximating KL
+divergence").
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlhf_lightning.functional.masked import masked_mean, zero_masked
+
+KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
+_MAX_EXPONENT = 20.0
+_MAX_K3 = 10.0
+
+
+def kl_estimate(
+    log_probs: Tensor,
+    ref_log_probs: Tensor,
+    kind: KLKind = "k1",
+    *,
+    mask: Tensor | None = None,
+    clamp: bool = True,
+) -> Tensor:
+    """Estimate the divergence token by token.
+
+    `k1` = d, `k2` = d^2 / 2, `k3` = exp(-d) - 1 + d. `k1+` and `k3+` have the value of k1 and k3 and the
+    gradient of k2, which is the unbiased gradient of the divergence (verl).
+
+    Args:
+        log_probs: [B, R] of the policy that drew the tokens.
+        ref_log_probs: [B, R] of the reference.
+        kind: which estimate.
+        mask: [B, R] bool; the result is 0, and has no gradient, where it is False. None: every entry counts.
+        clamp: limit d to +-20 and the value to +-10 in k3 (verl), so that one odd token cannot overflow.
+
+    Returns:
+        [B, R] float32.
+    """
+    mask = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask
+    d = zero_masked(log_probs, mask) - zero_masked(ref_log_probs, mask)
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return 0.5 * d.square()
+    if kind == "k3":
+        return _k3(d, clamp)
+    if kind not in ("k1+", "k3+"):
+        raise ValueError(f"kl_estimate(kind={kind!r}): unknown. Try 'k1', 'k2', 'k3', 'k1+' or 'k3+'.")
+    value = d if kind == "k1+" else _k3(d, clamp)
+    gradient = 0.5 * d.square()
+    return value.detach() + gradient - gradient.detach()
+
+
+def _k3(d: Tensor, clamp: bool) -> Tensor:
+    if not clamp:
+        return torch.expm1(-d) + d
+    d = d.clamp(-_MAX_EXPONENT, _MAX_EXPONENT)
+    return (torch.expm1(-d) + d).clamp(-_MAX_K3, _MAX_K3)
+
+
+def penalized_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, coef: float) -> Tensor:
+    """Put the KL penalty into the reward: r_t = score_t - coef * kl_t (Ziegler 2019 eq. 2, token by token).
+
+    Args:
+        scores: [B, R] token-level scores, an outcome at the last valid token.
+        kl: [B, R] of `kl_estimate`.
+        mask: [B, R] bool.
+        coef: weight of the penalty, beta.
+
+    Returns:
+        [B, R] float32, 0 where the mask is False.
+    """
+    return zero_masked(scores, mask) - coef * zero_masked(kl, mask)
+
+
+def sequence_kl(kl: Tensor, mask: Tensor) -> Tensor:
+    """Mean over responses of each response's mean over tokens: what the adaptive coefficient is steered by.
+
+    Args:
+        kl: [B, R].
+        mask: [B, R] bool; a fully masked row does not count.
+
+    Returns:
+        A scalar, float32.
+    """
+    return masked_mean(masked_mean(kl, mask, dim=1), mask.any(dim=1))
+
+
+def adapted_kl_coef(coef: float, *, current: float, target: float, horizon: float, num_rows: int) -> float:
+    """Steer the KL coefficient: coef * (1 + clip(current / target - 1, +-0.2) * num_rows / horizon).
+
+    Ziegler 2019, section 2.2.
+
+    Args:
+        coef: the coefficient of this iteration.
+        current: `sequence_kl` of this iteration, nats.
+        target: the divergence to hold, nats, above 0.
+        horizon: rows over which a constant error of 20% multiplies the coefficient by about e^0.2, above 0.
+        num_rows: responses in this iteration.
+
+    Returns:
+        The coefficient of the next iteration.
+
+    Raises:
+        ValueError: target or horizon is not above 0.
+    """
+    if target <= 0 or horizon <= 0:
+        raise ValueError(
+            f"adapted_kl_coef(target={target}, horizon={horizon}): both must be above 0. "
+            "Try target=6.0, horizon=10000, or a fixed coefficient."
+        )
+    error = min(max(current / target - 1, -0.2), 0.2)
+    return coef * (1 + error * num_rows / horizon)

@@ -1,0 +1,83 @@
+"""Sums, means and variances over the valid entries of padded tensors.
+
+Legend: B rows, R response width; `mask` is bool, True where an entry counts. What lies under False may be
+anything, inf and NaN included: it becomes 0 before any arithmetic, in the forward and in the backward pass.
+Every function computes in float32 (float64 stays float64), whatever the type of its input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return `x` in float32, or in float64 if it was."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Return `x` in at least float32, exactly 0 (value and gradient) where the mask is False.
+
+    Args:
+        x: any shape, any real dtype.
+        mask: the same shape, bool.
+    """
+    x = widened(x)
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Sum over the valid entries of one dimension, or of all."""
+    return zero_masked(x, mask).sum() if dim is None else zero_masked(x, mask).sum(dim)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean over the valid entries of one dimension, or of all; 0 where there is none."""
+    total = masked_sum(x, mask, dim)
+    count = mask.sum() if dim is None else mask.sum(dim)
+    return total / count.clamp(min=1).to(total.dtype)
+
+
+def masked_var(x: Tensor, mask: Tensor, *, unbiased: bool = True) -> Tensor:
+    """Variance of all valid entries; 0 if there are fewer than two."""
+    deviation = zero_masked(zero_masked(x, mask) - masked_mean(x, mask), mask)
+    count = (mask.sum() - int(unbiased)).clamp(min=1)
+    return deviation.square().sum() / count.to(deviation.dtype)
+
+
+def last_valid(x: Tensor, mask: Tensor) -> Tensor:
+    """Take each row's last valid entry.
+
+    Args:
+        x: [B, R].
+        mask: [B, R] bool.
+
+    Returns:
+        [B] float32, 0 for a row without valid entries.
+    """
+    if x.shape[1] == 0:
+        return zero_masked(x, mask).sum(dim=1)
+    index = _last_index(mask)
+    return zero_masked(x, mask).gather(1, index).squeeze(1)
+
+
+def at_last_valid(x: Tensor, mask: Tensor) -> Tensor:
+    """Place a row's number at its last valid entry, 0 elsewhere: an outcome score as token-level rewards.
+
+    Args:
+        x: [B].
+        mask: [B, R] bool.
+
+    Returns:
+        [B, R] float32; a row without valid entries stays 0.
+    """
+    if mask.shape[1] == 0:
+        return zero_masked(x[:, None].expand(mask.shape), mask)
+    place = torch.zeros_like(mask).scatter(1, _last_index(mask), mask.any(dim=1, keepdim=True))
+    return zero_masked(x[:, None].expand(mask.shape), place)
+
+
+def _last_index(mask: Tensor) -> Tensor:
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask, positions, torch.zeros_like(positions)).amax(dim=1, keepdim=True)

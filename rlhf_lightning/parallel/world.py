@@ -1,0 +1,74 @@
+"""The one torch.distributed world of a job, and the groups made once from its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rlhf_lightning.parallel.layout import Axis, ParallelLayout
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """What a device needs to join the world."""
+
+    size: int
+    """Devices of the job."""
+    address: str
+    """host:port at which device 0 listens."""
+    groups: tuple[tuple[int, ...], ...]
+    """Global ranks of every subgroup, in the order in which all devices make them."""
+    timeout_s: float
+    """Longest wait in a collective."""
+
+
+def subgroups(layout: ParallelLayout, devices: Sequence[int]) -> list[tuple[int, ...]]:
+    """Global ranks of the groups of a layout on these devices, those of one rank left out."""
+    axes: tuple[Axis, ...] = ("d", "t", "p")
+    found = [tuple(devices[r] for r in group) for axis in axes for group in layout.groups(axis)]
+    return [group for group in found if len(group) > 1]
+
+
+@dataclass
+class World:
+    """A device's membership in the world."""
+
+    rank: int
+    device: torch.device
+    groups: dict[tuple[int, ...], dist.ProcessGroup | None] = field(default_factory=dict)
+
+    @classmethod
+    def join(cls, rank: int, spec: WorldSpec) -> World:
+        """Meet the other devices and make every subgroup; a job of one device needs neither."""
+        cuda = torch.cuda.is_available()
+        world = cls(rank, torch.device("cuda", 0) if cuda else torch.device("cpu"))
+        if cuda:
+            torch.cuda.set_device(0)
+        if spec.size > 1:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                init_method=f"tcp://{spec.address}",
+                rank=rank,
+                world_size=spec.size,
+                timeout=timedelta(seconds=spec.timeout_s),
+            )
+            world.groups = {ranks: dist.new_group(list(ranks)) for ranks in spec.groups}
+        return world
+
+    def group(self, layout: ParallelLayout, devices: Sequence[int], axis: Axis) -> dist.ProcessGroup | None:
+        """The group of this device along one axis of a layout; None where the axis has one rank."""
+        for ranks in layout.groups(axis):
+            members = tuple(devices[r] for r in ranks)
+            if self.rank in members and len(members) > 1:
+                return self.groups[members]
+        return None
+
+    @staticmethod
+    def leave() -> None:
+        """Leave the world, where this process is in one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,62 @@
+"""Small reward functions. Copy one to begin your own: `(prompts, responses, rows) -> scores`."""
+
+from __future__ import annotations
+
+from rlhf_lightning.extras import import_extra
+
+LENGTH_SCALE = 256
+"""Characters at which `length` reaches 1."""
+
+
+def exact_match(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """Give 1 where the response is the row's `answer`, white space around it aside, else 0."""
+    del prompts
+    pairs = zip(responses, rows, strict=True)
+    return [float(response.strip() == answer_of(row, "exact_match")) for response, row in pairs]
+
+
+def partial_match(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """Give the share of positions at which the response and the row's `answer` have the same character."""
+    del prompts
+    scores = []
+    for response, row in zip(responses, rows, strict=True):
+        text, answer = response.strip(), answer_of(row, "partial_match")
+        same = sum(a == b for a, b in zip(text, answer, strict=False))
+        scores.append(same / max(len(text), len(answer), 1))
+    return scores
+
+
+def length(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """The response's length, from 0 (empty) to 1 (256 characters); a negative weight favours brevity."""
+    del prompts, rows
+    return [min(len(response), LENGTH_SCALE) / LENGTH_SCALE for response in responses]
+
+
+def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """Give the score of the verifier that comes with the row's task in the reasoning-gym library."""
+    del prompts
+    gym = import_extra("reasoning_gym", extra="tasks", purpose="the reward function reasoning_gym")
+    scores = []
+    for response, row in zip(responses, rows, strict=True):
+        metadata = row.get("metadata")
+        task = metadata.get("source_dataset") if isinstance(metadata, dict) else None
+        if task is None:
+            raise ValueError(
+                f"reasoning_gym scores rows of that library, this one has no metadata.source_dataset: "
+                f"{', '.join(row)}. Use --data ReasoningGymData, or another reward function."
+            )
+        scores.append(float(gym.get_score_answer_fn(task)(response.strip(), row)))
+    return scores
+
+
+def answer_of(row: dict[str, object], function: str) -> str:
+    """Return the row's `answer` as a text without white space around it.
+
+    Raises:
+        ValueError: the row has none.
+    """
+    if "answer" not in row:
+        raise ValueError(
+            f"{function} compares with the row's field 'answer', this row has: {', '.join(row)}."
+        )
+    return str(row["answer"]).strip()

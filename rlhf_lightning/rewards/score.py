@@ -1,0 +1,108 @@
+"""Scoring a batch, and trying the functions out before any worker starts."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from rlhf_lightning.rewards.registry import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlhf_lightning.rewards.spec import RewardSpec
+
+SCORES = "scores"
+_PREFLIGHT_ROWS = 3
+_PREFLIGHT_RESPONSE = "The answer is 42."
+
+
+def score(
+    spec: RewardSpec, prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, object]]
+) -> dict[str, list[float]]:
+    """Score responses with the functions of a reward; a reward model's score is not in it.
+
+    Args:
+        spec: the functions and their weights.
+        prompts: the texts that the model read.
+        responses: the texts that it wrote.
+        rows: the raw rows.
+
+    Returns:
+        `scores`, the weighted sums, and a list under each function's name: its unweighted scores, NaN at rows
+        that it does not score.
+
+    Raises:
+        ValueError: a function failed, or returned the wrong number of scores, or one that is not finite.
+    """
+    weights = [spec.weights(row) for row in rows]
+    columns = {SCORES: [0.0] * len(rows)}
+    for name in spec.names():
+        picked = [index for index, functions in enumerate(weights) if name in functions]
+        column = [math.nan] * len(rows)
+        texts = [prompts[i] for i in picked], [responses[i] for i in picked]
+        values = _call(name, *texts, [rows[i] for i in picked], picked)
+        for index, value in zip(picked, values, strict=True):
+            column[index] = value
+            columns[SCORES][index] += weights[index][name] * value
+        columns[name] = column
+    return columns
+
+
+def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
+    """Run the functions on a few rows of each data source with a made-up response.
+
+    Args:
+        spec: the functions and their weights.
+        rows: rows of the data, each with `prompt` and `data_source`.
+
+    Raises:
+        ValueError: a function does not exist, or does not work on these rows.
+    """
+    for name in spec.names():
+        resolve(name)
+    sources: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
+    for row in rows:
+        picked = sources[str(row.get("data_source", ""))]
+        if len(picked) < _PREFLIGHT_ROWS:
+            picked.append(row)
+    for picked in sources.values():
+        prompts = [str(row.get("prompt", "")) for row in picked]
+        score(spec, prompts, [_PREFLIGHT_RESPONSE] * len(picked), picked)
+
+
+def _call(
+    name: str, prompts: list[str], responses: list[str], rows: list[dict[str, object]], numbers: list[int]
+) -> list[float]:
+    """Call one function and check what it returns; `numbers` are the rows' places in the batch."""
+    if not rows:
+        return []
+    try:
+        returned = list(resolve(name)(prompts, responses, rows))
+    except Exception as err:
+        raise ValueError(
+            f"reward function {name}: {type(err).__name__} while it scored {len(rows)} rows, the first with "
+            f"the prompt {prompts[0][:60]!r}: {err}"
+        ) from err
+    if len(returned) != len(rows):
+        raise ValueError(
+            f"reward function {name}: returned {len(returned)} scores for {len(rows)} rows, the first with "
+            f"the prompt {prompts[0][:60]!r}. Return one number for each response."
+        )
+    return [
+        _finite(name, value, n, prompt) for value, n, prompt in zip(returned, numbers, prompts, strict=True)
+    ]
+
+
+def _finite(name: str, value: object, number: int, prompt: str) -> float:
+    try:
+        result = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        result = math.nan
+    if not math.isfinite(result):
+        raise ValueError(
+            f"reward function {name}: row {number} of the batch got {value!r}, which is not a finite number; "
+            f"its prompt begins {prompt[:60]!r}. Return a number, 0.0 where a response cannot be scored."
+        )
+    return result

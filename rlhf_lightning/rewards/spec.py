@@ -1,0 +1,91 @@
+"""Which reward functions score a row, and with what weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rlhf_lightning.spec import ModelSpec
+
+DEFAULT = "exact_match"
+
+
+class RewardFunction(Protocol):
+    """A reward is a plain function: the texts and rows of a batch go in, a number for each comes out."""
+
+    def __call__(
+        self, prompts: list[str], responses: list[str], rows: list[dict[str, object]], /
+    ) -> Sequence[float]:
+        """Score the responses.
+
+        Args:
+            prompts: the texts that the model read.
+            responses: the texts that it wrote, without special tokens.
+            rows: the raw rows of the data, with `prompt` and `data_source`.
+
+        Returns:
+            One finite number for each response.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSpec:
+    """What the reward of a response is: a weighted sum of functions, a model, or both.
+
+    A function is a short name (`exact_match`, `maths_answer`, ...) or the dotted path of your own, such as
+    `mypackage.mymodule.brevity`.
+
+    Raises:
+        ValueError: a weight is not a finite number.
+
+    Example:
+        >>> RewardSpec(functions={"exact_match": 1.0, "length": -0.1}).weights({"data_source": "any"})
+        {'exact_match': 1.0, 'length': -0.1}
+    """
+
+    functions: dict[str, float] | list[str] | str | None = None
+    """A function, a list of them, or a mapping of function to weight; exact_match where nothing is given."""
+    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
+    model: ModelSpec | None = None
+    """A reward model, whose score is added."""
+
+    def __post_init__(self) -> None:
+        for option, weights in [("functions", self.defaults()), *self.by_source.items()]:
+            for name, weight in weights.items():
+                if not math.isfinite(weight):
+                    raise ValueError(
+                        f"reward {option}: {name} has the weight {weight}. Give a finite number."
+                    )
+
+    def defaults(self) -> dict[str, float]:
+        """Return the functions of rows whose data source is not in `by_source`."""
+        if self.functions is None:
+            return {} if self.by_source or self.model is not None else {DEFAULT: 1.0}
+        if isinstance(self.functions, Mapping):
+            return dict(self.functions)
+        names = [self.functions] if isinstance(self.functions, str) else self.functions
+        return dict.fromkeys(names, 1.0)
+
+    def weights(self, row: Mapping[str, object]) -> dict[str, float]:
+        """Return the functions that score a row.
+
+        Raises:
+            ValueError: there are none, and no reward model either.
+        """
+        source = str(row.get("data_source", ""))
+        weights = self.by_source.get(source, self.defaults())
+        if not weights and self.model is None:
+            raise ValueError(
+                f"reward: no function scores the data source {source!r}; by_source has: "
+                f"{', '.join(self.by_source) or 'nothing'}. Add it there, or name functions for the others."
+            )
+        return weights
+
+    def names(self) -> list[str]:
+        """Return all functions that are named, once each."""
+        every = [self.defaults(), *self.by_source.values()]
+        return list(dict.fromkeys(name for weights in every for name in weights))

@@ -1,0 +1,97 @@
+"""Frozen descriptions that cross processes: which model, how it is optimised, how it samples.
+
+They hold plain values only, so that they pickle, print and compare, and they import nothing heavy: the command line
+can refuse bad input before any process starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+EMBEDDED = "embedded"
+"""The path that stands for the small model shipped in the package."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """AdamW with a learning-rate schedule and gradient clipping.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    lr: float = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moments."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, per unit of learning rate."""
+    grad_clip: float = 1.0
+    """Largest global L2 norm of the gradient; 0 turns clipping off."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up."""
+    total_steps: int = 0
+    """Optimizer steps after which `linear` and `cosine` reach 0."""
+
+    def __post_init__(self) -> None:
+        _require(self.lr >= 0, f"optimizer.lr={self.lr}: a learning rate is not negative. Try 1e-6.")
+        _require(self.grad_clip >= 0, f"optimizer.grad_clip={self.grad_clip}: use 0 for no clipping.")
+        _require(self.warmup_steps >= 0, f"optimizer.warmup_steps={self.warmup_steps}: use 0 for no warm-up.")
+        decays = self.schedule != "constant"
+        _require(
+            not decays or self.total_steps > self.warmup_steps,
+            f"optimizer.schedule={self.schedule} with total_steps={self.total_steps} and warmup_steps="
+            f"{self.warmup_steps}: nothing is left to decay over. Set total_steps above warmup_steps.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One model of the dataflow: where its weights come from, and how they are trained."""
+
+    path: str = EMBEDDED
+    """A Hugging Face directory (with weights, or with a config.json alone), a hub name, or `embedded`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the computation; master weights, gradients and optimizer state stay float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    init_seed: int = 0
+    """Seed of weights that the directory does not hold (a fresh value head, a config without weights)."""
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    """Used where the model is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How responses are drawn.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    max_new_tokens: int = 128
+    """Most tokens in a response (R); a response that reaches it without a stop token is truncated."""
+    temperature: float = 1.0
+    """Divides the logits; log-probabilities everywhere are those of the divided logits. 0 means greedy."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens whose probabilities sum to at least this."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response beside the tokenizer's own end token; the stop token belongs to the response."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}: must be at least 1.")
+        _require(self.temperature >= 0, f"sampling.temperature={self.temperature}: use 0 for greedy.")
+        _require(self.top_k >= 0, f"sampling.top_k={self.top_k}: use 0 to keep all tokens.")
+        _require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p}: must lie in (0, 1].")

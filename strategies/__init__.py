@@ -1,0 +1,4 @@
+"""Where it runs: one placement a file."""
+
+if __name__ != "rlhf_lightning.strategies":
+    raise ImportError(f"This folder is imported as 'rlhf_lightning.strategies', not as {__name__!r}.")

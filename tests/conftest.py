@@ -1,0 +1,85 @@
+"""Rules for every test: its folder marks it, it runs on one thread, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leaks import MARK, Look, Traces, restore, settled
+
+ROOT = Path(__file__).resolve().parent.parent
+TIERS = ("unit", "ray", "gpu", "packaging")
+
+# Set before torch, Ray or a tracker is imported; processes that tests start inherit them.
+DEFAULTS = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    MARK: uuid.uuid4().hex,
+}
+
+
+def pytest_configure() -> None:
+    """Make the machine quiet and small: one thread, no network, no usage statistics."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder, and skip those that need a device that is not there."""
+    import torch
+
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False")
+    for item in items:
+        tier = item.path.relative_to(ROOT).parts[1] if item.path.is_relative_to(ROOT) else ""
+        if tier in TIERS:
+            item.add_marker(tier)
+        if tier == "gpu" and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+
+
+def _leaves_nothing(*, files: Look) -> Iterator[None]:
+    before = Traces.take(ROOT, files=files)
+    yield
+    words = settled(before, ROOT, files=files)
+    restore(before.environment)
+    new = [word for word in words if word not in _REPORTED]
+    _REPORTED.update(new)
+    if new:
+        pytest.fail("left behind:\n  " + "\n  ".join(new), pytrace=False)
+
+
+_REPORTED: set[str] = set()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_leaves_nothing() -> Iterator[None]:
+    """Look at the whole session; at files only in CI, where nobody edits the repository meanwhile."""
+    yield from _leaves_nothing(files="all" if os.environ.get("CI") else "none")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_leaves_nothing(session_leaves_nothing: None) -> Iterator[None]:
+    """Look at what the fixtures of a module leave."""
+    yield from _leaves_nothing(files="none")
+
+
+@pytest.fixture(autouse=True)
+def test_leaves_nothing(module_leaves_nothing: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Look at one test; a unit test must not have started Ray either."""
+    yield from _leaves_nothing(files="top")
+    ray = sys.modules.get("ray")
+    if ray is not None and request.node.get_closest_marker("unit") is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("a unit test started Ray: move it to tests/ray, or let it run without", pytrace=False)

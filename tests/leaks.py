@@ -1,0 +1,179 @@
+"""What a test leaves behind: environment variables, threads, processes, listening ports, files.
+
+`Traces.take` looks, `Traces.left` compares: conftest.py does both around every test, module and session. A
+look costs milliseconds. Linux tells of processes and ports through /proc; elsewhere these are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Look = Literal["none", "top", "all"]
+"""Which files are looked at."""
+
+MARK = "RLHF_LIGHTNING_TEST_SESSION"
+"""Environment variable that every process started by a test inherits, even if its parent has died."""
+
+GRACE_S = 5.0
+"""Threads and processes that were told to end get this long, in seconds."""
+
+_IGNORED_VARIABLES = ("PYTEST_", "PYTHONBREAKPOINT", "RAY_AUTH_MODE")  # the last two are set by ray.init
+_IGNORED_FOLDERS = frozenset({".git", ".venv", ".venvs", "__pycache__", "build", "dist", "results"})
+_IGNORED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_CLUSTER = "raylet"
+_LISTEN = "0A"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table."""
+
+    pid: int
+    """Its number."""
+    parent: int
+    """Number of the process that started it, or that adopted it."""
+    command: str
+    """Its command line, which Ray replaces by `ray::Actor.method`."""
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What is there at one moment."""
+
+    environment: Mapping[str, str]
+    """Environment variables."""
+    threads: Mapping[int, str]
+    """Non-daemon threads: identity -> name."""
+    processes: Mapping[int, Process]
+    """Processes that this one started, directly or not."""
+    ports: frozenset[int]
+    """TCP ports on which this process listens."""
+    files: frozenset[str]
+    """Paths below the root, relative to it."""
+
+    @classmethod
+    def take(cls, root: Path, *, files: Look = "top") -> Traces:
+        """Look at this process, and at the entries of `root`, at all files below it, or at none."""
+        return cls(
+            environment={k: v for k, v in os.environ.items() if not k.startswith(_IGNORED_VARIABLES)},
+            threads={t.ident or 0: t.name for t in threading.enumerate() if t.is_alive() and not t.daemon},
+            processes={p.pid: p for p in _started_processes()},
+            ports=frozenset(_listening_ports()),
+            files=frozenset(_files(root, look=files)),
+        )
+
+    def left(self, after: Traces) -> list[str]:
+        """Say in words what `after` has and this has not, and which variables differ."""
+        names = sorted(self.environment.keys() | after.environment.keys())
+        words = [
+            f"environment variable {name}: {self.environment.get(name)!r} -> {after.environment.get(name)!r}"
+            for name in names
+            if self.environment.get(name) != after.environment.get(name)
+        ]
+        words += [f"thread {name!r}" for ident, name in after.threads.items() if ident not in self.threads]
+        words += [f"process {p.pid}: {p.command[:120]}" for p in self._new_processes(after)]
+        words += [f"listening port {port}" for port in sorted(after.ports - self.ports)]
+        words += [f"file {name}" for name in sorted(after.files - self.files)]
+        return words
+
+    def _new_processes(self, after: Traces) -> Iterator[Process]:
+        """Leave out the pool that a cluster older than this look keeps: not its actors and running tasks."""
+        clusters = {p.pid for p in self.processes.values() if _CLUSTER in p.command}
+        for process in after.processes.values():
+            busy = process.command.startswith("ray::") and not process.command.startswith("ray::IDLE")
+            pooled = bool(clusters & set(_ancestors(process, after.processes))) and not busy
+            if process.pid not in self.processes and not pooled:
+                yield process
+
+
+def settled(before: Traces, root: Path, *, files: Look = "top", grace_s: float | None = None) -> list[str]:
+    """Compare again and again until nothing is left or the grace is over."""
+    deadline = time.monotonic() + (GRACE_S if grace_s is None else grace_s)
+    while (words := before.left(Traces.take(root, files=files))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return words
+
+
+def restore(environment: Mapping[str, str]) -> None:
+    """Give the variables their values of `environment`, so that one leak is reported once."""
+    for name in [name for name in os.environ if not name.startswith(_IGNORED_VARIABLES)]:
+        if name not in environment:
+            del os.environ[name]
+    os.environ.update(environment)
+
+
+def _ancestors(process: Process, table: Mapping[int, Process]) -> Iterator[int]:
+    while (parent := table.get(process.parent)) is not None:
+        yield parent.pid
+        process = parent
+
+
+def _started_processes() -> list[Process]:
+    """Descendants of this process, and orphans that carry its mark."""
+    table = {p.pid: p for p in _process_table()}
+    own = os.getpid()
+    mark = f"{MARK}={os.environ.get(MARK, '-')}".encode()
+    started: dict[int, bool] = {own: False}
+
+    def is_started(pid: int) -> bool:
+        if pid not in started:
+            process = table.get(pid)
+            by_parent = process is not None and (process.parent == own or is_started(process.parent))
+            started[pid] = by_parent or (process is not None and mark in _read(f"/proc/{pid}/environ"))
+        return started[pid]
+
+    def is_ignored(process: Process) -> bool:
+        return any(name in process.command for name in _IGNORED_PROCESSES)
+
+    return [process for process in table.values() if is_started(process.pid) and not is_ignored(process)]
+
+
+def _process_table() -> Iterator[Process]:
+    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        status = _read(f"/proc/{entry}/stat").rpartition(b") ")[2].split() if entry.isdigit() else []
+        if len(status) > 1 and status[0] not in (b"Z", b"X"):
+            command = _read(f"/proc/{entry}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+            yield Process(pid=int(entry), parent=int(status[1]), command=command)
+
+
+def _listening_ports() -> Iterator[int]:
+    links = (_link(f"/proc/self/fd/{entry}") for entry in _entries("/proc/self/fd"))
+    sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6") if sockets else ():
+        for line in _read(table).decode().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[9] in sockets:
+                yield int(fields[1].rpartition(":")[2], 16)
+
+
+def _files(root: Path, *, look: Look) -> Iterator[str]:
+    for folder, folders, names in os.walk(root) if look != "none" else ():
+        folders[:] = [name for name in folders if not (name in _IGNORED_FOLDERS or name.endswith("_cache"))]
+        here = os.path.relpath(folder, root)
+        yield from (os.path.normpath(os.path.join(here, name)) for name in (*names, *folders))
+        if look == "top":
+            return
+
+
+def _entries(folder: str) -> list[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:  # ended meanwhile, or another user's
+        return b""

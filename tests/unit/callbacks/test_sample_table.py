@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+import wandb
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
+from wandb.proto import wandb_internal_pb2
+
+from rlhf_lightning.callbacks import SampleTable
+from tests.unit.callbacks.module import PROMPTS, RESPONSES, SAMPLES, Tiny, data, fit, trainer_in
+
+TOKENS = {
+    "tokens": [["1", "</b>"], ["x", "y"]],
+    "kl": [[0.5, -1.0], [0.0, 0.25]],
+    "values": [[1.0, 2.0], [3.0, 4.0]],
+}
+
+
+class Page(HTMLParser):
+    """What a browser would show: tags seen, and the text of each `pre`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.links: list[str | None] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "pre":
+            self.texts.append("")
+        if tag == "a":
+            self.links.append(dict(attrs)["href"])
+
+    def handle_data(self, data: str) -> None:
+        if self.texts and "pre" in self.tags[-2:]:
+            self.texts[-1] += data
+
+
+def test_pages_and_index(tmp_path: Path) -> None:
+    fit(trainer_in(tmp_path, [SampleTable(rows=3)]), Tiny())
+    folder = tmp_path / "samples"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "index.html",
+        "step-000002.html",
+        "step-000004.html",
+    ]
+    assert Page(folder / "index.html").links == ["step-000004.html", "step-000002.html"]
+    page = Page(folder / "step-000002.html")
+    assert page.tags.count("tr") == 1 + 3  # two batches of two, three asked for
+    assert "script" not in page.tags
+    assert "b" not in page.tags
+    assert page.texts[0].startswith(PROMPTS[0])
+    assert page.texts[1].startswith(RESPONSES[0])
+    text = (folder / "step-000002.html").read_text(encoding="utf-8")
+    assert "mean score 0.75" in text  # (1 + 0.25 + 1) / 3
+    assert "background: rgba" not in text
+
+
+def test_a_single_validation_and_a_directory_of_its_own(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, [SampleTable(directory=str(tmp_path / "elsewhere"))])
+    trainer.validate(Tiny(), data(), verbose=False)
+    assert Page(tmp_path / "elsewhere" / "step-000000.html").tags.count("tr") == 1 + 4
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_tokens_are_coloured_on_demand(tmp_path: Path, per_token: bool) -> None:
+    fit(trainer_in(tmp_path, [SampleTable(per_token=per_token)], steps=2), Tiny(SAMPLES | TOKENS))
+    text = (tmp_path / "samples" / "step-000002.html").read_text(encoding="utf-8")
+    assert text.count("<span ") == (2 * 2 * 2 * 2 if per_token else 0)  # batches, rows, tokens, quantities
+    assert ("<div class='name'>values</div>" in text) == per_token
+    assert "</b></span>" not in text
+
+
+def test_nothing_to_show_leaves_nothing(tmp_path: Path) -> None:
+    fit(trainer_in(tmp_path, [SampleTable()]), Tiny(None))
+    fit(trainer_in(tmp_path, [SampleTable()], fast_dev_run=True), Tiny())
+    assert not (tmp_path / "samples").exists()
+
+
+def test_wrong_outputs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Tiny\.validation_step returned a Tensor: return a dictionary"):
+        fit(trainer_in(tmp_path, [SampleTable()]), Tiny(torch.ones(1)))
+    with pytest.raises(ValueError, match=r"rows=0\): must be at least 1"):
+        SampleTable(rows=0)
+
+
+def test_csv_and_tensorboard(tmp_path: Path) -> None:
+    board = TensorBoardLogger(tmp_path / "board", name="")
+    fit(trainer_in(tmp_path, [SampleTable(rows=1)], loggers=[CSVLogger(tmp_path / "csv"), board]), Tiny())
+    events = EventAccumulator(board.log_dir).Reload()
+    shown = events.Tensors("samples/text_summary")
+    assert [event.step for event in shown] == [2, 4]
+    markdown = shown[0].tensor_proto.string_val[0].decode()
+    assert "**score 1**" in markdown
+    assert f"    {RESPONSES[0]}" in markdown  # indented: a code block, in which tags are text
+    board.experiment.close()
+
+
+def wandb_history(path: Path) -> Iterator[dict[str, object]]:
+    """Read the history of an offline run: records in blocks of 32 KiB after a header of 7 bytes."""
+    raw, position, record = path.read_bytes(), 7, b""
+    while position + 7 <= len(raw):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, size, kind = struct.unpack("<IHB", raw[position : position + 7])
+        if size == 0 and kind == 0:
+            return
+        part = raw[position + 7 : position + 7 + size]
+        position += 7 + size
+        record = part if kind in (1, 2) else record + part
+        if kind in (1, 4):
+            message = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+            message.ParseFromString(record)
+            if message.WhichOneof("record_type") == "history":
+                yield {
+                    x.key or ".".join(x.nested_key): json.loads(x.value_json) for x in message.history.item
+                }
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    fit(
+        trainer_in(tmp_path, [SampleTable(rows=2)], steps=2, loggers=[WandbLogger(save_dir=tmp_path)]), Tiny()
+    )
+    wandb.finish()
+    wandb.teardown()
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    (entry,) = [row for row in wandb_history(file) if "samples._type" in row]
+    assert entry["samples._type"] == "table-file"
+    assert entry["trainer/global_step"] == 2
+    table = json.loads((file.parent / "files" / str(entry["samples.path"])).read_text())
+    assert table["columns"] == ["step", "prompt", "response", "score"]
+    assert table["data"][0] == [2, PROMPTS[0], RESPONSES[0], 1.0]
+    assert table["data"][1] == [2, PROMPTS[1], "\u2400\u241b[31m? \u00fc", 0.25]

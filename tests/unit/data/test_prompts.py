@@ -1,0 +1,194 @@
+"""PromptData: batches, formats of prompts, what is dropped and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from rlhf_lightning.data import PromptData, RowBatch
+from rlhf_lightning.data.sampler import HELD_OUT
+from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from tests.unit.data.conftest import Writer
+
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
+
+
+def ready(data: PromptData) -> PromptData:
+    data.setup("fit")
+    return data
+
+
+def batches(data: PromptData) -> list[RowBatch]:
+    return list(data.train_dataloader())
+
+
+def prompt_data(file: Path, **options: object) -> PromptData:
+    return ready(PromptData(**{"path": str(file), "tokenizer": "embedded", "batch_size": 2} | options))  # type: ignore[arg-type]
+
+
+def test_batch_is_left_padded_and_keeps_the_rows(write_rows: Writer) -> None:
+    file = write_rows(
+        {"prompt": "ab", "answer": 1}, {"prompt": "abcd", "data_source": "mine"}, {"prompt": "é"}
+    )
+    first, last = batches(prompt_data(file, shuffle=False))
+    assert first["prompt_ids"].tolist() == [[256, 256, 97, 98], [97, 98, 99, 100]]
+    assert first["prompt_mask"].tolist() == [[False, False, True, True], [True] * 4]
+    assert first["prompt_mask"].dtype == torch.bool
+    assert first["row_ids"].tolist() == [0, 1]
+    assert first["rows"] == [
+        {"prompt": "ab", "answer": 1, "data_source": "train"},
+        {"prompt": "abcd", "data_source": "mine"},
+    ]
+    assert last["prompt_ids"].tolist() == [[195, 169]], (
+        "the last batch is smaller, and as wide as its longest prompt"
+    )
+
+
+def test_row_ids_are_unique_over_epochs_and_held_out_rows(numbered: Callable[[int], Path]) -> None:
+    data = prompt_data(numbered(9), val_rows=3)
+    loader = data.train_dataloader()
+    ids = [key for _ in range(2) for batch in loader for key in batch["row_ids"].tolist()]
+    held_out = [key for batch in data.val_dataloader()[0] for key in batch["row_ids"].tolist()]
+    assert held_out == [HELD_OUT, HELD_OUT + 1, HELD_OUT + 2]
+    assert len(set(ids + held_out)) == 6 + 6 + 3
+    assert [row["prompt"] for row in data.held_out_rows] == ["p6", "p7", "p8"]
+
+
+@pytest.mark.parametrize("consumed", range(9))
+def test_loader_goes_on_in_mid_epoch_and_over_its_end(numbered: Callable[[int], Path], consumed: int) -> None:
+    file = numbered(10)  # 4 batches of 3, 3, 3 and 1 an epoch
+    straight = prompt_data(file, batch_size=3).train_dataloader()
+    expected = [batch["row_ids"].tolist() for _ in range(3) for batch in straight]
+    stopped = prompt_data(file, batch_size=3).train_dataloader()
+    taken: list[RowBatch] = []
+    while len(taken) < consumed:
+        taken += islice(stopped, consumed - len(taken))
+    state = json.loads(json.dumps(stopped.state_dict()))
+    resumed = prompt_data(file, batch_size=3).train_dataloader()
+    resumed.load_state_dict(state)
+    rest = [batch["row_ids"].tolist() for _ in range(4) for batch in resumed]
+    got = [batch["row_ids"].tolist() for batch in taken] + rest
+    assert got[: len(expected)] == expected
+
+
+def test_chat_template_and_messages(write_rows: Writer) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    file = write_rows({"prompt": messages}, {"prompt": "hi"})
+    batch = batches(prompt_data(file, chat_template=True, shuffle=False, prompt_template="{prompt}!"))[0]
+    assert [row["prompt"] for row in batch["rows"]] == [
+        "<system>be brief<user>hi<assistant>",
+        "<user>hi!<assistant>",
+    ]
+    assert batch["prompt_ids"][1, -5:].tolist() == [260, 104, 105, 33, 261]
+    with pytest.raises(
+        ValueError, match=r"row 1: the field 'prompt' holds a list of messages.*--data.chat_template"
+    ):
+        prompt_data(file)
+
+
+@pytest.mark.parametrize("prompt", [None, 3, [], [{"role": "user"}], {"role": "user"}, [3]])
+def test_prompt_that_is_no_prompt(write_rows: Writer, prompt: object) -> None:
+    file = write_rows({"prompt": "ok"}, {"prompt": prompt})
+    with pytest.raises(
+        ValueError, match=r"train\.jsonl, row 2: the field 'prompt' holds .*a prompt is a text or"
+    ):
+        prompt_data(file, chat_template=True)
+
+
+def test_long_rows_are_counted_and_dropped(write_rows: Writer, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_rows(*({"prompt": "x" * n} for n in (1, 5, 2, 6, 4)))
+    with caplog.at_level(logging.WARNING):
+        data = prompt_data(file, max_prompt_tokens=4)
+    assert [row["prompt"] for row in data.train_rows] == ["x", "xx", "xxxx"]
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("rlhf_lightning")] == [
+        f"{file}: 2 of 5 rows dropped (2 with a prompt longer than data.max_prompt_tokens=4)"
+    ]
+    with pytest.raises(ValueError, match=r"none of the 5 rows fits .*the shortest prompt has 1 tokens"):
+        prompt_data(file, max_prompt_tokens=0)
+
+
+def test_row_without_the_prompt_field(write_rows: Writer) -> None:
+    file = write_rows({"prompt": "a"}, {"question": "b", "answer": "c"})
+    with pytest.raises(ValueError, match="no such field") as error:
+        prompt_data(file)
+    assert str(error.value) == (
+        f"data.prompt_field=prompt: {file}, row 2 has no such field; it has: question, answer. "
+        "Try --data.prompt_field question."
+    )
+
+
+def test_prompt_without_tokens(write_rows: Writer) -> None:
+    with pytest.raises(ValueError, match="row 2: the prompt '' has no tokens"):
+        prompt_data(write_rows({"prompt": "a"}, {"prompt": ""}))
+
+
+def test_options_that_do_not_fit_the_data(numbered: Callable[[int], Path]) -> None:
+    file = numbered(5)
+    with pytest.raises(ValueError, match=r"data\.batch_size=6: .*has only 5 rows.*--data\.batch_size 5"):
+        prompt_data(file, batch_size=6)
+    with pytest.raises(ValueError, match=r"data\.val_rows=5: .*has 5 rows"):
+        prompt_data(file, val_rows=5)
+    assert len(prompt_data(file, limit=3).train_rows) == 3
+    assert len(prompt_data(file, limit=2, val_rows=2).held_out_rows) == 2
+    assert len(prompt_data(file, val_path=str(file)).held_out_rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, r"data\.batch_size=0"),
+        ({"seed": -1}, r"data\.seed=-1"),
+        ({"val_rows": -1}, r"data\.val_rows=-1"),
+        ({"val_rows": 1, "val_path": "x"}, "give one of the two"),
+        ({"limit": 0}, r"data\.limit=0"),
+        ({"prompt_template": "Q:"}, "has no {prompt}"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PromptData(path="x.jsonl", **options)  # type: ignore[arg-type]
+
+
+def test_no_tokenizer_to_be_found(numbered: Callable[[int], Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Try --data\.tokenizer embedded"):
+        prompt_data(numbered(3), tokenizer=None)
+    with pytest.raises(ValueError, match="no tokenizer could be loaded"):
+        prompt_data(numbered(3), tokenizer=str(tmp_path))
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data beside the checkout is absent")
+def test_real_questions() -> None:
+    file = DATA / "gsm8k_train.jsonl"
+    data = prompt_data(file, prompt_field="question", limit=200, batch_size=16, max_prompt_tokens=300)
+    batch = batches(data)[0]
+    assert batch["prompt_ids"].shape[0] == 16
+    assert all(str(row["answer"]).count("####") == 1 for row in batch["rows"])
+    assert {row["data_source"] for row in batch["rows"]} == {"gsm8k_train"}
+    lengths = [len(str(row["question"]).encode()) for row in batch["rows"]]
+    assert batch["prompt_mask"].sum(1).tolist() == lengths
+
+
+def test_begin_token_comes_from_the_tokenizer_or_from_the_template(
+    write_rows: Writer, tmp_path: Path
+) -> None:
+    beginning = build_byte_tokenizer()
+    beginning.backend_tokenizer.post_processor = TemplateProcessing(
+        "<bos> $0", special_tokens=[("<bos>", 257)]
+    )
+    beginning.chat_template = "<bos>{{ messages[0]['content'] }}"
+    beginning.save_pretrained(tmp_path / "tokenizer")
+    for chat in (False, True):
+        data = prompt_data(
+            write_rows({"prompt": "a"}, {"prompt": "b"}),
+            tokenizer=str(tmp_path / "tokenizer"),
+            chat_template=chat,
+            shuffle=False,
+        )
+        assert batches(data)[0]["prompt_ids"].tolist() == [[257, 97], [257, 98]], "once, either way"

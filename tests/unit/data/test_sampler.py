@@ -1,0 +1,80 @@
+"""The order of the rows, and going on in the middle of it."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from rlhf_lightning.data.sampler import EpochSampler
+
+
+def sampler(size: int = 10, *, seed: int = 7, shuffle: bool = True) -> EpochSampler:
+    return EpochSampler(size=size, shuffle=shuffle, seed=seed)
+
+
+def test_every_row_once_an_epoch_in_another_order() -> None:
+    one = sampler(100)
+    first, second = list(one), list(one)
+    assert sorted(first) == list(range(100))
+    assert sorted(second) == [1 << 32 | index for index in range(100)]
+    assert first != sorted(first)
+    assert [key - (1 << 32) for key in second] != first
+
+
+def test_seed_decides_the_order() -> None:
+    assert list(sampler(seed=1)) == list(sampler(seed=1))
+    assert list(sampler(100, seed=1)) != list(sampler(100, seed=2))
+
+
+def test_without_shuffling_the_order_is_the_files() -> None:
+    assert list(sampler(4, shuffle=False)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("position", range(11))
+def test_state_goes_on_where_it_was_taken(position: int) -> None:
+    whole = sampler()
+    expected = [list(whole), list(whole)]
+    stopped = sampler()
+    keys = iter(stopped)
+    taken = list(islice(keys, position))
+    resumed = sampler()
+    resumed.load_state_dict(stopped.state_dict())
+    assert resumed.state_dict() == stopped.state_dict()
+    assert [taken + list(resumed), list(resumed)] == expected
+
+
+def test_set_epoch_starts_an_epoch_but_not_the_running_one() -> None:
+    one = sampler()
+    list(islice(one, 3))
+    resumed = sampler()
+    resumed.load_state_dict(one.state_dict())
+    resumed.set_epoch(0)
+    assert len(list(resumed)) == 7, "this one is under way"
+    one.set_epoch(5)
+    assert {key >> 32 for key in one} == {5}
+    assert one.epoch == 6
+
+
+def test_after_a_resume_its_own_count_holds() -> None:
+    one = sampler()
+    one.set_epoch(0)
+    list(one)
+    resumed = sampler()
+    resumed.load_state_dict(one.state_dict())
+    resumed.set_epoch(1)
+    resumed.set_epoch(2)
+    assert {key >> 32 for key in islice(resumed, 4)} == {1}, "no row was read between the two calls"
+    resumed.set_epoch(3)
+    assert {key >> 32 for key in resumed} == {2}, "the epoch before was cut short"
+
+
+def test_a_second_look_begins_at_the_beginning() -> None:
+    one = sampler()
+    first = next(iter(one))
+    assert next(iter(one)) == first
+
+
+def test_state_of_other_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="in the middle of 10 rows, the data has 11"):
+        sampler(11).load_state_dict(sampler(10).state_dict())

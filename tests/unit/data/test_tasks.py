@@ -1,0 +1,94 @@
+"""The task that needs no file, and those of reasoning-gym."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_lightning.data import ReasoningGymData, TaskData
+from rlhf_lightning.data.tasks import sort_digits
+from rlhf_lightning.rewards import RewardSpec, score
+
+
+def ready(data: TaskData | ReasoningGymData) -> TaskData | ReasoningGymData:
+    data.setup("fit")
+    return data
+
+
+def test_a_row_is_a_function_of_seed_and_index() -> None:
+    row = sort_digits(3, 5)
+    assert row == sort_digits(3, 5)
+    assert row not in (sort_digits(3, 6), sort_digits(4, 5))
+    digits = str(row["prompt"]).removeprefix("Sort ").removesuffix(": ")
+    assert len(digits) == 6
+    assert row["answer"] == "".join(sorted(digits))
+
+
+def test_held_out_digits_are_never_trained_on() -> None:
+    train = {str(sort_digits(0, index, digits=(2, 2))["prompt"]) for index in range(2000)}
+    for seed in range(3):
+        held_out = {
+            str(sort_digits(seed, index, digits=(2, 2), held_out=True)["prompt"]) for index in range(50)
+        }
+        assert not train & held_out
+    assert len(train) > 80
+
+
+def test_task_data_with_and_without_completions() -> None:
+    options = {"tokenizer": "embedded", "num_rows": 40, "num_val_rows": 7, "batch_size": 16, "max_digits": 8}
+    data = ready(TaskData(**options))  # type: ignore[arg-type]
+    batch = next(iter(data.train_dataloader()))
+    assert "response_ids" not in batch
+    assert batch["prompt_mask"].sum(1).tolist() == [len(str(row["prompt"])) for row in batch["rows"]]
+    assert len(data.held_out_rows) == 7
+    completed = next(iter(ready(TaskData(**options, completions=True)).train_dataloader()))  # type: ignore[arg-type]
+    assert completed["rows"] == batch["rows"]
+    for ids, mask, row in zip(
+        completed["response_ids"], completed["response_mask"], completed["rows"], strict=True
+    ):
+        assert ids[mask].tolist() == [*str(row["answer"]).encode(), 258]
+
+
+def test_task_data_refuses_impossible_ranges() -> None:
+    with pytest.raises(ValueError, match=r"min_digits=1"):
+        TaskData(min_digits=1)
+    with pytest.raises(ValueError, match=r"min_digits=7, data\.max_digits=6"):
+        TaskData(min_digits=7)
+    with pytest.raises(ValueError, match=r"num_rows=0"):
+        TaskData(num_rows=0)
+
+
+def test_reasoning_gym_rows_and_their_verifier() -> None:
+    pytest.importorskip("reasoning_gym")
+    options = {"tokenizer": "embedded", "num_rows": 20, "num_val_rows": 5, "batch_size": 4}
+    data = ready(ReasoningGymData(task="spell_backward", options={"max_word_len": 5}, **options))  # type: ignore[arg-type]
+    rows = data.train_rows[:2]
+    assert all(row["data_source"] == "spell_backward" for row in rows)
+    assert rows == ready(ReasoningGymData(options={"max_word_len": 5}, **options)).train_rows[:2]  # type: ignore[arg-type]
+    prompts = [str(row["prompt"]) for row in rows]
+    responses = [f" {rows[0]['answer']}\n", "wrong"]
+    scores = score(RewardSpec(functions="reasoning_gym"), prompts, responses, rows)["scores"]
+    assert scores[0] == 1.0
+    assert scores[1] < 0.5
+
+
+def test_reasoning_gym_rows_held_out_are_never_trained_on() -> None:
+    pytest.importorskip("reasoning_gym")
+    short: dict[str, int | float | bool | str] = {"min_word_len": 3, "max_word_len": 3}
+    data = ready(ReasoningGymData(options=short, tokenizer="embedded", num_rows=300, num_val_rows=300))
+    trained = {row["prompt"] for row in data.train_rows}
+    held_out = {row["prompt"] for row in data.held_out_rows}
+    assert len(data.train_rows) == 300
+    assert not trained & held_out
+    assert len(data.held_out_rows) < 300, "there are few words of three letters"
+
+
+def test_reasoning_gym_refuses_unknown_tasks_and_options() -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(
+        ValueError, match=r"data\.task=spel: reasoning-gym has no such task; it has: .*spell_backward"
+    ):
+        ready(ReasoningGymData(task="spel", tokenizer="embedded"))
+    with pytest.raises(ValueError, match=r"the task spell_backward refuses them"):
+        ready(ReasoningGymData(options={"colour": 3}, tokenizer="embedded"))
+    with pytest.raises(ValueError, match=r"the task spell_backward refuses them"):
+        ready(ReasoningGymData(options={"min_word_len": 9, "max_word_len": 3}, tokenizer="embedded"))

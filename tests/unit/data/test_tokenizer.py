@@ -1,0 +1,57 @@
+"""The byte-level tokenizer and the files that ship in the package."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
+
+from rlhf_lightning.data.embedded import write_embedded
+from rlhf_lightning.data.tokenizer import embedded_directory, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer("embedded")
+
+
+def test_a_byte_is_its_own_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    text = "Sort 7é€𝄞\n\t\0 :"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert len(tokenizer) == 264
+
+
+def test_any_text_comes_back(tokenizer: PreTrainedTokenizerBase) -> None:
+    rng = random.Random(0)  # noqa: S311
+    planes = [(0x0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
+    for _ in range(200):
+        text = "".join(chr(rng.randint(*rng.choice(planes))) for _ in range(rng.randint(0, 30)))
+        ids = tokenizer.encode(text)
+        assert ids == list(text.encode())
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(tokenizer.encode("a , b . 'm  <eos>")) == "a , b . 'm  <eos>"
+
+
+def test_half_a_character_and_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert tokenizer.decode([97, 195, 98]) == "a\ufffdb"
+    assert tokenizer.decode([97, 258, 256], skip_special_tokens=True) == "a"
+    ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert ids == (256, 257, 258)
+    assert tokenizer.padding_side == "left"
+
+
+def test_shipped_files_are_what_the_code_writes(tmp_path: Path) -> None:
+    write_embedded(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        assert (embedded_directory() / name).read_text() == (tmp_path / name).read_text(), name
+
+
+def test_plain_transformers_reads_them(tokenizer: PreTrainedTokenizerBase) -> None:
+    plain = AutoTokenizer.from_pretrained(embedded_directory())
+    assert plain.encode("abc") == [97, 98, 99]
+    assert plain.chat_template == tokenizer.chat_template
+    config = AutoConfig.from_pretrained(embedded_directory())
+    assert isinstance(config, LlamaConfig)
+    assert (config.vocab_size, config.head_dim, config.eos_token_id) == (264, 32, 258)

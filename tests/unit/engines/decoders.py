@@ -1,0 +1,71 @@
+"""Tiny decoders of the four kinds that attention has to serve, and slow references for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 70
+WINDOW = 5
+_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_ROPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": VOCAB,
+    "initializer_range": 0.2,
+    **_SPECIAL,
+}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": _ROPE,
+    "qwen2": {**_ROPE, "tie_word_embeddings": True},
+    "mistral": {**_ROPE, "sliding_window": WINDOW},
+    "gpt2": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": VOCAB,
+        "initializer_range": 0.2,
+        **_SPECIAL,
+    },
+}
+KINDS = tuple(_OPTIONS)
+
+
+def decoder(kind: str) -> PreTrainedModel:
+    """Seeded weights, biases too; evaluation mode, eager attention of transformers."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **_OPTIONS[kind])
+    module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.2)
+    module.train(False)
+    return module
+
+
+def other(kind: str, **options: int) -> PreTrainedModel:
+    """A model that attention does not serve, as small as it goes."""
+    config = AutoConfig.for_model(kind, vocab_size=8, pad_token_id=0, **options)
+    return cast(PreTrainedModel, AutoModel.from_config(config))
+
+
+def token_lists(lengths: Sequence[int], *, seed: int = 1) -> list[Tensor]:
+    """Random sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(VOCAB, (length,), generator=generator) for length in lengths]
+
+
+def reference(module: PreTrainedModel, sequence: Tensor) -> Tensor:
+    """Logits [T, V] of one sequence through transformers' own attention."""
+    logits: Tensor = module(input_ids=sequence[None], use_cache=False).logits[0]
+    return logits

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.attention import IMPLEMENTATION, Layer, Packed, use_interface
+from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
+
+# Float32, other orders of addition: 1e-5 is about 80 units in the last place of a logit of size 1.
+CLOSE = 1e-5
+LENGTHS = {
+    "one": [7],
+    "equal": [6, 6, 6],
+    "runs": [3, 3, 9, 1, 1, 4],
+    "uneven": [20, 1, 2, 19, 3, 1],
+}
+
+
+def packed_logits(module: PreTrainedModel, sequences: Sequence[Tensor], packed: Packed) -> Tensor:
+    logits: Tensor = module(
+        input_ids=torch.cat(list(sequences))[None],
+        position_ids=packed.position_ids,
+        use_cache=False,
+        sequences=packed,
+    ).logits[0]
+    return logits
+
+
+def gradients(module: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
+    module.zero_grad()
+    weights = torch.linspace(-1, 1, logits.shape[1])
+    (logits.log_softmax(-1) * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("waste", [0.0, 0.3, 100.0])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_each_sequence_alone(kind: str, lengths: list[int], waste: float) -> None:
+    sequences = token_lists(lengths)
+    module = decoder(kind)
+    alone = torch.cat([reference(module, sequence) for sequence in sequences])
+    expected = gradients(module, alone)
+    use_interface(module)
+    together = packed_logits(module, sequences, Packed(lengths, waste=waste))
+    torch.testing.assert_close(together, alone, atol=CLOSE, rtol=CLOSE)
+    found = gradients(module, together)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        # Sums over tokens: the tolerance follows the size of the largest element.
+        tolerance = 1e-5 * max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(found[name], gradient, atol=tolerance, rtol=1e-5, msg=name)
+
+
+def test_gradient_checkpointing_keeps_the_sequences() -> None:
+    sequences = token_lists([5, 3])
+    module = decoder("llama")
+    use_interface(module)
+    expected = gradients(module, packed_logits(module, sequences, Packed([5, 3])))
+    module.train()
+    module.gradient_checkpointing_enable()
+    found = gradients(module, packed_logits(module, sequences, Packed([5, 3])))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=CLOSE, rtol=CLOSE)
+
+
+def test_the_window_matters() -> None:
+    module = decoder("mistral")
+    (sequence,) = token_lists([3 * WINDOW])
+    use_interface(module)
+    narrow = packed_logits(module, [sequence], Packed([len(sequence)]))
+    module.config.sliding_window = None
+    wide = packed_logits(module, [sequence], Packed([len(sequence)]))
+    assert torch.allclose(narrow[:WINDOW], wide[:WINDOW], atol=1e-6)
+    assert not torch.allclose(narrow[WINDOW:], wide[WINDOW:], atol=1e-2)
+
+
+def test_position_ids() -> None:
+    assert Packed([3, 2]).position_ids.tolist() == [[0, 1, 2, 0, 1]]
+    assert Packed([]).position_ids.shape == (1, 0)
+
+
+def test_no_sequence_at_all() -> None:
+    query, key = torch.zeros(1, 4, 0, 8), torch.zeros(1, 2, 0, 8)
+    assert Packed([]).attend(query, key, key, Layer(0, 1.0, 0)).shape == (1, 0, 4, 8)
+
+
+@pytest.mark.parametrize("waste", [0.1, 0.5])
+def test_padding_is_bounded(waste: float) -> None:
+    lengths = [1, 100, 3, 50, 97, 51, 2, 1, 96, 4]
+    groups = Packed(lengths, waste=waste)._groups
+    assert sum(count for count, _ in groups) == len(lengths)
+    assert sum(count * length for count, length in groups) <= (1 + waste) * sum(lengths)
+    assert len(groups) < len(lengths)
+
+
+def test_empty_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Packed\(lengths=\(3, 0\)\)"):
+        Packed([3, 0])
+
+
+def test_call_without_sequences_is_refused() -> None:
+    module = decoder("llama")
+    use_interface(module)
+    assert module.config._attn_implementation == IMPLEMENTATION
+    with pytest.raises(ValueError, match="Pass sequences=Packed"):
+        module(input_ids=torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_padding_mask_is_refused() -> None:
+    module = decoder("llama")
+    use_interface(module)
+    mask = torch.zeros(1, 1, 3, 3)
+    with pytest.raises(ValueError, match="a mask of its own"):
+        module(input_ids=torch.zeros(1, 3, dtype=torch.int64), attention_mask=mask, sequences=Packed([3]))
+
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+REFUSED: dict[str, tuple[dict[str, int], str]] = {
+    "gemma2": ({**SIZES, "num_key_value_heads": 1, "head_dim": 8}, "caps its attention logits at 50"),
+    "gpt_oss": (
+        {**SIZES, "num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2},
+        "attention sinks",
+    ),
+    "bloom": ({"hidden_size": 16, "n_head": 2, "n_layer": 1}, "not through transformers' AttentionInterface"),
+    "mamba": ({"hidden_size": 16, "num_hidden_layers": 1}, "keeps a state beside keys and values"),
+    "t5": ({"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "is an encoder-decoder"),
+    "llama4_text": (
+        {
+            **SIZES,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "num_local_experts": 1,
+            "intermediate_size_mlp": 16,
+        },
+        "has layers of type chunked_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_models_are_refused(kind: str) -> None:
+    options, reason = REFUSED[kind]
+    module = other(kind, **options)
+    name = type(module).__name__
+    with pytest.raises(ValueError, match=rf"{name} \(model_type={kind}\) .*{reason}.*Take a decoder"):
+        use_interface(module)

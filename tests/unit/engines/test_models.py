@@ -1,0 +1,168 @@
+"""Loading models, and refusing what cannot be loaded before a tensor is read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from rlhf_lightning.engines.models import check_model, load_causal_lm, load_scalar
+from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.spec import EMBEDDED, ModelSpec
+from tests.unit.engines import tiny
+
+
+@pytest.fixture
+def causal(tmp_path: Path) -> Path:
+    return tiny.write_causal(tmp_path / "model")
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_causal_model_has_the_weights_of_its_directory(causal: Path) -> None:
+    model = load_causal_lm(ModelSpec(path=str(causal)))
+    assert same(model, AutoModelForCausalLM.from_pretrained(causal))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_config_alone_is_initialised_from_its_seed_and_no_other(tmp_path: Path) -> None:
+    tiny.config().save_pretrained(tmp_path)
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first = load_causal_lm(ModelSpec(path=str(tmp_path), init_seed=1))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(4)
+    assert same(first, load_causal_lm(ModelSpec(path=str(tmp_path), init_seed=1)))
+    assert not same(first, load_causal_lm(ModelSpec(path=str(tmp_path), init_seed=2)))
+
+
+def test_a_scalar_head_is_fresh_on_a_causal_model_and_read_from_a_classifier(
+    causal: Path, tmp_path: Path
+) -> None:
+    first, again, other = (
+        load_scalar(ModelSpec(path=str(causal), init_seed=s)).classifier for s in (1, 1, 2)
+    )
+    assert same(first, again)
+    assert not same(first, other)
+    backbone = AutoModelForCausalLM.from_pretrained(causal).base_model
+    assert same(first.base_model, backbone)
+    assert 0.05 < first.get_parameter("score.weight").std() < 0.2
+    first.save_pretrained(tmp_path / "classifier")
+    assert same(load_scalar(ModelSpec(path=str(tmp_path / "classifier"), init_seed=9)).classifier, first)
+
+
+def test_a_scalar_head_on_a_config_alone_comes_from_the_seed(tmp_path: Path) -> None:
+    tiny.config().save_pretrained(tmp_path)
+    first, again = (load_scalar(ModelSpec(path=str(tmp_path))).classifier for _ in range(2))
+    assert same(first, again)
+
+
+def test_dropout_is_off(tmp_path: Path) -> None:
+    LlamaConfig(**{**tiny.config().to_dict(), "attention_dropout": 0.5}).save_pretrained(tmp_path)
+    assert load_causal_lm(ModelSpec(path=str(tmp_path))).config.attention_dropout == 0.0
+
+
+def test_embedded_is_a_directory_of_the_package() -> None:
+    directory = resolve(ModelSpec(path=EMBEDDED))
+    assert directory.parts[-2:] == ("rlhf_lightning", "embedded")
+
+
+def _cut(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _cut_in_the_header(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:50])
+
+
+def _cut_in_the_length(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"\x10")
+
+
+def _garble(directory: Path) -> None:
+    header = b"{]" * 40
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def _lengthen(directory: Path) -> None:
+    with (directory / "model.safetensors").open("ab") as stream:
+        stream.write(b"\0")
+
+
+def _config(directory: Path, text: str) -> None:
+    (directory / "config.json").write_text(text)
+
+
+def _pickle(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def _index(directory: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: (d / "config.json").unlink(), r"model: has no config.json"),
+        (lambda d: _config(d, "{"), r"config.json: is not JSON"),
+        (lambda d: _config(d, "[]"), r"config.json: holds a list"),
+        (lambda d: _config(d, "{}"), r'config.json: has no "model_type"'),
+        (lambda d: _config(d, '{"model_type": "perceptron"}'), r"model_type='perceptron' is no causal"),
+        (lambda d: _config(d, '{"model_type": "vit"}'), r"model_type='vit' is no causal"),
+        (_cut, r"model.safetensors: is truncated or corrupt, \d+ bytes for \d+"),
+        (_lengthen, r"model.safetensors: is truncated or corrupt, \d+ bytes for \d+"),
+        (_cut_in_the_header, r"model.safetensors: is truncated, its 50 bytes end inside the header"),
+        (_cut_in_the_length, r"model.safetensors: is truncated, its 1 bytes end inside the header"),
+        (_garble, r"model.safetensors: is corrupt"),
+        (_pickle, r"the weights are pickled \(pytorch_model.bin\)"),
+        (_index, r"index.json names \['model-00001-of-00002.safetensors'\], which are not there"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(causal: Path, spoil: Callable[[Path], None], message: str) -> None:
+    check_model(ModelSpec(path=str(causal)))
+    spoil(causal)
+    with pytest.raises(ValueError, match=message):
+        check_model(ModelSpec(path=str(causal)))
+    with pytest.raises(ValueError, match=message):
+        load_causal_lm(ModelSpec(path=str(causal)))
+
+
+def test_missing_directories_are_refused(tmp_path: Path) -> None:
+    for load in (check_model, load_causal_lm, load_scalar):
+        with pytest.raises(ValueError, match=r"nowhere: no such directory. Type the path"):
+            load(ModelSpec(path=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match=r"model.path=no/such-model: no such directory here, and the hub"):
+        load_causal_lm(ModelSpec(path="no/such-model"))
+
+
+def test_weights_that_lack_a_tensor_are_refused(causal: Path) -> None:
+    tiny.config(num_hidden_layers=3).save_pretrained(causal)
+    with pytest.raises(ValueError, match=r"lack 9 tensors, among them model.layers.2.input_layernorm.weight"):
+        load_causal_lm(ModelSpec(path=str(causal)))
+    with pytest.raises(ValueError, match=r"lack 9 tensors, among them model.layers.2.input_layernorm.weight"):
+        load_scalar(ModelSpec(path=str(causal)))
+
+
+def test_weights_of_another_shape_are_refused(causal: Path) -> None:
+    tiny.config(intermediate_size=80).save_pretrained(causal)
+    with pytest.raises(ValueError, match=r"model: the weight files do not fit config.json"):
+        load_causal_lm(ModelSpec(path=str(causal)))
+
+
+def test_other_architectures_load(tmp_path: Path) -> None:
+    GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained(tmp_path)
+    model = load_causal_lm(ModelSpec(path=str(tmp_path)))
+    assert model.config.resid_pdrop == 0.0

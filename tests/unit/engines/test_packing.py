@@ -1,0 +1,78 @@
+"""Packing by hand-written examples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_lightning.engines.packing import Place, last_valid, micro_batches, pack, row_lengths
+
+
+def _bits(*rows: str) -> Tensor:
+    return torch.tensor([[digit == "1" for digit in row] for row in rows])
+
+
+ROWS = {
+    "prompt_ids": torch.tensor([[0, 11, 12], [0, 0, 21], [31, 32, 33]]),
+    "prompt_mask": _bits("011", "001", "111"),
+    "response_ids": torch.tensor([[13, 14, 15, 0], [22, 23, 24, 25], [0, 0, 0, 0]]),
+    "response_mask": _bits("1010", "1111", "0000"),
+}
+"""A gap, a full row, and a row with nothing."""
+
+
+def test_the_last_valid_place_closes_gaps() -> None:
+    assert last_valid(ROWS["response_mask"]).tolist() == [3, 4, 0]
+    assert row_lengths(ROWS["prompt_mask"], ROWS["response_mask"]) == [5, 5, 0]
+    assert last_valid(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("place", "ids", "keep"),
+    [
+        ("before", [11, 12, 13, 14, 21, 22, 23, 24], [1, 3, 4, 5, 6, 7]),
+        ("after", [11, 12, 13, 14, 15, 21, 22, 23, 24, 25], [2, 4, 6, 7, 8, 9]),
+    ],
+)
+def test_tokens_and_the_places_that_speak_for_them(place: Place, ids: list[int], keep: list[int]) -> None:
+    packed = pack(ROWS, place=place)
+    assert packed.input_ids.tolist() == [ids]
+    assert packed.keep.tolist() == keep
+    assert packed.targets.tolist() == [13, 15, 22, 23, 24, 25]
+    assert packed.sequences.lengths == (len(ids) // 2, len(ids) // 2)
+    unpacked = packed.unpack(torch.arange(1.0, 7.0))
+    assert unpacked.tolist() == [[1, 0, 2, 0], [3, 4, 5, 6], [0, 0, 0, 0]]
+
+
+def test_unpacking_passes_gradients_to_valid_tokens() -> None:
+    values = torch.ones(6, requires_grad=True)
+    (pack(ROWS, place="before").unpack(values) * torch.arange(12.0).view(3, 4)).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [0, 2, 4, 5, 6, 7]
+
+
+def test_rows_without_a_valid_token_become_one_filler_token_of_no_effect() -> None:
+    packed = pack({name: column[2:] for name, column in ROWS.items()}, place="before")
+    assert packed.input_ids.shape == (1, 1)
+    values = torch.ones(1, requires_grad=True)
+    unpacked = packed.unpack(values)
+    assert unpacked.tolist() == [[0, 0, 0, 0]]
+    unpacked.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "parts"),
+    [
+        ([3, 9, 0, 4], 1, [[1], [3], [0]]),
+        ([3, 9, 0, 4], 9, [[1], [3, 0]]),
+        ([3, 9, 0, 4], 13, [[1, 3], [0]]),
+        ([3, 9, 0, 4], 16, [[1, 3, 0]]),
+        ([0, 0], 16, []),
+        ([], 16, []),
+    ],
+)
+def test_micro_batches_keep_to_the_budget(lengths: list[int], budget: int, parts: list[list[int]]) -> None:
+    assert micro_batches(lengths, budget) == parts

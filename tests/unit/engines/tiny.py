@@ -1,0 +1,187 @@
+"""A model of two layers, rows with all kinds of masks, and what plain transformers computes on them.
+
+n rows, P prompt width, R response width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    PreTrainedModel,
+)
+
+from rlhf_lightning.functional.aggregate import Counts
+from rlhf_lightning.spec import ModelSpec, OptimizerSpec
+
+Dtype = Literal["float32", "bfloat16"]
+
+VOCABULARY = 89
+PROMPT, RESPONSE = 5, 6
+MASKS = ("110000", "111111", "000000", "101100", "100000", "001101")
+"""One token to all of them, gaps, a gap in front, and a row with nothing."""
+LONGEST = PROMPT + RESPONSE
+
+
+def config(
+    *, intermediate_size: int = 96, num_hidden_layers: int = 2, num_labels: int = 2, tie: bool = False
+) -> LlamaConfig:
+    """A tiny decoder with grouped heads."""
+    settings = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tie,
+    )
+    settings.num_labels = num_labels
+    return settings
+
+
+def write_causal(directory: Path, *, intermediate_size: int = 96, tie: bool = False) -> Path:
+    """Save a causal language model with random weights."""
+    settings = config(intermediate_size=intermediate_size, tie=tie)
+    return _write(directory, lambda: AutoModelForCausalLM.from_config(settings))
+
+
+def write_scalar(directory: Path) -> Path:
+    """Save a sequence classifier with one label."""
+    return _write(directory, lambda: AutoModelForSequenceClassification.from_config(config(num_labels=1)))
+
+
+def _write(directory: Path, make: Callable[[], PreTrainedModel]) -> Path:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = make()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.save_pretrained(directory)
+    return directory
+
+
+def spec(
+    path: Path,
+    *,
+    dtype: Dtype = "float32",
+    gradient_checkpointing: bool = False,
+) -> ModelSpec:
+    """A model that learns fast enough for a few steps to show."""
+    optimizer = OptimizerSpec(lr=1e-3, weight_decay=0.1)
+    return ModelSpec(
+        path=str(path), dtype=dtype, gradient_checkpointing=gradient_checkpointing, optimizer=optimizer
+    )
+
+
+def rows() -> TensorDict:
+    """Six rows: prompts of 1 to 5 tokens on the right, responses masked by MASKS, and a column to fit."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 2, 3, 1, 4, 5])
+    n = len(MASKS)
+    mask = torch.tensor([[digit == "1" for digit in digits] for digits in MASKS])
+    columns = {
+        "prompt_ids": torch.randint(1, VOCABULARY, (n, PROMPT), generator=generator),
+        "prompt_mask": torch.arange(PROMPT) >= PROMPT - lengths[:, None],
+        "response_ids": torch.randint(1, VOCABULARY, (n, RESPONSE), generator=generator),
+        "response_mask": mask,
+        "advantages": torch.randn(n, RESPONSE, generator=generator) * mask,
+    }
+    return TensorDict(columns, batch_size=[n])
+
+
+def counts() -> Counts:
+    """Of all rows."""
+    return Counts.of(rows()["response_mask"])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A loss in each output: advantages times log-probabilities plus entropy, or squared errors."""
+
+    needs_entropy: bool = True
+    columns: tuple[str, ...] = ("advantages",)
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Loss`."""
+        if "values" in outputs:
+            each = (outputs["values"] - rows["advantages"]).square()
+        else:
+            each = rows["advantages"] * outputs["log_probs"]
+        if "entropy" in outputs:
+            each = each - 0.3 * outputs["entropy"]
+        loss = (each * rows["response_mask"]).sum() / counts.tokens
+        return loss, {"test/loss": loss.detach(), "test/tokens": rows["response_mask"].sum()}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What transformers gives for all rows, by name."""
+
+    outputs: dict[str, Tensor]
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def expect(path: Path, *, head: str, temperature: float = 1.0, needs_entropy: bool = True) -> Expected:
+    """Padded forward and backward of the plain model with its own attention, in float64."""
+    model: PreTrainedModel = {
+        "lm": AutoModelForCausalLM, "scalar": AutoModelForSequenceClassification,
+    }[head].from_pretrained(path, attn_implementation="sdpa", dtype=torch.float64)  # fmt: skip
+    batch = rows()
+    mask = batch["response_mask"]
+    last = (torch.arange(1, RESPONSE + 1) * mask).amax(1)
+    attention = torch.cat([batch["prompt_mask"], torch.arange(RESPONSE) < last[:, None]], 1)
+    inputs = {
+        "input_ids": torch.cat([batch["prompt_ids"], batch["response_ids"]], 1),
+        "attention_mask": attention.long(),
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+    }
+    outputs = _language(model, inputs, batch, temperature) if head == "lm" else _scalar(model, inputs)
+    outputs = {name: torch.where(mask, values, 0.0) for name, values in outputs.items()}
+    used = dict(outputs)
+    if not needs_entropy:
+        used.pop("entropy", None)
+    loss, _ = Fit(needs_entropy=needs_entropy)(
+        used, {name: batch[name] for name in (*Fit().columns, "response_mask")}, counts()
+    )
+    torch.autograd.backward(loss)
+    gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+    return Expected(
+        {name: o.detach().float() for name, o in outputs.items()}, float(loss.detach()), gradients
+    )
+
+
+def _language(
+    model: PreTrainedModel, inputs: dict[str, Tensor], batch: TensorDict, temperature: float
+) -> dict[str, Tensor]:
+    logits = model(**inputs, use_cache=False).logits[:, PROMPT - 1 : -1] / temperature
+    log_p = logits.log_softmax(-1)
+    chosen = log_p.gather(2, batch["response_ids"][..., None])[..., 0]
+    return {"log_probs": chosen, "entropy": -(log_p.exp() * log_p).sum(-1)}
+
+
+def _scalar(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+    score: torch.nn.Linear = model.score  # type: ignore[assignment]
+    return {"values": score(hidden)[:, PROMPT - 1 : -1, 0]}
+
+
+def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """Relative distance of all tensors together, in the L2 norm."""
+    assert ours.keys() == theirs.keys()
+    apart = torch.stack([(ours[name] - theirs[name]).norm() for name in ours]).norm()
+    return float(apart / torch.stack([theirs[name].norm() for name in theirs]).norm())

@@ -1,0 +1,46 @@
+"""The reward functions that come with the package."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_lightning.rewards import resolve
+
+
+def run(name: str, responses: list[str], **fields: object) -> list[float]:
+    return list(resolve(name)([""] * len(responses), responses, [dict(fields) for _ in responses]))
+
+
+def test_exact_match_ignores_white_space_around() -> None:
+    assert run("exact_match", ["12", " 12\n", "1 2", "", "012"], answer=" 12") == [1, 1, 0, 0, 0]
+    assert run("exact_match", ["12"], answer=12) == [1]
+
+
+def test_partial_match_counts_positions() -> None:
+    assert run("partial_match", ["1234", "1243", "12", "123456", "", " 1234"], answer="1234") == [
+        1,
+        0.5,
+        0.5,
+        pytest.approx(4 / 6),
+        0,
+        1,
+    ]
+
+
+def test_length_saturates() -> None:
+    assert run("length", ["", "x" * 64, "x" * 999]) == [0, 0.25, 1]
+
+
+@pytest.mark.parametrize("name", ["exact_match", "partial_match", "maths_answer"])
+def test_row_without_an_answer(name: str) -> None:
+    pytest.importorskip("math_verify")
+    with pytest.raises(
+        ValueError, match=f"{name} compares with the row's field 'answer', this row has: question"
+    ):
+        run(name, ["x"], question="q")
+
+
+def test_reasoning_gym_refuses_other_rows() -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ValueError, match=r"this one has no metadata\.source_dataset: answer"):
+        run("reasoning_gym", ["x"], answer="x")

@@ -1,0 +1,172 @@
+"""RewardSpec, score and preflight."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from rlhf_lightning.rewards import REWARDS, RewardSpec, preflight, resolve, score
+from rlhf_lightning.spec import ModelSpec
+
+Row = dict[str, object]
+
+
+def row(source: str = "a", **fields: object) -> Row:
+    return {"prompt": f"prompt of {source}", "data_source": source, "answer": "yes"} | fields
+
+
+def scored(spec: RewardSpec, responses: list[str], rows: list[Row]) -> dict[str, list[float]]:
+    return score(spec, [str(one["prompt"]) for one in rows], responses, rows)
+
+
+@pytest.fixture
+def mine() -> Iterator[ModuleType]:
+    """A user's module with reward functions."""
+    module = ModuleType("my_rewards")
+    sys.modules["my_rewards"] = module
+    yield module
+    del sys.modules["my_rewards"]
+
+
+def test_weighted_sum_of_functions() -> None:
+    spec = RewardSpec(functions={"exact_match": 2.0, "length": -0.5})
+    got = scored(spec, ["yes", "x" * 128, ""], [row(), row(), row()])
+    assert got["exact_match"] == [1.0, 0.0, 0.0]
+    assert got["length"] == [3 / 256, 0.5, 0.0]
+    assert got["scores"] == [2.0 - 0.5 * 3 / 256, -0.25, 0.0]
+
+
+def test_functions_by_data_source(mine: ModuleType) -> None:
+    seen = []
+
+    def count(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+        seen.append((prompts, responses, [one["data_source"] for one in rows]))
+        return [10.0 + len(response) for response in responses]
+
+    vars(mine)["count"] = count
+    spec = RewardSpec(functions="exact_match", by_source={"b": {"my_rewards.count": 0.5}})
+    got = scored(spec, ["yes", "12", "no", "1"], [row("a"), row("b"), row("c"), row("b")])
+    assert seen == [(["prompt of b", "prompt of b"], ["12", "1"], ["b", "b"])]
+    assert got["scores"] == [1.0, 6.0, 0.0, 5.5]
+    assert [math.isnan(value) for value in got["exact_match"]] == [False, True, False, True]
+    assert [math.isnan(value) for value in got["my_rewards.count"]] == [True, False, True, False]
+
+
+def test_no_rows_have_no_scores() -> None:
+    assert scored(RewardSpec(functions=["exact_match", "length"]), [], []) == {
+        "scores": [],
+        "exact_match": [],
+        "length": [],
+    }
+
+
+def test_what_scores_where_nothing_is_said() -> None:
+    assert RewardSpec().names() == ["exact_match"]
+    assert RewardSpec(model=ModelSpec()).names() == []
+    assert RewardSpec(by_source={"a": {"length": 1.0}}).names() == ["length"]
+    assert scored(RewardSpec(model=ModelSpec()), ["x"], [row()]) == {"scores": [0.0]}
+    with pytest.raises(ValueError, match="no function scores the data source 'b'; by_source has: a"):
+        scored(RewardSpec(by_source={"a": {"length": 1.0}}), ["x"], [row("b")])
+    with pytest.raises(ValueError, match="length has the weight nan"):
+        RewardSpec(functions={"length": math.nan})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "many"])
+def test_score_that_is_no_number_names_the_row(mine: ModuleType, value: object) -> None:
+    vars(mine)["broken"] = lambda _prompts, responses, _rows: [0.0] * (len(responses) - 1) + [value]
+    spec = RewardSpec(by_source={"a": {"length": 1.0}, "b": {"my_rewards.broken": 1.0}})
+    with pytest.raises(ValueError, match="not a finite number") as error:
+        scored(spec, ["x", "x", "x"], [row("b"), row("a"), row("b", prompt="the third" + "." * 100)])
+    assert f"reward function my_rewards.broken: row 2 of the batch got {value!r}" in str(error.value)
+    assert "its prompt begins 'the third..." in str(error.value)
+
+
+def test_wrong_number_of_scores(mine: ModuleType) -> None:
+    vars(mine)["short"] = lambda _prompts, _responses, _rows: [1.0]
+    with pytest.raises(ValueError, match=r"my_rewards\.short: returned 1 scores for 2 rows, .*'prompt of a'"):
+        scored(RewardSpec(functions="my_rewards.short"), ["x", "y"], [row(), row()])
+
+
+def test_exception_in_a_function_is_named(mine: ModuleType) -> None:
+    vars(mine)["failing"] = lambda _prompts, _responses, rows: [one["nowhere"] for one in rows]
+    with pytest.raises(
+        ValueError, match=r"my_rewards\.failing: KeyError while it scored 1 rows, .*'nowhere'"
+    ) as error:
+        scored(RewardSpec(functions="my_rewards.failing"), ["x"], [row()])
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_tensors_and_arrays_are_numbers_too(mine: ModuleType) -> None:
+    vars(mine)["tensor"] = lambda _prompts, _responses, _rows: torch.tensor([1.5, 2.0])
+    assert scored(RewardSpec(functions="my_rewards.tensor"), ["x", "y"], [row(), row()])["scores"] == [
+        1.5,
+        2.0,
+    ]
+
+
+def test_preflight_tries_every_source_once(mine: ModuleType) -> None:
+    calls = []
+
+    def note(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+        calls.append([one["data_source"] for one in rows])
+        return [float("nan") if one["data_source"] == "late" else 0.0 for one in rows]
+
+    vars(mine)["note"] = note
+    rows = [row("a") for _ in range(9)] + [row("b")]
+    preflight(RewardSpec(functions="my_rewards.note"), rows)
+    assert calls == [["a", "a", "a"], ["b"]]
+    with pytest.raises(ValueError, match="row 0 of the batch got nan"):
+        preflight(RewardSpec(functions="my_rewards.note"), [*rows, row("late")])
+    with pytest.raises(ValueError, match="Short names") as error:
+        preflight(RewardSpec(by_source={"z": {"nothing": 1.0}}, functions="length"), rows)
+    assert "nothing" in str(error.value)
+    with pytest.raises(
+        ValueError, match="exact_match compares with the row's field 'answer', this row has: prompt"
+    ):
+        preflight(RewardSpec(), [{"prompt": "p", "data_source": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exact", "it is no short name"),
+        ("nowhere.at.all", "there is no module 'nowhere.at'"),
+        ("math.nothing", "the module math defines no 'nothing'"),
+        ("math.pi", "it is a float, which cannot be called"),
+    ],
+)
+def test_unknown_function_lists_the_known(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        resolve(name)
+    assert name == "math.pi" or ", ".join(REWARDS) in str(error.value)
+    assert resolve("exact_match") is REWARDS["exact_match"]
+
+
+def test_options_from_the_command_line() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--reward", type=RewardSpec, default=RewardSpec())
+
+    def parse(*arguments: str) -> RewardSpec:
+        spec = parser.instantiate(parser.parse_args(list(arguments))).reward
+        assert isinstance(spec, RewardSpec)
+        return spec
+
+    assert parse().names() == ["exact_match"]
+    assert parse("--reward.functions", "length").weights({}) == {"length": 1.0}
+    assert parse("--reward.functions", "[length, exact_match]").weights({}) == {
+        "length": 1.0,
+        "exact_match": 1.0,
+    }
+    assert parse("--reward.functions", "{length: 0.5, my.own: 2}").weights({}) == {
+        "length": 0.5,
+        "my.own": 2.0,
+    }
+    by_source = parse("--reward", '{"by_source": {"gsm8k": {"maths_answer": 1.0}}}')
+    assert by_source.weights({"data_source": "gsm8k"}) == {"maths_answer": 1.0}
+    assert parse("--reward.model.path", "some/model").model == ModelSpec(path="some/model")

@@ -1,0 +1,34 @@
+"""The three folders at the top are imported under one name only, and the links that make it so are whole."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+FOLDERS = ("algos", "strategies", "configs")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_link_is_relative(folder: str) -> None:
+    link = ROOT / "rlhf_lightning" / folder
+    if not link.is_symlink():
+        pytest.skip("a distribution holds folders in place of the links")
+    assert str(link.readlink()) == f"../{folder}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_import_under_the_other_name_is_refused(folder: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert f"This folder is imported as 'rlhf_lightning.{folder}', not as '{folder}'." in run.stderr
+
+
+def test_imports_as_subpackage() -> None:
+    assert importlib.import_module("rlhf_lightning.configs").__doc__

@@ -1,0 +1,67 @@
+"""Every command in the documents exists: `make` targets, and `rlhf` with flags that its parser accepts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def commands(name: str) -> list[str]:
+    """Lines of the bash blocks of a document, continued lines joined, comments cut."""
+    blocks = BLOCK.findall((ROOT / name).read_text(encoding="utf-8"))
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.join(words) for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def programs(program: str) -> list[str]:
+    return sorted({line for name in DOCUMENTS for line in commands(name) if line.split()[0] == program})
+
+
+@pytest.mark.parametrize("command", programs("make"))
+def test_make_target_exists(command: str) -> None:
+    assert set(shlex.split(command)[1:]) <= make_targets()
+
+
+@pytest.mark.parametrize("command", programs("rlhf"))
+def test_rlhf_accepts_the_flags(command: str) -> None:
+    program, *words = shlex.split(command)
+    line = [str(Path(sys.executable).with_name(program)), *words]
+    asked = [] if "--help" in words else ["--print_config"]
+    run = subprocess.run([*line, *asked], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_the_test_command_of_the_readme_is_the_one_of_the_pipeline() -> None:
+    assert "make test" in commands("README.md")
+    assert re.search(
+        r"^part test make test\b", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "docs/architecture.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    links = LINK.findall((ROOT / name).read_text(encoding="utf-8"))
+    missing = [link for link in links if not ((ROOT / name).parent / link).exists()]
+    assert not missing
+
+
+def test_an_unknown_target_and_flag_would_be_seen(tmp_path: Path) -> None:
+    assert "dmeo" not in make_targets()
+    document = tmp_path / "README.md"
+    document.write_text("```bash\nmake dmeo  # x\nrlhf fit \\\n  --algo ppo\n```\n```python\nmake no\n```\n")
+    assert commands(str(document)) == ["make dmeo", "rlhf fit --algo ppo"]
