@@ -1,1 +1,1 @@
-__version__ = '0'
+"""RLHF as a dataflow of large models on a stock Lightning Trainer, with interchangeable placement strategies."""

@@ -20,11 +20,13 @@ class ColumnInput:
 class Call:
     """One call of one role's method on one device.
 
-    Example: `Call("actor", "update_actor", 8, (ColumnInput("advantages", (slice(0, 8),)),), {"loss": loss}, ())`.
+    Example: `Call("actor", "update_actor", 0, 8, (ColumnInput("advantages", (slice(0, 8),)),), {"loss": loss}, ())`.
     """
 
     role: str
     method: str
+    rank: int
+    """Within the role's layout."""
     num_rows: int
     columns: tuple[ColumnInput, ...]
     """In the order in which their blocks are handed over."""

@@ -129,7 +129,9 @@ class RayCluster:
             options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "max_restarts": 0}
             self.actors.append(actor.options(scheduling_strategy=where, **options).remote(len(self.actors)))
 
-    def prepare(self, placements: Mapping[str, Placement], groups: Sequence[tuple[int, ...]]) -> None:
+    def prepare(
+        self, placements: Mapping[str, Placement], groups: Sequence[tuple[int, ...]], *, offload: bool = False
+    ) -> None:
         """Join the devices into one world and build every role on them.
 
         Raises:
@@ -141,7 +143,7 @@ class RayCluster:
         spec = WorldSpec(len(self.actors), str(address), tuple(dict.fromkeys(groups)), self.timeout_s)
         cores = os.cpu_count() or 1
         threads = [max(1, cores // nodes.count(node)) for node in nodes]
-        joined = [a.join.remote(spec, n) for a, n in zip(self.actors, threads, strict=True)]
+        joined = [a.join.remote(spec, n, offload=offload) for a, n in zip(self.actors, threads, strict=True)]
         self._get(joined, "devices to join the world")
         hosted = [
             self.actors[device].host.remote(name, placement)

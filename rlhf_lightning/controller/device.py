@@ -50,10 +50,19 @@ class Device:
         self.world: World | None = None
         self.roles: dict[str, Remote] = {}
         self.ranks: dict[str, int] = {}
+        self.offload = False
+        self._resident: str | None = None
 
-    def join(self, spec: WorldSpec, num_threads: int) -> None:
-        """Take as many threads as this device may use, and join the job's world."""
+    def join(self, spec: WorldSpec, num_threads: int, *, offload: bool = False) -> None:
+        """Take as many threads as this device may use, and join the job's world.
+
+        Args:
+            spec: the world.
+            num_threads: of computation.
+            offload: keep only the role that computes on the device.
+        """
         torch.set_num_threads(num_threads)
+        self.offload = offload
         self.world = World.join(self.rank, spec)
 
     def host(self, name: str, placement: Placement) -> None:
@@ -68,9 +77,20 @@ class Device:
         worker = Worker(rank, placement.layout, self.world.device, group, placement.settings)
         try:
             placement.role.build(worker)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(name, rank, "build", err) from None
         self.roles[name], self.ranks[name] = placement.role, rank
+        if self.offload:
+            placement.role.offload()
+
+    def _make_resident(self, name: str) -> None:
+        """Bring a role to the device and send the one before it away."""
+        if not self.offload or self._resident == name:
+            return
+        if self._resident is not None:
+            self.roles[self._resident].offload()
+        self.roles[name].reload()
+        self._resident = name
 
     def call(self, call: Call, *blocks: Block) -> tuple[CallReport | Block, ...]:
         """Run one call.
@@ -84,8 +104,8 @@ class Device:
         started, clock = time.time(), time.perf_counter()
         try:
             value, columns = self._run(call, blocks)
-        except Exception as err:
-            raise self._failure(call.role, self.ranks[call.role], call.method, err) from None
+        except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
+            raise self._failure(call.role, call.rank, call.method, err) from None
         seconds = time.perf_counter() - clock
         report = CallReport(call.role, call.method, self.rank, started, seconds, memory_bytes(), value)
         return (report, *columns)
@@ -96,6 +116,7 @@ class Device:
 
     def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:
         role = self.roles[call.role]
+        self._make_resident(call.role)
         method = methods_of(type(role))[call.method]
         arguments = dict(call.arguments)
         if method.takes_rows:

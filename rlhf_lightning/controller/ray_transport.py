@@ -57,7 +57,7 @@ class Pending:
 
     def name(self) -> str:
         """Role, device and method, as errors have them."""
-        return f"{self.call.role}[device {self.device}].{self.call.method}"
+        return f"{self.call.role}[rank {self.call.rank}, device {self.device}].{self.call.method}"
 
 
 class RayTransport(Transport):

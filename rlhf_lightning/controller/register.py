@@ -79,6 +79,12 @@ class Remote(ABC):
     def build(self, worker: Worker) -> None:
         """Make this rank's part of the model."""
 
+    def offload(self) -> None:  # noqa: B027
+        """Free the device until `reload`; nothing to free by default."""
+
+    def reload(self) -> None:  # noqa: B027
+        """Come back to the device."""
+
 
 class RemoteMethod:
     """What the decorator leaves in the class: a method that runs here, or on the workers its object is bound to."""

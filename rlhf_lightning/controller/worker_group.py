@@ -76,6 +76,7 @@ class WorkerGroup:
         call = Call(
             role=self.role,
             method=method.name,
+            rank=rank,
             num_rows=len(inputs.batch),
             columns=tuple(columns),
             arguments=inputs.arguments,

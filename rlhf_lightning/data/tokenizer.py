@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -24,6 +25,7 @@ def embedded_directory() -> Path:
     return Path(__file__).parent.parent / "embedded"
 
 
+@lru_cache(maxsize=8)
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 

@@ -1,5 +1,6 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
+from rlhf_lightning.engines.architecture import check_checkpoint
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
@@ -15,5 +16,6 @@ __all__ = [
     "NativeGenerator",
     "Part",
     "TrainEngine",
+    "check_checkpoint",
     "check_model",
 ]

@@ -26,6 +26,7 @@ from rlhf_lightning.functional.masked import (
     masked_var,
     zero_masked,
 )
+from rlhf_lightning.functional.rollout import rollout_metrics
 
 __all__ = [
     "Aggregation",
@@ -51,6 +52,7 @@ __all__ = [
     "masked_sum",
     "masked_var",
     "penalized_rewards",
+    "rollout_metrics",
     "sequence_kl",
     "spread",
     "whiten",

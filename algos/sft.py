@@ -1,0 +1,34 @@
+"""SFT: supervised fine-tuning on given responses; where every aligned model begins."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.functional import SFTLoss
+from rlhf_lightning.workers import Actor
+
+
+class SFT(RLHFAlgorithm):
+    """Cross-entropy on the responses of the data; needs a data module that yields them, such as CompletionData."""
+
+    actor: Actor = field(default_factory=Actor)
+    """The model that learns."""
+    loss: SFTLoss = field(default_factory=SFTLoss)
+    """What it minimises."""
+    mini_batch_size: int = 0
+    """Rows per optimizer step; 0 is the whole batch."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """One pass over a batch."""
+        metrics = Metrics()
+        for mini in self.mini_batches(batch, size=self.mini_batch_size):
+            metrics |= self.actor.update_actor(mini, loss=self.loss)
+        return metrics
+
+    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+        """Log the loss on held-out rows."""
+        numbers = self.actor.compute_loss(Batch.of(batch), loss=self.loss).fetch()
+        self.log("val/loss", numbers["sft/loss"], prog_bar=True, batch_size=len(Batch.of(batch)))
+        self.strategy.drain()

@@ -1,0 +1,142 @@
+"""Checkpoint directories: a role's shards beside the trainer's state, whole or absent, and free of pickles.
+
+    last.ckpt/
+        trainer.json           loops, callbacks, data position; tensors are references into tensors.safetensors
+        tensors.safetensors    the algorithm's own buffers, and tensors of callbacks
+        actor/ critic/         what the engines wrote: safetensors shards and JSON
+
+A checkpoint is written beside its place and renamed into it. Replacing one keeps the old directory under
+`.replaced-NAME` until the new one stands, and reading falls back to that if a crash fell between the two renames.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+STATE = "trainer.json"
+TENSORS = "tensors.safetensors"
+FORMAT = 1
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a fresh directory to write into; on success it becomes `target`, on failure nothing changes.
+
+    Args:
+        target: the checkpoint's directory; one that is there is replaced.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for stale in target.parent.glob(".saving-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    fresh = target.parent / f".saving-{uuid4().hex}"
+    fresh.mkdir()
+    try:
+        yield fresh
+        old = _replaced(target)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        fresh.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def find(path: str | os.PathLike[str]) -> Path:
+    """The directory of a checkpoint.
+
+    Raises:
+        ValueError: there is no complete checkpoint at the path.
+    """
+    target = Path(path)
+    for place in (target, _replaced(target)):
+        if (place / STATE).is_file():
+            return place
+    what = "is not there" if not target.exists() else f"holds no {STATE}"
+    beside = sorted(p.name for p in target.parent.glob("*.ckpt")) if target.parent.is_dir() else []
+    raise ValueError(f"checkpoint {str(path)!r} {what}; beside it: {beside or 'no checkpoint'}.")
+
+
+def write_state(directory: Path, state: Mapping[str, object]) -> None:
+    """Write the trainer's state.
+
+    Raises:
+        TypeError: a value is neither a number, a text, a tensor nor a container of such; the message says where.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    plain = {"format": FORMAT, "state": _encode(dict(state), "state", tensors)}
+    if tensors:
+        save_file(tensors, directory / TENSORS)
+    (directory / STATE).write_text(json.dumps(plain, indent=1))
+
+
+def read_state(directory: Path) -> dict[str, object]:
+    """Read what `write_state` wrote.
+
+    Raises:
+        ValueError: the file is damaged, or of another format.
+    """
+    try:
+        plain = json.loads((directory / STATE).read_text())
+        tensors = load_file(directory / TENSORS) if (directory / TENSORS).is_file() else {}
+    except (OSError, json.JSONDecodeError) as err:
+        raise ValueError(f"checkpoint {directory}: {STATE} is damaged ({err}).") from err
+    if plain.get("format") != FORMAT:
+        raise ValueError(f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}.")
+    state = _decode(plain["state"], tensors)
+    assert isinstance(state, dict)
+    return state
+
+
+def _replaced(target: Path) -> Path:
+    return target.parent / f".replaced-{target.stem}"
+
+
+def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> object:
+    """A value as JSON; what JSON lacks is an object with one key that begins with `$`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    if isinstance(value, torch.Tensor):
+        tensors[where] = value.detach().cpu().contiguous().clone()
+        return {"$tensor": where}
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if isinstance(value, list):
+        return [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
+    if isinstance(value, tuple | set | frozenset):
+        return {"$tuple": [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        pairs = [(key, _encode(item, f"{where}.{key}", tensors)) for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
+            return dict(pairs)
+        return {"$items": [[_encode(key, f"{where}.{key}", tensors), item] for key, item in pairs]}
+    raise TypeError(
+        f"a checkpoint cannot hold {where}, a {type(value).__module__}.{type(value).__qualname__}: only numbers, "
+        "texts, tensors and containers of them, so that loading runs nobody's code. Turn it into such in state_dict()."
+    )
+
+
+def _decode(value: object, tensors: Mapping[str, torch.Tensor]) -> object:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    if "$items" in value:
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in value["$items"]}
+    return {key: _decode(item, tensors) for key, item in value.items()}

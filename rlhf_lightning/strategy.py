@@ -1,0 +1,210 @@
+"""Strategy: where the models of an algorithm stand. A Lightning strategy whose devices are remote.
+
+    Trainer.fit -> data and algorithm checked -> Strategy.setup:  place -> pools -> devices -> world -> roles built
+                -> algo.actor, algo.critic, ... become handles -> the fit loop, which calls algo.step
+    any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this job started it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.optim import Optimizer
+
+from rlhf_lightning import checkpoint as files
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller import CallReport, WorkerGroup
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_local_gpus
+from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.controller.transport import Transport
+from rlhf_lightning.parallel import ParallelLayout, subgroups
+from rlhf_lightning.workers import ModelRole, Role, Settings
+
+MODELS = "models"
+"""Key of a checkpoint under which the trained roles' architectures stand."""
+
+
+class Strategy(SingleDeviceStrategy):
+    """Owns placement, devices and checkpoints; a subclass says only which roles share devices.
+
+    Args:
+        devices: devices of the job; by default all GPUs, or on a CPU as few as the placement needs.
+        address: host:port of a Ray cluster's head, or `auto`; by default RAY_ADDRESS, else this machine.
+        settings: how the models compute.
+        offload: keep only the role that computes on its devices, the others in host memory.
+        timeout_s: longest wait for any remote call, seconds.
+    """
+
+    strategy_name = "rlhf"
+
+    def __init__(
+        self,
+        *,
+        devices: int | None = None,
+        address: str | None = None,
+        settings: Settings | None = None,
+        offload: bool = False,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        super().__init__(device="cpu")
+        if devices is not None and devices < 1:
+            raise ValueError(f"strategy.devices={devices}: a job needs at least 1 device.")
+        self.devices, self.address, self.settings = devices, address, settings or Settings()
+        self.offload, self.timeout_s = offload, timeout_s
+        self.transport: Transport | None = None
+        self._resume: Path | None = None
+        self._handles: dict[str, Role] = {}
+
+    @abstractmethod
+    def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+        """Say which roles share which devices.
+
+        Args:
+            roles: names of the algorithm's roles.
+            devices: devices there are; None lets the strategy take as few as it can.
+
+        Raises:
+            ValueError: the devices cannot be divided so.
+        """
+
+    # ---- set-up and end ----------------------------------------------------------------------------------------
+
+    @property
+    def algorithm(self) -> RLHFAlgorithm:
+        """The algorithm that the trainer runs.
+
+        Raises:
+            TypeError: the trainer was given another kind of LightningModule.
+        """
+        if not isinstance(self.lightning_module, RLHFAlgorithm):
+            raise TypeError(f"{type(self).__name__} places an RLHFAlgorithm, not {type(self.lightning_module)}.")
+        return self.lightning_module
+
+    def setup_environment(self) -> None:
+        """Refuse impossible placements before the data is read or any process started."""
+        super().setup_environment()
+        self._pools(self.algorithm.roles())
+
+    def setup(self, trainer: Trainer) -> None:
+        """Start the devices, build the roles on them, and hand the algorithm its handles."""
+        fitting = trainer.state.fn == "fit"
+        roles = {n: r for n, r in self.algorithm.roles().items() if fitting or r.evaluates}
+        self._launch(roles, self._pools(roles))
+        if self._resume is not None:
+            self._restore(self._resume)
+        super().setup(trainer)
+
+    def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
+        return self.place(tuple(roles), self.devices or num_local_gpus() or None)
+
+    def _launch(self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
+        placements: dict[str, Placement] = {}
+        groups: list[tuple[int, ...]] = []
+        first = 0
+        for pool in pools:
+            members = tuple(range(first, first + pool.num_devices))
+            layout = ParallelLayout(d=pool.num_devices)
+            groups += subgroups(layout, members)
+            for name in pool.roles:
+                role = dataclasses.replace(roles[name])
+                placements[name] = Placement(role, layout, members, self.settings)
+            first += pool.num_devices
+        cluster = RayCluster(self.address, timeout_s=self.timeout_s)
+        self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
+        cluster.start(pools)
+        transport.actors = cluster.actors
+        cluster.prepare(placements, groups, offload=self.offload)
+        self._handles = {n: roles[n].bound(self._group(n, p, transport)) for n, p in placements.items()}
+        self.algorithm.bind(self._handles)
+
+    @staticmethod
+    def _group(name: str, placement: Placement, transport: Transport) -> WorkerGroup:
+        return WorkerGroup(name, transport, placement.layout, placement.devices)
+
+    def drain(self) -> list[CallReport]:
+        """Wait for all pending remote calls; the reports since the last drain.
+
+        Raises:
+            WorkerError: a call failed.
+        """
+        assert self.transport is not None
+        return self.transport.drain()
+
+    def teardown(self) -> None:
+        """End the devices; also after a failure."""
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+        super().teardown()
+
+    # ---- the controller's own module has nothing to move or to step -------------------------------------------
+
+    def model_to_device(self) -> None:
+        """Nothing: the models are on their devices."""
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+        """Nothing: the engines save their optimizers."""
+        return {}
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Never: the engines restore their optimizers."""
+        return False
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
+    ) -> None:
+        """Write a checkpoint directory, which appears whole or not at all."""
+        trained = self._trained()
+        state = {**checkpoint, MODELS: {name: role.path for name, role in trained.items()}}
+        with files.replacing(Path(filepath)) as directory:
+            saved = [role.save(directory=directory / name) for name, role in trained.items()]
+            files.write_state(directory, state)
+            for ranks in saved:
+                ranks.fetch()
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, object]:
+        """Read the trainer's state; the roles follow once they are built.
+
+        Raises:
+            ValueError: there is no complete checkpoint, or it is of other roles or models.
+        """
+        directory = files.find(checkpoint_path)
+        state = files.read_state(directory)
+        wanted = [name for name, role in self.algorithm.roles().items() if role.trains]
+        has = [name for name in wanted if (directory / name).is_dir()]
+        if has != wanted:
+            held = sorted(p.name for p in directory.iterdir() if p.is_dir())
+            raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm trains {wanted}.")
+        for name in wanted:
+            self._check_architecture(name, directory / name)
+        self._resume = directory
+        return state
+
+    def _check_architecture(self, name: str, directory: Path) -> None:
+        role = self.algorithm.roles()[name]
+        assert isinstance(role, ModelRole)
+        role.check_checkpoint(directory)
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Remove a checkpoint directory."""
+        shutil.rmtree(filepath, ignore_errors=True)
+
+    def _trained(self) -> dict[str, ModelRole]:
+        return {n: r for n, r in self._handles.items() if isinstance(r, ModelRole) and r.trains}
+
+    def _restore(self, directory: Path) -> None:
+        loading = [role.load(directory=directory / name) for name, role in self._trained().items()]
+        for ranks in loading:
+            ranks.fetch()
+        self._resume = None

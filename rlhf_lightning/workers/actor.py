@@ -1,0 +1,73 @@
+"""The actor: the model that answers, and that is trained to answer better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from tensordict import TensorDict
+
+from rlhf_lightning.controller import DP, DP_METRIC, register
+from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.engines import NativeGenerator
+from rlhf_lightning.functional import Loss
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.workers.role import ModelRole
+
+PROMPTS = ("prompt_ids", "prompt_mask")
+SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actor(ModelRole):
+    """Generates responses, scores them, and learns."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    """How responses are drawn."""
+    seed: int = 0
+    """Seed of the draws: (seed, row id, position) decides a token, not the device or the batch it is drawn in."""
+    evaluates: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
+
+    @register(transfer=DP, reads=(*PROMPTS, "row_ids"), returns=("response_ids", "response_mask", "log_probs"))
+    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
+        """Answer every prompt.
+
+        Args:
+            rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
+            greedy: take the likeliest token instead of a draw.
+
+        Returns:
+            response_ids [B, R] int64, response_mask [B, R] bool and log_probs [B, R] float32 of the drawn tokens;
+            R = sampling.max_new_tokens.
+        """
+        tokenizer = load_tokenizer(self.path)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
+        with self.engine.gathered() as module:
+            generator = NativeGenerator(
+                module,
+                device=self.worker.device,
+                pad_token_id=pad,
+                eos_token_ids=(tokenizer.eos_token_id, *sampling.stop_token_ids),
+                config=self.settings.generate,
+            )
+            return generator.generate(rows, sampling=sampling, seed=self.seed)
+
+    @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
+    def compute_log_prob(self, rows: TensorDict) -> TensorDict:
+        """Log-probabilities and entropy of the responses, [B, R] float32, under the present weights."""
+        return self.engine.infer(rows, temperature=self.sampling.temperature)
+
+    @register(transfer=DP_METRIC, reads=SEQUENCES)
+    def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
+        """One optimizer step on a mini-batch; the loss names the columns that it reads."""
+        return self.update(rows, loss=loss, temperature=self.sampling.temperature, name="actor")
+
+    @register(transfer=DP_METRIC, reads=SEQUENCES)
+    def compute_loss(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
+        """The metrics of a loss, without learning from it."""
+        outputs = self.engine.infer(rows, temperature=self.sampling.temperature)
+        _, metrics = loss(outputs, rows, self._counts(rows))
+        return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}

@@ -1,0 +1,170 @@
+"""What all roles share: a role is a description on the command line, a handle on the controller, a model on a worker.
+
+    PPO(actor=Actor(path=...))   description, pickled to the devices
+    algo.actor                   after the strategy's set-up: the same class, bound; its methods run on the workers
+    Device.roles["actor"]        the same class, built: it owns this rank's part of the model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from rlhf_lightning.controller import ONE_TO_ALL, Caller, Remote, Worker, register
+from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Native, TrainEngine, check_checkpoint
+from rlhf_lightning.functional import Counts, Loss
+from rlhf_lightning.spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How the models of a job compute; the strategy owns it, every role is built with it."""
+
+    train: FSDP = field(default_factory=FSDP)
+    """The training engine."""
+    generate: Native = field(default_factory=Native)
+    """The generation engine."""
+
+
+@dataclass
+class Place:
+    """Where a role is: bound to workers, built on one, or neither yet."""
+
+    caller: Caller | None = None
+    worker: Worker | None = None
+    engine: TrainEngine | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role(ModelSpec, Remote):
+    """A model with a task in the dataflow."""
+
+    evaluates: ClassVar[bool] = False
+    """Whether `validate` and `predict` need it."""
+    trains: ClassVar[bool] = False
+    """Whether it has an optimizer, and so a place in checkpoints."""
+    place: Place = field(default_factory=Place, init=False, repr=False, compare=False)
+    """Set by `bound` and `build`."""
+
+    def caller(self) -> Caller | None:
+        """Where calls go; None on a worker."""
+        if self.place.caller is None and self.place.worker is None:
+            raise RuntimeError(
+                f"{type(self).__name__} is not placed yet: its methods work inside trainer.fit, validate and "
+                "predict, once the strategy has put it on devices."
+            )
+        return self.place.caller
+
+    def bound(self, caller: Caller) -> Self:
+        """The same role as the controller's handle on workers."""
+        handle = replace(self)
+        handle.place.caller = caller
+        return handle
+
+    def build(self, worker: Worker) -> None:
+        """Take this rank's place."""
+        self.place.worker = worker
+
+    def following(self, actor: Role) -> Self:
+        """The same role with what it leaves open taken from the actor."""
+        return self if self.path else replace(self, path=actor.path)
+
+    @property
+    def worker(self) -> Worker:
+        """This rank's place; on a worker only."""
+        assert self.place.worker is not None
+        return self.place.worker
+
+    @property
+    def settings(self) -> Settings:
+        """How the job's models compute; on a worker only."""
+        assert isinstance(self.worker.settings, Settings)
+        return self.worker.settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRole(Role):
+    """A role whose model an engine holds."""
+
+    head: ClassVar[Head] = "lm"
+    """What the model gives for each response token."""
+
+    @property
+    def engine(self) -> TrainEngine:
+        """This rank's engine; on a worker only."""
+        assert self.place.engine is not None
+        return self.place.engine
+
+    def build(self, worker: Worker) -> None:
+        """Load the model."""
+        super().build(worker)
+        config = self.settings.train
+        self.place.engine = FSDPEngine(
+            self, head=self.head, group=worker.dp_group, device=worker.device, config=config
+        )
+
+    def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
+        """One optimizer step on this rank's share of a mini-batch.
+
+        Returns:
+            The loss's metrics for the whole mini-batch, and `name`/grad_norm, lr, skipped_steps.
+        """
+        counts = self._counts(rows)
+        parts = self.engine.accumulate(rows, loss, counts, temperature=temperature)
+        replicas = self.worker.layout.d
+        metrics = {key: float(value) * replicas for key, value in parts.items()}
+        return metrics | {f"{name}/{key}": value for key, value in self.engine.optimizer_step().items()}
+
+    def _counts(self, rows: TensorDict) -> Counts:
+        """Count the valid tokens and rows of the mini-batch over all ranks."""
+        mine = Counts.of(rows["response_mask"])
+        if self.worker.dp_group is None:
+            return mine
+        every: list[Counts] = [mine] * self.worker.layout.d
+        dist.all_gather_object(every, mine, group=self.worker.dp_group)
+        return sum(every, Counts(0, 0))
+
+    @register(transfer=ONE_TO_ALL)
+    def save(self, *, directory: Path) -> None:
+        """Write weights and optimizer state; all ranks together."""
+        self.engine.save(directory)
+
+    @register(transfer=ONE_TO_ALL)
+    def load(self, *, directory: Path) -> None:
+        """Continue from `save`, whatever the number of ranks was.
+
+        Raises:
+            ValueError: the checkpoint is incomplete, or of another model.
+        """
+        self.engine.load(directory)
+
+    @register(transfer=ONE_TO_ALL)
+    def export(self, *, directory: Path) -> None:
+        """Write a Hugging Face directory."""
+        self.engine.export(directory)
+
+    def offload(self) -> None:
+        """Free the device of parameters, gradients and optimizer state; the device calls it between phases."""
+        self.engine.offload(PARTS)
+
+    def reload(self) -> None:
+        """Bring them back."""
+        self.engine.reload(PARTS)
+
+    def check_checkpoint(self, directory: Path) -> None:
+        """Refuse a checkpoint of another model without loading either.
+
+        Raises:
+            ValueError: the checkpoint is incomplete, or of another model.
+        """
+        check_checkpoint(self, self.head, directory)
+
+    @register(transfer=ONE_TO_ALL)
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of parameters, gradients, optimizer state and offloaded parts on each rank."""
+        return self.engine.memory()

@@ -1,0 +1,65 @@
+"""The actor's side and the critic's side on devices of their own (NeMo-Aligner's placement)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Settings
+
+ACTOR_SIDE = ("actor", "reference")
+
+
+class Split(Strategy):
+    """Two pools: {actor, reference} and {everything else}, which work side by side.
+
+    Args:
+        actor_devices: devices of the first pool; half of all by default.
+        devices: as for every strategy.
+        address: as for every strategy.
+        settings: as for every strategy.
+        offload: as for every strategy.
+        timeout_s: as for every strategy.
+    """
+
+    strategy_name = "split"
+
+    def __init__(
+        self,
+        *,
+        actor_devices: int | None = None,
+        devices: int | None = None,
+        address: str | None = None,
+        settings: Settings | None = None,
+        offload: bool = False,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        super().__init__(
+            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
+        )
+        self.actor_devices = actor_devices
+
+    def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+        """Halve the devices, or give the actor's side as many as asked for.
+
+        Raises:
+            ValueError: a side would have no device, or the halves would differ and none was asked for.
+        """
+        first = tuple(role for role in roles if role in ACTOR_SIDE)
+        second = tuple(role for role in roles if role not in ACTOR_SIDE)
+        if not first or not second:
+            return [ResourcePool("all", devices or 1, tuple(roles))]
+        total = devices if devices is not None else 2 * (self.actor_devices or 1)
+        actor = self.actor_devices if self.actor_devices is not None else total // 2
+        if self.actor_devices is None and total % 2:
+            raise ValueError(
+                f"Split(devices={total}): {total} devices are not two equal halves. Try devices={total - 1 or 2}, or "
+                f"say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}."
+            )
+        if not 0 < actor < total:
+            raise ValueError(
+                f"Split(devices={total}, actor_devices={actor}): {actor} for {first} leaves {total - actor} for "
+                f"{second}. Try actor_devices between 1 and {total - 1}."
+            )
+        return [ResourcePool("actor", actor, first), ResourcePool("critic", total - actor, second)]

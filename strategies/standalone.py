@@ -1,0 +1,29 @@
+"""Every model on devices of its own (OpenRLHF's placement)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.strategy import Strategy
+
+
+class Standalone(Strategy):
+    """One pool a role, equal in size."""
+
+    strategy_name = "standalone"
+
+    def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+        """Divide the devices evenly, or give each role one.
+
+        Raises:
+            ValueError: the devices do not divide by the number of roles.
+        """
+        total = devices if devices is not None else len(roles)
+        if total % len(roles) or total < len(roles):
+            nearest = max(1, round(total / len(roles))) * len(roles)
+            raise ValueError(
+                f"Standalone(devices={total}): {total} devices cannot be divided over {len(roles)} roles "
+                f"({', '.join(roles)}). Try devices={nearest}."
+            )
+        return [ResourcePool(role, total // len(roles), (role,)) for role in roles]
