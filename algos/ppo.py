@@ -1,4 +1,4 @@
-"""PPO: proximal policy optimisation with a critic and a KL penalty in the reward (Ziegler 2019, Ouyang 2022)."""
+"""PPO: proximal policy optimisation with a critic and KL-penalised rewards (Ziegler 2019, Ouyang 2022)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PPO(RLHFAlgorithm):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `rewards`, `advantages` and `returns`, [B, R] float32; adapt the KL coefficient."""
         mask, scores, values = batch["response_mask"], batch["scores"], batch["values"]
-        coef = float(self.kl_coefficient)
+        coef = float(self.get_buffer("kl_coefficient"))
         kl = kl_estimate(batch["log_probs"], batch["ref_log_probs"], self.kl_estimator, mask=mask)
         rewards = penalized_rewards(scores, kl, mask, coef=coef)
         advantages, returns = gae(rewards, values, mask, gamma=self.gamma, lam=self.lam)
@@ -87,7 +87,7 @@ class PPO(RLHFAlgorithm):
             advantages = whiten(advantages, mask)
         current = float(sequence_kl(kl, mask))
         if self.kl_target is not None and self.trainer.training:
-            self.kl_coefficient.fill_(
+            self.get_buffer("kl_coefficient").fill_(
                 adapted_kl_coef(
                     coef, current=current, target=self.kl_target, horizon=self.kl_horizon, num_rows=len(batch)
                 )

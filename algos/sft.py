@@ -11,7 +11,7 @@ from rlhf_lightning.workers import Actor
 
 
 class SFT(RLHFAlgorithm):
-    """Cross-entropy on the responses of the data; needs a data module that yields them, such as CompletionData."""
+    """Cross-entropy on the data's responses; needs a data module that yields them, such as CompletionData."""
 
     actor: Actor = field(default_factory=Actor)
     """The model that learns."""

@@ -1,1 +1,1 @@
-"""RLHF as a dataflow of large models on a stock Lightning Trainer, with interchangeable placement strategies."""
+"""RLHF as a dataflow of large models on a stock Lightning Trainer, with interchangeable placements."""

@@ -4,8 +4,8 @@
         beta: float = 0.1
         def step(self, batch): ...       runs on the controller, once an iteration
 
-A field that holds a role (actor: Actor = field(default_factory=Actor)) is a model that the strategy places; inside
-`fit` its methods run on the devices.
+A field that holds a role (actor: Actor = field(default_factory=Actor)) is a model that the strategy places;
+inside `fit` its methods run on the devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Self, cast, dataclass_transform, get_type_hints
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,9 +26,11 @@ from rlhf_lightning.data import RowData, load_tokenizer
 from rlhf_lightning.engines import check_model
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.rewards import preflight
-from rlhf_lightning.workers import Actor, ModelRole, Reward, Role
+from rlhf_lightning.workers import Actor, Reward, Role
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from rlhf_lightning.strategy import Strategy
 
 Columns = Mapping[str, Tensor | Sequence[object]]
@@ -49,6 +51,8 @@ class RLHFAlgorithm(LightningModule):
         """Make the subclass a dataclass, unless it writes its own constructor."""
         super().__init_subclass__()
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+        # The command line reads types, not names that a later import could shadow.
+        cls.__init__.__annotations__ = get_type_hints(cls.__init__)
 
     def __new__(cls, *_args: object, **_options: object) -> Self:
         """Prepare the module before the generated constructor sets fields on it."""
@@ -56,26 +60,26 @@ class RLHFAlgorithm(LightningModule):
         LightningModule.__init__(self)
         return self
 
-    @property
+    @property  # type: ignore[misc]  # nobody may set it
     def automatic_optimization(self) -> bool:
         """Never: the optimizers are with the models."""
         return False
 
-    # ---- what a subclass writes -------------------------------------------------------------------------------
+    # ---- what a subclass writes ----------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration: compose remote calls on the roles and return what they report."""
         raise NotImplementedError(f"{type(self).__name__} writes no step(self, batch).")
 
     def explain(self, batch: Batch) -> Batch:
-        """Add per-token columns [B, R] (`kl`, `values`, `advantages`) to a validation batch, for the sample table."""
+        """Add per-token columns [B, R] (`kl`, `values`, `advantages`) to a validation batch, for tables."""
         return batch
 
-    # ---- roles -------------------------------------------------------------------------------------------------
+    # ---- roles ---------------------------------------------------------------------------------------------
 
     def roles(self) -> dict[str, Role]:
         """The models of the dataflow, by field name."""
-        fields = dataclasses.fields(cast("type[Self]", self))  # type: ignore[type-var]
+        fields = dataclasses.fields(cast("DataclassInstance", self))
         found = {f.name: self.__dict__.get(f.name) for f in fields}
         return {name: role for name, role in found.items() if isinstance(role, Role)}
 
@@ -93,7 +97,9 @@ class RLHFAlgorithm(LightningModule):
         """
         actor = self.roles().get("actor")
         if not isinstance(actor, Actor):
-            raise ValueError(f"{type(self).__name__} has no field `actor: Actor`, which prompts and samples need.")
+            raise ValueError(
+                f"{type(self).__name__} has no field `actor: Actor`, which prompts and samples need."
+            )
         return actor
 
     @property
@@ -101,7 +107,7 @@ class RLHFAlgorithm(LightningModule):
         """The actor's tokenizer."""
         return load_tokenizer(self.main_actor.path)
 
-    # ---- Lightning hooks ---------------------------------------------------------------------------------------
+    # ---- Lightning hooks -----------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Complete the roles and refuse what cannot work, before any worker starts.
@@ -112,7 +118,7 @@ class RLHFAlgorithm(LightningModule):
         actor = self.main_actor
         self.bind({name: role.following(actor) for name, role in self.roles().items()})
         for role in self.roles().values():
-            if isinstance(role, ModelRole) and role.path:
+            if role.path:
                 check_model(role)
         for reward in (role for role in self.roles().values() if isinstance(role, Reward)):
             self._try_out(reward)
@@ -141,11 +147,12 @@ class RLHFAlgorithm(LightningModule):
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))
         optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
         optimizer.show({k.removesuffix("/lr"): v for k, v in numbers.items() if k.endswith("/lr")})
         self.log_dict(numbers, batch_size=len(rows))
         optimizer.step()
 
-    def validation_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
+    def validation_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]] | None:
         """Answer held-out prompts greedily and score them; the samples go to the SampleTable callback."""
         rows = self.evaluate(Batch.of(batch))
         scores = rows["scores"].sum(dim=1)
@@ -169,7 +176,7 @@ class RLHFAlgorithm(LightningModule):
         assert isinstance(reward, Reward)
         return batch | reward.compute_reward(batch)
 
-    # ---- for `step` --------------------------------------------------------------------------------------------
+    # ---- for `step` ----------------------------------------------------------------------------------------
 
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1) -> Iterator[Batch]:
         """The rows in a new order each epoch, `size` at a time; 0 is all rows, in order.
@@ -190,7 +197,7 @@ class RLHFAlgorithm(LightningModule):
         """The strategy that has placed the roles."""
         return cast("Strategy", self.trainer.strategy)
 
-    # ---- details -----------------------------------------------------------------------------------------------
+    # ---- details -------------------------------------------------------------------------------------------
 
     def _try_out(self, reward: Reward) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -212,7 +219,9 @@ class RLHFAlgorithm(LightningModule):
         mask = rows["response_mask"]
         ids = rows["response_ids"]
         columns: dict[str, list[object]] = {
-            "tokens": [[self.tokenizer.decode([t]) for t in i[m].tolist()] for i, m in zip(ids, mask, strict=True)]
+            "tokens": [
+                [self.tokenizer.decode([t]) for t in i[m].tolist()] for i, m in zip(ids, mask, strict=True)
+            ]
         }
         for name in ("kl", "values", "advantages"):
             if name in rows:

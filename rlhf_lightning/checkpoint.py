@@ -1,12 +1,12 @@
 """Checkpoint directories: a role's shards beside the trainer's state, whole or absent, and free of pickles.
 
     last.ckpt/
-        trainer.json           loops, callbacks, data position; tensors are references into tensors.safetensors
+        trainer.json           loops, callbacks, data position; tensors refer to tensors.safetensors
         tensors.safetensors    the algorithm's own buffers, and tensors of callbacks
         actor/ critic/         what the engines wrote: safetensors shards and JSON
 
 A checkpoint is written beside its place and renamed into it. Replacing one keeps the old directory under
-`.replaced-NAME` until the new one stands, and reading falls back to that if a crash fell between the two renames.
+`.replaced-NAME` until the new one stands; reading falls back to that if a crash fell between the two renames.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write_state(directory: Path, state: Mapping[str, object]) -> None:
     """Write the trainer's state.
 
     Raises:
-        TypeError: a value is neither a number, a text, a tensor nor a container of such; the message says where.
+        TypeError: a value is neither number, text, tensor nor a container of such; the message says where.
     """
     tensors: dict[str, torch.Tensor] = {}
     plain = {"format": FORMAT, "state": _encode(dict(state), "state", tensors)}
@@ -92,7 +92,9 @@ def read_state(directory: Path) -> dict[str, object]:
     except (OSError, json.JSONDecodeError) as err:
         raise ValueError(f"checkpoint {directory}: {STATE} is damaged ({err}).") from err
     if plain.get("format") != FORMAT:
-        raise ValueError(f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}.")
+        raise ValueError(
+            f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}."
+        )
     state = _decode(plain["state"], tensors)
     assert isinstance(state, dict)
     return state
@@ -106,26 +108,28 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
     """A value as JSON; what JSON lacks is an object with one key that begins with `$`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.integer | np.floating):
-        return value.item()
+    if isinstance(value, np.integer | np.floating | os.PathLike):
+        return str(value) if isinstance(value, os.PathLike) else value.item()
     if isinstance(value, torch.Tensor):
         tensors[where] = value.detach().cpu().contiguous().clone()
         return {"$tensor": where}
-    if isinstance(value, os.PathLike):
-        return str(value)
-    if isinstance(value, list):
-        return [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
-    if isinstance(value, tuple | set | frozenset):
-        return {"$tuple": [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, Mapping):
-        pairs = [(key, _encode(item, f"{where}.{key}", tensors)) for key, item in value.items()]
-        if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
-            return dict(pairs)
-        return {"$items": [[_encode(key, f"{where}.{key}", tensors), item] for key, item in pairs]}
+        return _encode_mapping(value, where, tensors)
     raise TypeError(
-        f"a checkpoint cannot hold {where}, a {type(value).__module__}.{type(value).__qualname__}: only numbers, "
-        "texts, tensors and containers of them, so that loading runs nobody's code. Turn it into such in state_dict()."
+        f"a checkpoint cannot hold {where}, a {type(value).__module__}.{type(value).__qualname__}: only "
+        "numbers, texts, tensors and containers of them, so that loading runs nobody's code. Turn it into "
+        "such in state_dict()."
     )
+
+
+def _encode_mapping(value: Mapping[object, object], where: str, tensors: dict[str, torch.Tensor]) -> object:
+    pairs = [(key, _encode(item, f"{where}.{key}", tensors)) for key, item in value.items()]
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
+        return dict(pairs)
+    return {"$items": [[_encode(key, f"{where}.{key}", tensors), item] for key, item in pairs]}
 
 
 def _decode(value: object, tensors: Mapping[str, torch.Tensor]) -> object:

@@ -9,13 +9,15 @@ from torch.optim import Optimizer
 
 
 class RemoteOptimizer(Optimizer):
-    """Counts iterations for `global_step` and shows learning rates to LearningRateMonitor; it updates nothing.
+    """Counts iterations for `global_step`, shows learning rates to LearningRateMonitor, updates nothing.
 
     One parameter group stands for each trained role, named after it.
     """
 
     def __init__(self, rates: Mapping[str, float]) -> None:
-        groups = [{"params": [torch.nn.Parameter(torch.empty(0))], "name": n, "lr": r} for n, r in rates.items()]
+        groups = [
+            {"params": [torch.nn.Parameter(torch.empty(0))], "name": n, "lr": r} for n, r in rates.items()
+        ]
         super().__init__(groups, {"lr": 0.0})
 
     def show(self, rates: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """Frozen descriptions that cross processes: which model, how it is optimised, how it samples.
 
-They hold plain values only, so that they pickle, print and compare, and they import nothing heavy: the command line
-can refuse bad input before any process starts.
+They hold plain values only, so that they pickle, print and compare, and they import nothing heavy: the
+command line can refuse bad input before any process starts.
 """
 
 from __future__ import annotations
@@ -88,10 +88,12 @@ class Sampling:
     top_p: float = 1.0
     """Keep the likeliest tokens whose probabilities sum to at least this."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response beside the tokenizer's own end token; the stop token belongs to the response."""
+    """Tokens that end a response beside the tokenizer's end token; the stop token belongs to the response."""
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}: must be at least 1.")
+        _require(
+            self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}: must be at least 1."
+        )
         _require(self.temperature >= 0, f"sampling.temperature={self.temperature}: use 0 for greedy.")
         _require(self.top_k >= 0, f"sampling.top_k={self.top_k}: use 0 to keep all tokens.")
         _require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p}: must lie in (0, 1].")

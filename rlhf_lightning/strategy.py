@@ -1,8 +1,8 @@
 """Strategy: where the models of an algorithm stand. A Lightning strategy whose devices are remote.
 
-    Trainer.fit -> data and algorithm checked -> Strategy.setup:  place -> pools -> devices -> world -> roles built
-                -> algo.actor, algo.critic, ... become handles -> the fit loop, which calls algo.step
-    any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this job started it
+Trainer.fit -> data and algorithm checked -> Strategy.setup: place -> pools -> devices -> world -> roles built
+            -> algo.actor, algo.critic, ... become handles -> the fit loop, which calls algo.step
+any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this job started it
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.parallel import ParallelLayout, subgroups
-from rlhf_lightning.workers import ModelRole, Role, Settings
+from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
 """Key of a checkpoint under which the trained roles' architectures stand."""
@@ -75,7 +75,7 @@ class Strategy(SingleDeviceStrategy):
             ValueError: the devices cannot be divided so.
         """
 
-    # ---- set-up and end ----------------------------------------------------------------------------------------
+    # ---- set-up and end ------------------------------------------------------------------------------------
 
     @property
     def algorithm(self) -> RLHFAlgorithm:
@@ -85,7 +85,9 @@ class Strategy(SingleDeviceStrategy):
             TypeError: the trainer was given another kind of LightningModule.
         """
         if not isinstance(self.lightning_module, RLHFAlgorithm):
-            raise TypeError(f"{type(self).__name__} places an RLHFAlgorithm, not {type(self.lightning_module)}.")
+            raise TypeError(
+                f"{type(self).__name__} places an RLHFAlgorithm, not {type(self.lightning_module)}."
+            )
         return self.lightning_module
 
     def setup_environment(self) -> None:
@@ -145,7 +147,7 @@ class Strategy(SingleDeviceStrategy):
             self.transport = None
         super().teardown()
 
-    # ---- the controller's own module has nothing to move or to step -------------------------------------------
+    # ---- the controller's own module has nothing to move or to step ----------------------------------------
 
     def model_to_device(self) -> None:
         """Nothing: the models are on their devices."""
@@ -159,21 +161,23 @@ class Strategy(SingleDeviceStrategy):
         """Never: the engines restore their optimizers."""
         return False
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------
+    # ---- checkpoints ---------------------------------------------------------------------------------------
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
     ) -> None:
         """Write a checkpoint directory, which appears whole or not at all."""
         trained = self._trained()
-        state = {**checkpoint, MODELS: {name: role.path for name, role in trained.items()}}
+        state = {**checkpoint, MODELS: {n: {"path": r.path, "head": r.head} for n, r in trained.items()}}
         with files.replacing(Path(filepath)) as directory:
             saved = [role.save(directory=directory / name) for name, role in trained.items()]
             files.write_state(directory, state)
             for ranks in saved:
                 ranks.fetch()
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, object]:
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, object]:
         """Read the trainer's state; the roles follow once they are built.
 
         Raises:
@@ -185,23 +189,23 @@ class Strategy(SingleDeviceStrategy):
         has = [name for name in wanted if (directory / name).is_dir()]
         if has != wanted:
             held = sorted(p.name for p in directory.iterdir() if p.is_dir())
-            raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm trains {wanted}.")
+            raise ValueError(
+                f"checkpoint {checkpoint_path}: holds {held}, and the algorithm trains {wanted}."
+            )
         for name in wanted:
             self._check_architecture(name, directory / name)
         self._resume = directory
         return state
 
     def _check_architecture(self, name: str, directory: Path) -> None:
-        role = self.algorithm.roles()[name]
-        assert isinstance(role, ModelRole)
-        role.check_checkpoint(directory)
+        self.algorithm.roles()[name].check_checkpoint(directory)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint directory."""
         shutil.rmtree(filepath, ignore_errors=True)
 
-    def _trained(self) -> dict[str, ModelRole]:
-        return {n: r for n, r in self._handles.items() if isinstance(r, ModelRole) and r.trains}
+    def _trained(self) -> dict[str, Role]:
+        return {n: r for n, r in self._handles.items() if r.trains}
 
     def _restore(self, directory: Path) -> None:
         loading = [role.load(directory=directory / name) for name, role in self._trained().items()]

@@ -54,12 +54,13 @@ class Split(Strategy):
         actor = self.actor_devices if self.actor_devices is not None else total // 2
         if self.actor_devices is None and total % 2:
             raise ValueError(
-                f"Split(devices={total}): {total} devices are not two equal halves. Try devices={total - 1 or 2}, or "
-                f"say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}."
+                f"Split(devices={total}): {total} devices are not two equal halves. Try "
+                f"devices={total - 1 or 2}, or say how many the actor's side has: "
+                f"--strategy.actor_devices {total // 2 + 1}."
             )
         if not 0 < actor < total:
             raise ValueError(
-                f"Split(devices={total}, actor_devices={actor}): {actor} for {first} leaves {total - actor} for "
-                f"{second}. Try actor_devices between 1 and {total - 1}."
+                f"Split(devices={total}, actor_devices={actor}): {actor} for {first} leaves "
+                f"{total - actor} for {second}. Try actor_devices between 1 and {total - 1}."
             )
         return [ResourcePool("actor", actor, first), ResourcePool("critic", total - actor, second)]

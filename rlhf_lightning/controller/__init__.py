@@ -1,4 +1,4 @@
-"""One controller, many workers: batches of futures, transfer protocols, worker groups and the devices behind them."""
+"""One controller, many workers: batches of futures, transfer protocols, worker groups and devices."""
 
 from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.call import CallReport

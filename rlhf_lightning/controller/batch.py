@@ -1,13 +1,14 @@
 """Batch: columns of futures over the same rows, what every remote call takes and returns.
 
-    actor.generate_sequences ---> Batch{response_ids: future, ...} ---> critic.compute_values
-                                     |  no value comes here
-                                     '--- batch["rewards"]: this one column is fetched
+actor.generate_sequences ---> Batch{response_ids: future, ...} ---> critic.compute_values
+                                 |  no value comes here
+                                 '--- batch["rewards"]: this one column is fetched
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -92,7 +93,9 @@ class Batch:
         """
         value = self.column(name).fetch()
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"column {name!r} holds Python objects, not numbers: read it with batch.objects({name!r}).")
+            raise TypeError(
+                f"column {name!r} holds Python objects, not numbers: read it with batch.objects({name!r})."
+            )
         return value
 
     def objects(self, name: str) -> list[object]:
@@ -112,19 +115,23 @@ class Batch:
         """The same rows, with each block of this process replaced by what `place` makes of it."""
         columns = {}
         for name, column in self._columns.items():
-            moved = [p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in column.pieces]
+            moved = [
+                p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in column.pieces
+            ]
             columns[name] = Column(tuple(moved))
         return Batch(columns, num_rows=self._num_rows)
 
     def take(self, rows: Sequence[int] | RowNumbers) -> Batch:
         """The given rows, in the given order, without fetching anything."""
         index = np.asarray(rows, dtype=np.int64)
-        return Batch({name: column.take(index) for name, column in self._columns.items()}, num_rows=len(index))
+        return Batch(
+            {name: column.take(index) for name, column in self._columns.items()}, num_rows=len(index)
+        )
 
     def split(self, parts: int) -> list[Batch]:
         """Contiguous parts whose sizes differ by at most one row; any number of rows will do, 0 too."""
         edges = [len(self) * i // parts for i in range(parts + 1)]
-        return [self.take(np.arange(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+        return [self.take(np.arange(a, b)) for a, b in pairwise(edges)]
 
     def repeat(self, times: int) -> Batch:
         """Each row `times` times, copies side by side: rows 0 0 0 1 1 1 for times = 3."""

@@ -1,7 +1,7 @@
 """The wire format of a column's shard: one NumPy buffer, which the object store maps without a copy.
 
-NumPy knows no bfloat16, so a block carries the torch dtype beside a view that NumPy can hold. Columns of Python
-objects (the raw data rows) travel as lists.
+NumPy knows no bfloat16, so a block carries the torch dtype beside a view that NumPy can hold. Columns of
+Python objects (the raw data rows) travel as lists.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def decode(blocks: Sequence[Block]) -> torch.Tensor | list[object]:
     """
     if blocks[0].dtype == "object":
         return [item for block in blocks for item in block.values]
-    kinds = {(block.dtype, np.shape(block.values)[1:]) for block in blocks}
+    arrays = [np.asarray(block.values) for block in blocks]
+    kinds = {(block.dtype, array.shape[1:]) for block, array in zip(blocks, arrays, strict=True)}
     if len(kinds) > 1:
         raise ValueError(f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}.")
-    arrays = [np.asarray(block.values) for block in blocks]
     array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     if not array.flags.writeable:
         array = array.copy()

@@ -20,7 +20,8 @@ class ColumnInput:
 class Call:
     """One call of one role's method on one device.
 
-    Example: `Call("actor", "update_actor", 0, 8, (ColumnInput("advantages", (slice(0, 8),)),), {"loss": loss}, ())`.
+    Example:
+        >>> Call("actor", "update_actor", 0, 8, (ColumnInput("values", (slice(0, 8),)),), {"loss": loss}, ())
     """
 
     role: str
@@ -49,6 +50,6 @@ class CallReport:
     seconds: float
     """Wall time inside the device."""
     memory_bytes: int
-    """Peak memory of the device's process (resident), or of the accelerator (allocated), up to the call's end."""
+    """Peak memory of the process (resident), or of the accelerator (allocated), up to the call's end."""
     value: object
     """The method's plain value, or None."""

@@ -7,18 +7,25 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import ray
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import WorldSpec
 
 log = logging.getLogger(__name__)
@@ -26,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResourcePool:
-    """A set of devices that the roles placed in it share (HybridFlow section 4.2); pools never share a device."""
+    """Devices that the roles placed on them share (HybridFlow section 4.2); pools never share a device."""
 
     name: str
     num_devices: int
@@ -62,13 +69,15 @@ def check_address(address: str) -> None:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit() or address.startswith("ray://"):
-        raise ValueError(f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379.")
+        raise ValueError(
+            f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379."
+        )
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as err:
         raise ValueError(
-            f"strategy.address={address!r}: no Ray cluster answers there ({err}). Start one with `ray start --head`, "
-            "or leave the address out to use this machine."
+            f"strategy.address={address!r}: no Ray cluster answers there ({err}). Start one with "
+            "`ray start --head`, or leave the address out to use this machine."
         ) from err
 
 
@@ -77,7 +86,7 @@ class RayCluster:
 
     def __init__(self, address: str | None, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.actors: list[ActorHandle] = []
+        self.actors: list[DeviceHandle] = []
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._groups: list[PlacementGroup] = []
         self._started_ray = False
@@ -95,7 +104,9 @@ class RayCluster:
         has = int(ray.cluster_resources().get(kind, 0))
         if has < needed:
             wanted = ", ".join(f"{pool.name} {pool.num_devices}" for pool in pools)
-            raise ValueError(f"the pools need {needed} devices ({wanted}), and the Ray cluster has {has} {kind}s.")
+            raise ValueError(
+                f"the pools need {needed} devices ({wanted}), and the Ray cluster has {has} {kind}s."
+            )
         for pool in pools:
             self._open(pool, kind)
 
@@ -104,10 +115,10 @@ class RayCluster:
             return
         if self._address is not None:
             check_address(self._address)
-            ray.init(address=self._address, logging_level="ERROR", log_to_driver=True)
+            ray.init(address=self._address, logging_level=logging.ERROR, log_to_driver=True)
         else:
             cpus = max(needed, os.cpu_count() or 1)
-            ray.init(num_cpus=cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=True)
+            ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=True)
         self._started_ray = True
 
     def _open(self, pool: ResourcePool, kind: str) -> None:
@@ -125,9 +136,12 @@ class RayCluster:
         nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
         actor = ray.remote(DeviceActor)
         for index in sorted(nodes, key=lambda i: (nodes[i], i)):
-            where = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+            where = PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            )
             options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "max_restarts": 0}
-            self.actors.append(actor.options(scheduling_strategy=where, **options).remote(len(self.actors)))
+            handle = actor.options(scheduling_strategy=where, **options).remote(len(self.actors))
+            self.actors.append(cast(DeviceHandle, handle))
 
     def prepare(
         self, placements: Mapping[str, Placement], groups: Sequence[tuple[int, ...]], *, offload: bool = False
@@ -152,7 +166,7 @@ class RayCluster:
         ]
         self._get(hosted, "models to load")
 
-    def _get(self, refs: Sequence[ray.ObjectRef], what: str) -> list[object]:
+    def _get(self, refs: Sequence[Ref], what: str) -> list[object]:
         try:
             return list(ray.get(list(refs), timeout=self.timeout_s))
         except GetTimeoutError as err:
@@ -166,7 +180,7 @@ class RayCluster:
         """End the actors, give the devices back, and stop Ray where this job started it."""
         if ray.is_initialized():
             for actor in self.actors:
-                ray.kill(actor, no_restart=True)
+                ray.kill(cast(ActorHandle[DeviceActor], actor), no_restart=True)
             for group in self._groups:
                 remove_placement_group(group)
             if self._started_ray:

@@ -24,12 +24,14 @@ class Piece:
 
     def pick(self) -> Rows:
         """The rows as a slice where they are contiguous, which a device takes without a copy."""
-        if len(self.rows) and np.array_equal(self.rows, np.arange(self.rows[0], self.rows[0] + len(self.rows))):
+        if len(self.rows) and np.array_equal(
+            self.rows, np.arange(self.rows[0], self.rows[0] + len(self.rows))
+        ):
             return slice(int(self.rows[0]), int(self.rows[0]) + len(self.rows))
         return self.rows
 
     def shipped(self) -> tuple[Future | Block, Rows]:
-        """What to send to a device, and which rows it takes of that: of a block that is here, only those rows."""
+        """What to send to a device, and which rows it takes of that: a block that is here is cut first."""
         if isinstance(self.source, Future):
             return self.source, self.pick()
         return self.source.take(self.pick()), slice(0, len(self.rows))

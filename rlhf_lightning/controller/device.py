@@ -32,7 +32,7 @@ class Placement:
 
 
 def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
-    """The rows of a call as one TensorDict on the host: numbers as tensors, Python objects as non-tensor data."""
+    """A call's rows as one TensorDict on the host: numbers as tensors, Python objects as non-tensor data."""
     feed: Iterator[Block] = iter(blocks)
     columns: dict[str, object] = {}
     for column in call.columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class WorkerError(RuntimeError):
-    """A remote call failed; the message names role, rank, node and method and ends with the worker's traceback."""
+    """A remote call failed; the message names role, rank, node and method, and ends with the traceback."""
 
 
 class WorkerTimeoutError(TimeoutError):

@@ -50,8 +50,8 @@ Numbers = Mapping[str, float]
 class Metrics:
     """Named numbers, some of them still being computed; `a | b` keeps both, and their mean where names meet.
 
-    Each remote call adds the mean over its data-parallel ranks; a name that several calls return (mini-batches, say)
-    is averaged over those calls.
+    Each remote call adds the mean over its data-parallel ranks; a name that several calls return
+    (mini-batches, say) is averaged over those calls.
     """
 
     def __init__(self, calls: Iterable[Sequence[Value[Numbers] | Numbers]] = ()) -> None:

@@ -1,4 +1,4 @@
-"""A transport that stays in this process: one device, no Ray, and a debugger steps from `step` into the worker."""
+"""A transport within this process: one device, no Ray, and a debugger steps from `step` into the worker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The transport over Ray: one actor a device, values in the object store, failures named.
 
-    driver:  submit -> actor.call.remote(call, *refs)  -> ObjectRef of the report, ObjectRef of each column
-             fetch  -> ray.wait(ref) in slices of POLL_S; between slices look whether any pending call failed
-    actors:  take the blocks behind `refs` straight from the object store of the node that has them
+driver:  submit -> actor.call.remote(call, *refs)  -> ObjectRef of the report, ObjectRef of each column
+         fetch  -> ray.wait(ref) in slices of POLL_S; between slices look whether any pending call failed
+actors:  take the blocks behind `refs` straight from the object store of the node that has them
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
 POLL_S = 0.5
@@ -38,7 +38,7 @@ class Owner(Protocol):
 class RayFuture(Future):
     """An object reference."""
 
-    ref: ray.ObjectRef
+    ref: Ref
     transport: RayTransport
 
     def fetch(self) -> object:
@@ -50,7 +50,7 @@ class RayFuture(Future):
 class Pending:
     """A call that has not been seen to end."""
 
-    ref: ray.ObjectRef
+    ref: Ref
     call: Call
     device: int
     submitted_s: float
@@ -63,7 +63,7 @@ class Pending:
 class RayTransport(Transport):
     """Calls to the actors of one job."""
 
-    def __init__(self, actors: Sequence[ActorHandle], owner: Owner, *, timeout_s: float) -> None:
+    def __init__(self, actors: Sequence[DeviceHandle], owner: Owner, *, timeout_s: float) -> None:
         super().__init__()
         self.actors = list(actors)
         self.timeout_s = timeout_s
@@ -76,16 +76,18 @@ class RayTransport(Transport):
         arguments = [block.ref if isinstance(block, RayFuture) else block for block in blocks]
         method = self.actors[device].submit.options(num_returns=1 + len(call.returns))
         sent = method.remote(call, *arguments)
-        report, *columns = sent if call.returns else [sent]
+        report, *columns = sent if isinstance(sent, list) else [sent]
         self._pending.append(Pending(report, call, device, time.monotonic()))
-        futures: dict[str, Future] = {n: RayFuture(c, self) for n, c in zip(call.returns, columns, strict=True)}
+        futures: dict[str, Future] = {
+            n: RayFuture(c, self) for n, c in zip(call.returns, columns, strict=True)
+        }
         return Submitted(RayFuture(report, self), futures)
 
     def share(self, block: Block) -> Future:
         """Put a block into the object store."""
         return RayFuture(ray.put(block), self)
 
-    def wait(self, ref: ray.ObjectRef) -> object:
+    def wait(self, ref: Ref) -> object:
         """Wait for one object.
 
         Raises:
@@ -134,7 +136,7 @@ class RayTransport(Transport):
         return len(ended)
 
     def _fail(self, err: RayError, pending: Pending | None) -> NoReturn:
-        """Raise the failure that explains the others: a device's death before an error that it caused elsewhere."""
+        """Raise the failure that explains the others: a device's death before errors that it caused."""
         death = err if isinstance(err, ActorDiedError) else None
         deadline = time.monotonic() + GRACE_S
         while death is None and time.monotonic() < deadline:

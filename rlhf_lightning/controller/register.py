@@ -1,7 +1,7 @@
 """`@register(transfer=...)`: one method, called on the controller's handle, run on every worker.
 
-    algo.actor.update_actor(batch, loss=loss)       on the controller: `actor` is bound to a worker group
-        -> transfer.distribute -> Device.call -> the function below the decorator, once a rank -> transfer.collect
+algo.actor.update_actor(batch, loss=loss)       on the controller: `actor` is bound to a worker group
+    -> transfer.distribute -> Device.call -> the function below the decorator, once a rank -> transfer.collect
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -69,7 +69,7 @@ class Worker:
 
 
 class Remote(ABC):
-    """An object whose registered methods run on workers once it is bound to them, and here once it is built."""
+    """An object whose registered methods run on workers once it is bound to them, here once it is built."""
 
     @abstractmethod
     def caller(self) -> Caller | None:
@@ -87,11 +87,11 @@ class Remote(ABC):
 
 
 class RemoteMethod:
-    """What the decorator leaves in the class: a method that runs here, or on the workers its object is bound to."""
+    """What the decorator leaves in the class: a method that runs here or on its object's workers."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        functools.update_wrapper(self, method.function)
+        functools.update_wrapper(cast(Callable[..., object], self), method.function)
 
     def __get__(self, instance: Remote | None, owner: type[Remote]) -> Callable[..., object]:
         if instance is None:
@@ -116,11 +116,15 @@ def methods_of(cls: type[Remote]) -> Mapping[str, Method]:
 @overload
 def register(
     *, transfer: RowTransfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...]
-) -> Callable[[Callable[Concatenate[S, TensorDict, P], TensorDict]], Callable[Concatenate[S, Batch, P], Batch]]: ...
+) -> Callable[
+    [Callable[Concatenate[S, TensorDict, P], TensorDict]], Callable[Concatenate[S, Batch, P], Batch]
+]: ...
 @overload
 def register(
     *, transfer: MetricTransfer, reads: tuple[str, ...] | None = None
-) -> Callable[[Callable[Concatenate[S, TensorDict, P], Numbers]], Callable[Concatenate[S, Batch, P], Metrics]]: ...
+) -> Callable[
+    [Callable[Concatenate[S, TensorDict, P], Numbers]], Callable[Concatenate[S, Batch, P], Metrics]
+]: ...
 @overload
 def register(
     *, transfer: EveryRankTransfer
@@ -131,15 +135,15 @@ def register(
 ) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], Value[T]]]: ...
 def register(
     *, transfer: Transfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...] = ()
-) -> Callable[[Callable[..., object]], Callable[..., object]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a method callable on the controller.
 
-    The function below the decorator is what one worker runs on its share; the name in the class takes the whole
-    batch on the controller and answers at once with futures.
+    The function below the decorator is what one worker runs on its share; the name in the class takes the
+    whole batch on the controller and answers at once with futures.
 
     Args:
         transfer: how data reach the ranks and how results come back.
-        reads: columns that the method reads, beside the `columns` of an argument such as a loss; None sends all.
+        reads: columns that the method reads, beside the `columns` of an argument such as a loss; None: all.
         returns: columns that it returns, where its result is a Batch.
     """
 

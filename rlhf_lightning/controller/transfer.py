@@ -1,9 +1,9 @@
 """Transfer protocols: how the data of one call reach the ranks of a model, and how their results come back.
 
-HybridFlow section 4.1 and Table 3. A protocol is a small frozen object with `distribute` and `collect`; one of your
-own subclasses the kind whose result it gives:
+HybridFlow section 4.1 and Table 3. A protocol is a small frozen object with `distribute` and `collect`; one
+of your own subclasses the kind whose result it gives:
 
-    RowTransfer        rows in, rows out        DP                 (3D_PROTO, 3D_ALL_MICRO_DP, 3D_PP_ONLY follow here)
+    RowTransfer        rows in, rows out        DP         (3D_PROTO, 3D_ALL_MICRO_DP, 3D_PP_ONLY follow here)
     MetricTransfer     rows in, numbers out     DP_METRIC
     EveryRankTransfer  plain values, all ranks  ONE_TO_ALL, ALL_TO_ALL
     SingleTransfer     plain value, one rank    RANK_ZERO
@@ -158,12 +158,13 @@ class AllToAll(EveryRankTransfer):
         wrong = {k: v for k, v in given.items() if not isinstance(v, list) or len(v) != layout.num_ranks}
         if wrong:
             raise ValueError(
-                f"ALL_TO_ALL over {layout.num_ranks} ranks: each argument is a list of {layout.num_ranks} values; "
+                f"ALL_TO_ALL over {layout.num_ranks} ranks: each argument is a list of as many values; "
                 f"these are not: {sorted(wrong)}."
             )
         lists = {k: v for k, v in given.items() if isinstance(v, list)}
         return {
-            rank: replace(inputs, arguments={k: v[rank] for k, v in lists.items()}) for rank in range(layout.num_ranks)
+            rank: replace(inputs, arguments={k: v[rank] for k, v in lists.items()})
+            for rank in range(layout.num_ranks)
         }
 
 

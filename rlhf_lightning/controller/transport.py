@@ -1,8 +1,8 @@
 """How the controller reaches devices: what a transport must do.
 
-    controller --submit(call, blocks)--> device 0..n-1      returns at once, one future per result
-    controller --future.fetch()---------------------->      raises the first failure of any pending call
-    device i   <--blocks--- object store <--blocks--- device j   (never through the controller)
+controller --submit(call, blocks)--> device 0..n-1      returns at once, one future per result
+controller --future.fetch()---------------------->      raises the first failure of any pending call
+device i   <--blocks--- object store <--blocks--- device j   (never through the controller)
 """
 
 from __future__ import annotations

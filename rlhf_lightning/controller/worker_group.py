@@ -14,7 +14,7 @@ from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.parallel import ParallelLayout
 
 INLINE_BYTES = 100_000
-"""A block of the controller's own that is smaller than this travels with the call, not through the object store."""
+"""A smaller block of the controller's own travels with the call, not through the object store."""
 
 
 @runtime_checkable
@@ -51,7 +51,9 @@ class WorkerGroup:
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         if method.reads is None:
             return self._shared(batch)
-        extra = [name for value in arguments.values() if isinstance(value, ReadsColumns) for name in value.columns]
+        extra = [
+            name for value in arguments.values() if isinstance(value, ReadsColumns) for name in value.columns
+        ]
         names = list(dict.fromkeys((*method.reads, *extra)))
         missing = [name for name in names if name not in batch]
         if missing:

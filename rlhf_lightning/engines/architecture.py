@@ -22,8 +22,8 @@ def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
     config = AutoConfig.from_pretrained(resolve(spec), local_files_only=True)
     with torch.device("meta"):
         if head == "lm":
-            module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            module = AutoModelForCausalLM.from_config(config)
         else:
             config.num_labels = 1
-            module = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+            module = AutoModelForSequenceClassification.from_config(config)
     read_state(directory, {f"model.{name}": weight for name, weight in module.named_parameters()})

@@ -13,8 +13,8 @@ def rollout_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
         mask: [B, R] bool.
 
     Returns:
-        reward/{mean,std,min,max} of the rows' summed scores; response/{tokens,length_mean,length_max,truncated}, the
-        last the share of rows that fill all R positions.
+        reward/{mean,std,min,max} of the rows' summed scores; response/{tokens,length_mean,length_max,
+        truncated}, the last the share of rows that fill all R positions.
     """
     totals = scores.float().sum(dim=1)
     lengths = mask.sum(dim=1).float()

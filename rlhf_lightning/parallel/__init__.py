@@ -1,4 +1,4 @@
-"""Where each rank of a model stands: layouts of pipeline, tensor and data parallel ranks, and their groups."""
+"""Where each rank of a model stands: layouts of pipeline, tensor and data parallel ranks; their groups."""
 
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.parallel.world import World, WorldSpec, subgroups

@@ -1,9 +1,9 @@
-"""Roles: what each model of the dataflow is for. The names of the methods are those of HybridFlow's Table 4."""
+"""Roles: what each model of the dataflow is for. Methods are named as in HybridFlow's Table 4."""
 
 from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
-from rlhf_lightning.workers.role import ModelRole, Role, Settings
+from rlhf_lightning.workers.role import Role, Settings
 
-__all__ = ["Actor", "Critic", "ModelRole", "Reference", "Reward", "Role", "Settings"]
+__all__ = ["Actor", "Critic", "Reference", "Reward", "Role", "Settings"]

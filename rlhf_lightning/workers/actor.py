@@ -13,24 +13,26 @@ from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import NativeGenerator
 from rlhf_lightning.functional import Loss
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.workers.role import ModelRole
+from rlhf_lightning.workers.role import Role
 
 PROMPTS = ("prompt_ids", "prompt_mask")
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Actor(ModelRole):
+class Actor(Role):
     """Generates responses, scores them, and learns."""
 
     sampling: Sampling = field(default_factory=Sampling)
     """How responses are drawn."""
     seed: int = 0
-    """Seed of the draws: (seed, row id, position) decides a token, not the device or the batch it is drawn in."""
+    """Seed of the draws: (seed, row id, position) decides a token, not the device or batch it is drawn in."""
     evaluates: ClassVar[bool] = True
     trains: ClassVar[bool] = True
 
-    @register(transfer=DP, reads=(*PROMPTS, "row_ids"), returns=("response_ids", "response_mask", "log_probs"))
+    @register(
+        transfer=DP, reads=(*PROMPTS, "row_ids"), returns=("response_ids", "response_mask", "log_probs")
+    )
     def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
         """Answer every prompt.
 
@@ -39,8 +41,8 @@ class Actor(ModelRole):
             greedy: take the likeliest token instead of a draw.
 
         Returns:
-            response_ids [B, R] int64, response_mask [B, R] bool and log_probs [B, R] float32 of the drawn tokens;
-            R = sampling.max_new_tokens.
+            response_ids [B, R] int64, response_mask [B, R] bool and log_probs [B, R] float32 of the drawn
+            tokens; R = sampling.max_new_tokens.
         """
         tokenizer = load_tokenizer(self.path)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

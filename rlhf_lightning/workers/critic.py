@@ -12,11 +12,11 @@ from rlhf_lightning.controller import DP, DP_METRIC, register
 from rlhf_lightning.engines import Head
 from rlhf_lightning.functional import Loss
 from rlhf_lightning.workers.actor import SEQUENCES
-from rlhf_lightning.workers.role import ModelRole
+from rlhf_lightning.workers.role import Role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Critic(ModelRole):
+class Critic(Role):
     """A value head on a language model's backbone."""
 
     path: str = ""

@@ -8,11 +8,11 @@ from tensordict import TensorDict
 
 from rlhf_lightning.controller import DP, register
 from rlhf_lightning.workers.actor import SEQUENCES
-from rlhf_lightning.workers.role import ModelRole
+from rlhf_lightning.workers.role import Role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference(ModelRole):
+class Reference(Role):
     """The actor before it was trained, unless a path says otherwise."""
 
     path: str = ""

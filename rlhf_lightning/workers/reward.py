@@ -15,12 +15,12 @@ from rlhf_lightning.engines import Head
 from rlhf_lightning.functional import at_last_valid, last_valid
 from rlhf_lightning.rewards import RewardSpec, score
 from rlhf_lightning.workers.actor import SEQUENCES
-from rlhf_lightning.workers.role import ModelRole, Role
+from rlhf_lightning.workers.role import Role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reward(ModelRole):
-    """Scores responses with functions (`exact_match` unless told otherwise), with a reward model, or with both."""
+class Reward(Role):
+    """Scores responses with functions (`exact_match` unless told otherwise), a reward model, or both."""
 
     path: str = ""
     """A sequence-classification directory with one output; no model where empty."""
@@ -48,7 +48,7 @@ class Reward(ModelRole):
         if self.path:
             super().build(worker)
         else:
-            Role.build(self, worker)
+            self.place.worker = worker
 
     def offload(self) -> None:
         """Free the device of the model, where there is one."""
@@ -76,7 +76,9 @@ class Reward(ModelRole):
     def _function_scores(self, rows: TensorDict) -> Tensor:
         tokenizer = load_tokenizer(self.tokenizer)
         ids, mask = rows["response_ids"].tolist(), rows["response_mask"].tolist()
-        kept = [[i for i, m in zip(row, valid, strict=True) if m] for row, valid in zip(ids, mask, strict=True)]
+        kept = [
+            [i for i, m in zip(row, valid, strict=True) if m] for row, valid in zip(ids, mask, strict=True)
+        ]
         responses = tokenizer.batch_decode(kept, skip_special_tokens=True)
         raw = cast(list[dict[str, object]], _objects(rows, "rows"))
         prompts = [str(row["prompt"]) for row in raw]

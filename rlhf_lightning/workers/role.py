@@ -1,8 +1,8 @@
-"""What all roles share: a role is a description on the command line, a handle on the controller, a model on a worker.
+"""What all roles share: a role is a description to its user, a handle on the controller, a model on a worker.
 
-    PPO(actor=Actor(path=...))   description, pickled to the devices
-    algo.actor                   after the strategy's set-up: the same class, bound; its methods run on the workers
-    Device.roles["actor"]        the same class, built: it owns this rank's part of the model
+PPO(actor=Actor(path=...))   description, pickled to the devices
+algo.actor                   after the strategy's set-up: the same class, bound; its methods run on workers
+Device.roles["actor"]        the same class, built: it owns this rank's part of the model
 """
 
 from __future__ import annotations
@@ -42,14 +42,21 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Role(ModelSpec, Remote):
-    """A model with a task in the dataflow."""
+    """A model with a task in the dataflow; an engine holds it on the workers."""
 
+    head: ClassVar[Head] = "lm"
+    """What the model gives for each response token."""
     evaluates: ClassVar[bool] = False
     """Whether `validate` and `predict` need it."""
     trains: ClassVar[bool] = False
     """Whether it has an optimizer, and so a place in checkpoints."""
-    place: Place = field(default_factory=Place, init=False, repr=False, compare=False)
-    """Set by `bound` and `build`."""
+
+    @property
+    def place(self) -> Place:
+        """Where the role is, which `bound` and `build` set; made on first use, since it is no option."""
+        place = self.__dict__.setdefault("_place", Place())
+        assert isinstance(place, Place)
+        return place
 
     def caller(self) -> Caller | None:
         """Where calls go; None on a worker."""
@@ -65,10 +72,6 @@ class Role(ModelSpec, Remote):
         handle = replace(self)
         handle.place.caller = caller
         return handle
-
-    def build(self, worker: Worker) -> None:
-        """Take this rank's place."""
-        self.place.worker = worker
 
     def following(self, actor: Role) -> Self:
         """The same role with what it leaves open taken from the actor."""
@@ -86,14 +89,6 @@ class Role(ModelSpec, Remote):
         assert isinstance(self.worker.settings, Settings)
         return self.worker.settings
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRole(Role):
-    """A role whose model an engine holds."""
-
-    head: ClassVar[Head] = "lm"
-    """What the model gives for each response token."""
-
     @property
     def engine(self) -> TrainEngine:
         """This rank's engine; on a worker only."""
@@ -102,7 +97,7 @@ class ModelRole(Role):
 
     def build(self, worker: Worker) -> None:
         """Load the model."""
-        super().build(worker)
+        self.place.worker = worker
         config = self.settings.train
         self.place.engine = FSDPEngine(
             self, head=self.head, group=worker.dp_group, device=worker.device, config=config
@@ -149,7 +144,7 @@ class ModelRole(Role):
         self.engine.export(directory)
 
     def offload(self) -> None:
-        """Free the device of parameters, gradients and optimizer state; the device calls it between phases."""
+        """Free the device of parameters, gradients and optimizer state; called between phases."""
         self.engine.offload(PARTS)
 
     def reload(self) -> None:

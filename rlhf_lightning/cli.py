@@ -1,0 +1,215 @@
+"""`rlhf fit | validate | predict | export`: Lightning's command line over an algorithm, a strategy and data.
+
+Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your own, in
+flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import rlhf_lightning.callbacks  # noqa: F401 - so that their short names are known
+from rlhf_lightning import checkpoint as files
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
+from rlhf_lightning.engines import FSDPEngine
+from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.strategy import MODELS, Strategy
+
+FOLDERS = {"algo": "rlhf_lightning.algos", "strategy": "rlhf_lightning.strategies", "data": "rlhf_lightning.data"}
+"""Where the short names of each option are looked up."""
+EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
+OWNED = {"strategy", "accelerator", "devices", "num_nodes", "precision", "sync_batchnorm", "use_distributed_sampler"}
+"""Trainer options that the strategy decides."""
+USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told otherwise)"
+
+
+def class_path(option: str, name: str) -> str:
+    """The class path behind a short name; a name with a dot is one already.
+
+    Raises:
+        ValueError: unknown name; the message lists those there are.
+    """
+    if "." in name:
+        return name
+    module = importlib.import_module(FOLDERS[option])
+    known = {public.lower(): public for public in module.__all__ if isinstance(getattr(module, public), type)}
+    if name.lower() not in known:
+        raise ValueError(
+            f"--{option} {name}: unknown. Known are {', '.join(sorted(known))}, or the class path of your own, "
+            "such as my_package.my_module.Mine."
+        )
+    return f"{module.__name__}.{known[name.lower()]}"
+
+
+def read_config(path: str) -> str:
+    """A configuration file as JSON text, with short names replaced.
+
+    Raises:
+        ValueError: there is no such file, or it is no YAML mapping.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except OSError as err:
+        raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
+    except yaml.YAMLError as err:
+        raise ValueError(f"-c {path}: is not YAML ({err}).") from err
+    if not isinstance(content, dict):
+        raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
+    for option in FOLDERS:
+        value = content.get(option)
+        if isinstance(value, str):
+            content[option] = {"class_path": class_path(option, value)}
+        elif isinstance(value, dict) and "class_path" in value:
+            value["class_path"] = class_path(option, str(value["class_path"]))
+    return json.dumps(content)
+
+
+def resolved(arguments: Sequence[str]) -> list[str]:
+    """The command line with short names and configuration files replaced by what they stand for.
+
+    Raises:
+        ValueError: an unknown name, or a configuration file that cannot be read.
+    """
+    result = list(arguments[:1])
+    rest = [part for word in arguments[1:] for part in _halves(word)]
+    if not {"-c", "--config", "--data", "-h", "--help"} & set(rest) and result and not result[0].startswith("-"):
+        result += ["-c", read_config(str(EMBEDDED_CONFIG))]
+    previous = ""
+    for word in rest:
+        option = previous.removeprefix("--")
+        if previous in ("-c", "--config"):
+            result.append(read_config(word))
+        elif previous.startswith("--") and option in FOLDERS:
+            result.append(class_path(option, word))
+        else:
+            result.append(word)
+        previous = word
+    return result
+
+
+def _halves(word: str) -> list[str]:
+    """`--algo=ppo` as two words; everything else as it is."""
+    name, equals, value = word.partition("=")
+    return [name, value] if equals and name in {"--config", *(f"--{option}" for option in FOLDERS)} else [word]
+
+
+class CommandLine(LightningCLI):
+    """LightningCLI with `algo`, `strategy` and `data` instead of `model` and `trainer.strategy`."""
+
+    trainer: Trainer
+    model: RLHFAlgorithm
+    datamodule: LightningDataModule
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        super().__init__(
+            RLHFAlgorithm,
+            args=list(arguments),
+            seed_everything_default=0,
+            subclass_mode_model=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"default_root_dir": "runs", "enable_model_summary": False, "log_every_n_steps": 1},
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The trainer's methods that are commands, and their arguments that are not options."""
+        loaders = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "weights_only"}
+        return {"fit": loaders, "validate": loaders, "predict": loaders}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `trainer`, `algo`, `strategy` and `data`."""
+        parser.add_class_arguments(
+            Trainer, "trainer", instantiate=False, sub_configs=True, fail_untyped=False, skip=set(OWNED)
+        )
+        parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
+        parser.add_subclass_arguments(RLHFAlgorithm, "algo", fail_untyped=False, required=True)
+        default = {"class_path": class_path("strategy", "colocated")}
+        parser.add_subclass_arguments(Strategy, "strategy", fail_untyped=False, required=False, default=default)
+        parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
+
+    def instantiate_classes(self) -> None:
+        """Make the algorithm, the data and the trainer with its strategy."""
+        self.config_init = self.parser.instantiate_classes(self.config)
+        self.model = self._get(self.config_init, "algo")
+        self.datamodule = self._get(self.config_init, "data")
+        strategy = self._get(self.config_init, "strategy")
+        self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
+        checkpointing = self._get(self.config_init, "trainer").get("enable_checkpointing") is not False
+        if checkpointing and not self.trainer.fast_dev_run:
+            self._keep_last_checkpoint()
+
+    def _keep_last_checkpoint(self) -> None:
+        """Unless told otherwise, keep the last state under <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""
+        mine = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        if len(mine) == 1 and mine[0].dirpath is None and mine[0].monitor is None:
+            self.trainer.callbacks.remove(mine[0])
+            last = ModelCheckpoint(
+                dirpath=Path(self.trainer.default_root_dir) / "checkpoints",
+                filename="last",
+                every_n_train_steps=10,
+                enable_version_counter=False,
+            )
+            self.trainer.callbacks.append(last)
+
+    def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
+        """Answer the prompts; the answers go to <root>/predictions.jsonl."""
+        found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
+        out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("w") as file:
+            for batch in found:
+                assert isinstance(batch, dict)
+                for prompt, response in zip(batch["prompts"], batch["responses"], strict=True):
+                    file.write(json.dumps({"prompt": prompt, "response": response}) + "\n")
+        sys.stdout.write(f"predictions: {out}\n")
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Write a role's model of a checkpoint as a Hugging Face directory; no Ray, one process.
+
+    Raises:
+        ValueError: there is no checkpoint, or it holds no such role.
+    """
+    if not 2 <= len(arguments) <= 3:
+        raise ValueError(USAGE)
+    directory, out, role = files.find(arguments[0]), Path(arguments[1]), (*arguments[2:], "actor")[0]
+    models = files.read_state(directory)[MODELS]
+    assert isinstance(models, dict)
+    if role not in models:
+        raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
+    engine = FSDPEngine(ModelSpec(path=models[role]["path"]), head=models[role]["head"])
+    engine.load(directory / role)
+    engine.export(out)
+    sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
+
+
+def main() -> None:
+    """The console command."""
+    sys.path.insert(0, os.getcwd())
+    arguments = sys.argv[1:]
+    sys.argv = sys.argv[:1]
+    try:
+        if arguments[:1] == ["export"]:
+            export(arguments[1:])
+        else:
+            CommandLine(resolved(arguments))
+    except (ValueError, WorkerError, WorkerTimeoutError) as err:
+        sys.stderr.write(f"rlhf: error: {err}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

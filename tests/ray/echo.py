@@ -1,0 +1,116 @@
+"""A role without a model, which answers with what it was given."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+
+from rlhf_lightning.controller import (
+    ALL_TO_ALL,
+    DP,
+    DP_METRIC,
+    ONE_TO_ALL,
+    RANK_ZERO,
+    Batch,
+    Inputs,
+    Remote,
+    RowTransfer,
+    Worker,
+    WorkerGroup,
+    register,
+)
+from rlhf_lightning.controller.transfer import Outputs, Shards
+from rlhf_lightning.parallel import ParallelLayout
+
+
+@dataclass(frozen=True)
+class LastRank(RowTransfer):
+    """A protocol of a user: all rows go to the last rank, the others are not called."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """One share."""
+        return {layout.num_ranks - 1: inputs}
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
+        """Its rows."""
+        return outputs[layout.num_ranks - 1].batch
+
+
+class Echo(Remote):
+    """Answers at once."""
+
+    def __init__(self, group: WorkerGroup | None = None) -> None:
+        self.group = group
+        self.worker: Worker | None = None
+
+    def caller(self) -> WorkerGroup | None:
+        """Where calls go."""
+        return self.group
+
+    def build(self, worker: Worker) -> None:
+        """Take a place."""
+        self.worker = worker
+
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+        assert self.worker is not None
+        return self.worker.rank
+
+    @register(transfer=DP, reads=("x",), returns=("x", "rank"))
+    def double(self, rows: TensorDict, *, by: int = 2) -> TensorDict:
+        """`x` times a number, and who multiplied it."""
+        found = {"x": rows["x"] * by, "rank": torch.full((len(rows),), self.rank)}
+        return TensorDict(found, batch_size=rows.batch_size)
+
+    @register(transfer=DP, reads=("texts",), returns=("texts",))
+    def same(self, rows: TensorDict) -> Mapping[str, object]:  # type: ignore[arg-type]
+        """Python objects, there and back."""
+        return {"texts": list(rows.get("texts").tolist()) if len(rows) else []}
+
+    @register(transfer=LastRank(), reads=("x",), returns=("rank",))
+    def last(self, rows: TensorDict) -> TensorDict:
+        """Who was given the rows."""
+        return TensorDict({"rank": torch.full((len(rows),), self.rank)}, batch_size=rows.batch_size)
+
+    @register(transfer=DP_METRIC, reads=("x",))
+    def total(self, rows: TensorDict) -> Mapping[str, float]:
+        """Sum of this rank's `x`."""
+        return {"total": float(rows["x"].sum())}
+
+    @register(transfer=ONE_TO_ALL)
+    def ping(self, *, number: int) -> int:
+        """A number plus the rank."""
+        return number + self.rank
+
+    @register(transfer=ALL_TO_ALL)
+    def each(self, *, number: int) -> int:
+        """This rank's own number plus ten times the rank."""
+        return number + 10 * self.rank
+
+    @register(transfer=RANK_ZERO)
+    def first(self, *, number: int) -> tuple[int, int]:
+        """Who was asked."""
+        return self.rank, number
+
+    @register(transfer=ONE_TO_ALL)
+    def pid(self) -> int:
+        """Of the process."""
+        return os.getpid()
+
+    @register(transfer=ONE_TO_ALL)
+    def sleep(self, *, seconds: float) -> None:
+        """Be busy."""
+        time.sleep(seconds)
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def fail(self, rows: TensorDict) -> TensorDict:
+        """Break on rank 1."""
+        if self.rank == 1:
+            raise ValueError("broken on purpose")
+        return rows

@@ -1,0 +1,99 @@
+"""A tiny model, a PPO run on it, and the parameters that come out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from safetensors.torch import load_file
+from transformers import LlamaConfig
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.spec import OptimizerSpec, Sampling
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Actor, Critic
+
+Parameters = Mapping[str, torch.Tensor]
+
+
+def write_tiny(directory: Path) -> None:
+    """Write config.json of two layers, and the embedded tokenizer's files."""
+    LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=264,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=257,
+        eos_token_id=258,
+        pad_token_id=256,
+        dtype="float32",
+    ).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded_directory() / name, directory / name)
+
+
+class Export(Callback):
+    """Writes the actor when training ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write it."""
+        assert isinstance(pl_module, PPO)
+        pl_module.actor.export(directory=self.directory).fetch()
+
+
+def ppo(path: Path) -> PPO:
+    """A fresh algorithm: two mini-batches of unequal size an iteration."""
+    optimizer = OptimizerSpec(lr=1e-4)
+    return PPO(
+        actor=Actor(path=str(path), optimizer=optimizer, sampling=Sampling(max_new_tokens=6)),
+        critic=Critic(optimizer=optimizer),
+        mini_batch_size=4,
+    )
+
+
+def fit(
+    algorithm: PPO,
+    strategy: Strategy,
+    root: Path,
+    *,
+    steps: int,
+    callbacks: Sequence[Callback] = (),
+    ckpt_path: str | None = None,
+) -> Parameters:
+    """Train for some iterations of 7 prompts; return the actor's parameters."""
+    exported = root / f"exported-{steps}"
+    trainer = pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[*callbacks, Export(exported)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=bool(callbacks),
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        default_root_dir=root,
+    )
+    data = TaskData(num_rows=21, num_val_rows=2, batch_size=7)
+    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
+    return load_file(exported / "model.safetensors")
+
+
+def furthest(first: Parameters, second: Parameters) -> float:
+    """Largest difference of any parameter."""
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)

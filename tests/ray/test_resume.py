@@ -1,0 +1,30 @@
+"""A run that is stopped and resumed learns what an uninterrupted one does, and its checkpoint runs no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from rlhf_lightning.strategies import Colocated
+from tests.ray.model import fit, furthest, ppo
+
+
+def checkpoints(root: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(dirpath=root / "checkpoints", every_n_train_steps=1, save_last=True)
+
+
+def test_stop_and_resume_learns_the_same(tiny: Path, tmp_path: Path) -> None:
+    whole = fit(ppo(tiny), Colocated(devices=1), tmp_path / "whole", steps=4)
+    root = tmp_path / "parts"
+    half = fit(ppo(tiny), Colocated(devices=1), root, steps=2, callbacks=[checkpoints(root)])
+
+    files = [file for file in (root / "checkpoints").rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".json", ".safetensors"}
+    assert not [path.name for path in (root / "checkpoints").iterdir() if path.name.startswith(".")]
+
+    resumed = fit(
+        ppo(tiny), Colocated(devices=1), root, steps=4, callbacks=[checkpoints(root)], ckpt_path="last"
+    )
+    assert furthest(half, whole) > 1e-4
+    assert furthest(resumed, whole) < 1e-6

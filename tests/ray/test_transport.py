@@ -1,0 +1,167 @@
+"""Calls over Ray: every protocol's round trip, what the controller fetches, and how failures are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from rlhf_lightning.controller import Batch, WorkerError, WorkerGroup
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.parallel import ParallelLayout, subgroups
+from tests.ray.echo import Echo
+
+
+@contextmanager
+def started(devices: int) -> Iterator[Echo]:
+    cluster = RayCluster(None, timeout_s=120)
+    transport = RayTransport([], cluster, timeout_s=60)
+    try:
+        cluster.start([ResourcePool("main", devices, ("echo",))])
+        layout, ranks = ParallelLayout(d=devices), tuple(range(devices))
+        cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
+        transport.actors = cluster.actors
+        yield Echo(WorkerGroup("echo", transport, layout, ranks))
+    finally:
+        transport.close()
+
+
+@pytest.fixture(scope="module")
+def echo(cluster: None, module_leaves_nothing: None) -> Iterator[Echo]:
+    with started(4) as role:
+        yield role
+
+
+def transport_of(role: Echo) -> RayTransport:
+    assert role.group is not None
+    assert isinstance(role.group.transport, RayTransport)
+    return role.group.transport
+
+
+def numbers(rows: int) -> Batch:
+    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks"), [(10, [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]), (2, [1, 3]), (0, [])]
+)
+def test_dp_gives_every_row_to_one_rank_and_keeps_their_order(echo: Echo, rows: int, ranks: list[int]) -> None:
+    batch = numbers(rows)
+    answer = echo.double(batch, by=3)
+    assert answer["x"].shape == (rows, 2)
+    assert torch.equal(answer["x"], 3 * batch["x"])
+    assert answer["rank"].tolist() == ranks
+
+
+def test_rows_may_be_reordered_repeated_and_joined_before_they_come_back(echo: Echo) -> None:
+    answer = echo.double(numbers(10)).take([7, 0, 0, 9])
+    again = echo.double(Batch.joined([answer, numbers(2)]))
+    assert again["x"][:, 0].tolist() == [56, 0, 0, 72, 0, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.float64])
+def test_a_column_keeps_its_type(echo: Echo, dtype: torch.dtype) -> None:
+    batch = Batch.of({"x": torch.tensor([[1.0], [0.0], [1.0]]).to(dtype)})
+    answer = echo.double(batch, by=True)["x"]
+    assert answer.dtype == (torch.int64 if dtype is torch.bool else dtype) or answer.dtype == dtype
+    assert answer.flatten().tolist() == [1, 0, 1]
+
+
+def test_large_columns_go_through_the_object_store(echo: Echo) -> None:
+    batch = Batch.of({"x": torch.arange(400_000).view(4, 100_000)})
+    assert torch.equal(echo.double(echo.double(batch))["x"], 4 * batch["x"])
+
+
+@pytest.mark.parametrize("rows", [5, 2, 0])
+def test_python_objects_travel_too(echo: Echo, rows: int) -> None:
+    texts: list[object] = [{"text": f"row {i}"} for i in range(rows)]
+    assert echo.same(Batch.of({"texts": texts})).objects("texts") == texts
+
+
+def test_one_to_all_asks_every_rank_the_same(echo: Echo) -> None:
+    assert echo.ping(number=5).fetch() == [5, 6, 7, 8]
+
+
+def test_all_to_all_gives_each_rank_its_own(echo: Echo) -> None:
+    each: object = [4, 3, 2, 1]
+    assert echo.each(number=each).fetch() == [4, 13, 22, 31]  # type: ignore[arg-type]
+
+
+def test_all_to_all_refuses_a_wrong_number_of_values(echo: Echo) -> None:
+    with pytest.raises(ValueError, match=r"a list of 4 values; these are not: \['number'\]"):
+        echo.each(number=[1, 2])  # type: ignore[arg-type]
+
+
+def test_rank_zero_asks_only_the_first(echo: Echo) -> None:
+    assert echo.first(number=9).fetch() == (0, 9)
+
+
+def test_metrics_are_averaged_over_the_ranks(echo: Echo) -> None:
+    assert echo.total(numbers(8)).fetch() == {"total": pytest.approx(120 / 4)}
+
+
+def test_a_protocol_of_a_user(echo: Echo) -> None:
+    assert echo.last(numbers(5))["rank"].tolist() == [3] * 5
+
+
+def test_a_chain_of_calls_brings_nothing_to_the_controller(echo: Echo) -> None:
+    transport = transport_of(echo)
+    before = transport.fetched_bytes
+    batch = numbers(10)
+    for _ in range(5):
+        batch |= echo.double(batch)
+    echo.total(batch)
+    transport.drain()
+    assert transport.fetched_bytes == before
+    assert batch["x"].sum() == 32 * 190
+    assert transport.fetched_bytes == before + 10 * 2 * 8
+
+
+def test_drain_reports_every_call_once(echo: Echo) -> None:
+    transport = transport_of(echo)
+    transport.drain()
+    echo.ping(number=1)
+    echo.first(number=1).fetch()
+    reports = transport.drain()
+    assert sorted((r.role, r.method, r.rank) for r in reports) == [
+        ("echo", "first", 0), *(("echo", "ping", rank) for rank in range(4))
+    ]  # fmt: skip
+    assert all(report.seconds >= 0 and report.memory_bytes > 0 for report in reports)
+    assert transport.drain() == []
+
+
+def test_a_missing_column_is_named_before_anything_is_sent(echo: Echo) -> None:
+    with pytest.raises(ValueError, match=r"echo.double reads the columns \['x'\], and the batch has no \['x'\]"):
+        echo.double(Batch.of({"y": torch.zeros(3)}))
+
+
+def test_a_failure_names_role_rank_and_method_wherever_it_surfaces(echo: Echo) -> None:
+    transport = transport_of(echo)
+    broken = echo.fail(numbers(8))
+    later = echo.double(broken)
+    with pytest.raises(WorkerError, match=r"^echo\[rank 1, node .*\]\.fail: broken on purpose") as caught:
+        print(later["x"])  # noqa: T201
+    assert "raise ValueError" in str(caught.value)
+    transport.drain()
+    echo.fail(numbers(8))
+    with pytest.raises(WorkerError, match=r"^echo\[rank 1, node .*\]\.fail: broken on purpose"):
+        transport.drain()
+    assert echo.ping(number=0).fetch() == [0, 1, 2, 3]
+
+
+def test_a_killed_worker_is_named_within_30_seconds() -> None:
+    with started(2) as role:
+        pids = role.pid().fetch()
+        role.sleep(seconds=60)
+        began = time.monotonic()
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"echo\[rank 1, .*\]\.sleep: its process died"):
+            transport_of(role).drain()
+        assert time.monotonic() - began < 30
