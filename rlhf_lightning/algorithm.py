@@ -51,8 +51,11 @@ class RLHFAlgorithm(LightningModule):
         """Make the subclass a dataclass, unless it writes its own constructor."""
         super().__init_subclass__()
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # The command line reads types, not names that a later import could shadow.
-        cls.__init__.__annotations__ = get_type_hints(cls.__init__)
+        # The command line reads types, and a subclass elsewhere could not resolve the names of its base.
+        hints = get_type_hints(cls.__init__)
+        cls.__init__.__annotations__ = hints
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            field.type = hints.get(field.name, field.type)
 
     def __new__(cls, *_args: object, **_options: object) -> Self:
         """Prepare the module before the generated constructor sets fields on it."""

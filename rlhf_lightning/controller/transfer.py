@@ -158,8 +158,8 @@ class AllToAll(EveryRankTransfer):
         wrong = {k: v for k, v in given.items() if not isinstance(v, list) or len(v) != layout.num_ranks}
         if wrong:
             raise ValueError(
-                f"ALL_TO_ALL over {layout.num_ranks} ranks: each argument is a list of as many values; "
-                f"these are not: {sorted(wrong)}."
+                f"ALL_TO_ALL over {layout.num_ranks} ranks: each argument is a list of {layout.num_ranks} "
+                f"values; these are not: {sorted(wrong)}."
             )
         lists = {k: v for k, v in given.items() if isinstance(v, list)}
         return {

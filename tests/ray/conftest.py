@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ def cluster(session_leaves_nothing: None) -> Iterator[None]:
         num_cpus=8,
         include_dashboard=False,
         object_store_memory=512 * 2**20,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         log_to_driver=False,
     )
     yield

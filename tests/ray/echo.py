@@ -69,9 +69,9 @@ class Echo(Remote):
         return TensorDict(found, batch_size=rows.batch_size)
 
     @register(transfer=DP, reads=("texts",), returns=("texts",))
-    def same(self, rows: TensorDict) -> Mapping[str, object]:  # type: ignore[arg-type]
+    def same(self, rows: TensorDict) -> TensorDict:
         """Python objects, there and back."""
-        return {"texts": list(rows.get("texts").tolist()) if len(rows) else []}
+        return rows
 
     @register(transfer=LastRank(), reads=("x",), returns=("rank",))
     def last(self, rows: TensorDict) -> TensorDict:

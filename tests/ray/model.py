@@ -55,12 +55,14 @@ class Export(Callback):
 
 
 def ppo(path: Path) -> PPO:
-    """A fresh algorithm: two mini-batches of unequal size an iteration."""
+    """A fresh algorithm: two mini-batches of unequal size an iteration, and a KL coefficient that adapts."""
     optimizer = OptimizerSpec(lr=1e-4)
     return PPO(
         actor=Actor(path=str(path), optimizer=optimizer, sampling=Sampling(max_new_tokens=6)),
         critic=Critic(optimizer=optimizer),
         mini_batch_size=4,
+        kl_target=1.0,
+        kl_horizon=100.0,
     )
 
 

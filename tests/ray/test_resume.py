@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.strategies import Colocated
@@ -14,8 +15,9 @@ def checkpoints(root: Path) -> ModelCheckpoint:
     return ModelCheckpoint(dirpath=root / "checkpoints", every_n_train_steps=1, save_last=True)
 
 
-def test_stop_and_resume_learns_the_same(tiny: Path, tmp_path: Path) -> None:
-    whole = fit(ppo(tiny), Colocated(devices=1), tmp_path / "whole", steps=4)
+def test_stop_and_resume_on_other_devices_learns_the_same(tiny: Path, tmp_path: Path) -> None:
+    uninterrupted, again = ppo(tiny), ppo(tiny)
+    whole = fit(uninterrupted, Colocated(devices=1), tmp_path / "whole", steps=4)
     root = tmp_path / "parts"
     half = fit(ppo(tiny), Colocated(devices=1), root, steps=2, callbacks=[checkpoints(root)])
 
@@ -23,8 +25,8 @@ def test_stop_and_resume_learns_the_same(tiny: Path, tmp_path: Path) -> None:
     assert {file.suffix for file in files} == {".json", ".safetensors"}
     assert not [path.name for path in (root / "checkpoints").iterdir() if path.name.startswith(".")]
 
-    resumed = fit(
-        ppo(tiny), Colocated(devices=1), root, steps=4, callbacks=[checkpoints(root)], ckpt_path="last"
-    )
+    resumed = fit(again, Colocated(devices=2), root, steps=4, callbacks=[checkpoints(root)], ckpt_path="last")
     assert furthest(half, whole) > 1e-4
-    assert furthest(resumed, whole) < 1e-6
+    assert furthest(resumed, whole) < 1e-5
+    assert float(again.kl_coefficient) == pytest.approx(float(uninterrupted.kl_coefficient), rel=1e-6)
+    assert float(again.kl_coefficient) != again.kl_coef

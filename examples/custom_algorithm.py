@@ -1,0 +1,19 @@
+"""An algorithm of your own, outside the package: rlhf fit --algo examples.custom_algorithm.Mine."""
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.controller import Batch, Metrics
+
+
+class Mine(PPO):
+    """PPO whose scores are centred: what a response earns is counted from the batch's mean."""
+
+    centre: float = 1.0
+    """Share of the batch's mean score that is taken off."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Centre the scores, then do as PPO does."""
+        scores, mask = batch["scores"], batch["response_mask"]
+        mean = scores.sum(dim=1).mean()
+        last = mask & ~mask.roll(-1, dims=1)
+        last[:, -1] = mask[:, -1]
+        return super().compute_advantage(batch | Batch.of({"scores": scores - self.centre * mean * last}))
