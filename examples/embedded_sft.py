@@ -32,12 +32,14 @@ class Export(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sample answers to the held-out prompts, then export."""
-        right = []
-        for columns in trainer.datamodule.val_dataloader()[0]:
+        assert isinstance(pl_module, SFT)
+        right: list[bool] = []
+        for columns in data.val_dataloader()[0]:
             rows = Batch.of({name: columns[name] for name in ("prompt_ids", "prompt_mask", "row_ids")})
-            ids = pl_module.actor.generate_sequences(rows)["response_ids"][:, : columns["response_ids"].shape[1]]
-            right += ((ids == columns["response_ids"]) | ~columns["response_mask"]).all(dim=1).tolist()
-        print(f"exact answers: {sum(right) / len(right):.3f} of {len(right)}")  # noqa: T201
+            wanted, mask = columns["response_ids"], columns["response_mask"]
+            ids = pl_module.actor.generate_sequences(rows)["response_ids"][:, : wanted.shape[1]]
+            right += ((ids == wanted) | ~mask).all(dim=1).tolist()
+        print(f"exact answers: {sum(right) / len(right):.3f} of {len(right)}")
         pl_module.actor.export(directory=self.directory).fetch()
 
 
@@ -47,13 +49,22 @@ parser.add_argument("--out", type=Path, default=_EMBEDDED)
 args = parser.parse_args()
 with tempfile.TemporaryDirectory() as scratch:
     start, end = Path(scratch, "start"), Path(scratch, "end")
-    shutil.copytree(_EMBEDDED, start, ignore=shutil.ignore_patterns("*.safetensors"))  # config alone: fresh weights
+    shutil.copytree(
+        _EMBEDDED, start, ignore=shutil.ignore_patterns("*.safetensors")
+    )  # config alone: fresh weights
     optimizer = OptimizerSpec(lr=2e-3, warmup_steps=20, schedule="linear", total_steps=args.steps + 1)
     sft = SFT(actor=Actor(path=str(start), optimizer=optimizer, sampling=Sampling(max_new_tokens=8)))
-    options = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "limit_val_batches": 0}
+    data = TaskData(batch_size=128, num_rows=16384, num_val_rows=1024, completions=True)
     trainer = pl.Trainer(
-        strategy=Colocated(), accelerator="cpu", max_steps=args.steps, callbacks=[Export(end)], **options
+        strategy=Colocated(),
+        accelerator="cpu",
+        max_steps=args.steps,
+        callbacks=[Export(end)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
     )
-    trainer.fit(sft, datamodule=TaskData(batch_size=128, num_rows=16384, num_val_rows=1024, completions=True))
+    trainer.fit(sft, datamodule=data)
     args.out.mkdir(parents=True, exist_ok=True)
     shutil.copy(end / "model.safetensors", args.out)

@@ -1,7 +1,7 @@
-"""`rlhf fit | validate | predict | export`: Lightning's command line over an algorithm, a strategy and data.
+"""`rlhf fit | validate | predict | export`: Lightning's command line over algorithm, strategy and data.
 
-Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your own, in
-flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
+Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your own,
+in flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -26,10 +26,22 @@ from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS, Strategy
 
-FOLDERS = {"algo": "rlhf_lightning.algos", "strategy": "rlhf_lightning.strategies", "data": "rlhf_lightning.data"}
+FOLDERS = {
+    "algo": "rlhf_lightning.algos",
+    "strategy": "rlhf_lightning.strategies",
+    "data": "rlhf_lightning.data",
+}
 """Where the short names of each option are looked up."""
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
-OWNED = {"strategy", "accelerator", "devices", "num_nodes", "precision", "sync_batchnorm", "use_distributed_sampler"}
+OWNED = {
+    "strategy",
+    "accelerator",
+    "devices",
+    "num_nodes",
+    "precision",
+    "sync_batchnorm",
+    "use_distributed_sampler",
+}
 """Trainer options that the strategy decides."""
 USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told otherwise)"
 
@@ -43,10 +55,11 @@ def class_path(option: str, name: str) -> str:
     if "." in name:
         return name
     module = importlib.import_module(FOLDERS[option])
-    known = {public.lower(): public for public in module.__all__ if isinstance(getattr(module, public), type)}
+    public = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
+    known = {name.lower(): name for name in public}
     if name.lower() not in known:
         raise ValueError(
-            f"--{option} {name}: unknown. Known are {', '.join(sorted(known))}, or the class path of your own, "
+            f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "
             "such as my_package.my_module.Mine."
         )
     return f"{module.__name__}.{known[name.lower()]}"
@@ -83,7 +96,8 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     """
     result = list(arguments[:1])
     rest = [part for word in arguments[1:] for part in _halves(word)]
-    if not {"-c", "--config", "--data", "-h", "--help"} & set(rest) and result and not result[0].startswith("-"):
+    command = bool(result) and not result[0].startswith("-")
+    if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
     previous = ""
     for word in rest:
@@ -101,7 +115,8 @@ def resolved(arguments: Sequence[str]) -> list[str]:
 def _halves(word: str) -> list[str]:
     """`--algo=ppo` as two words; everything else as it is."""
     name, equals, value = word.partition("=")
-    return [name, value] if equals and name in {"--config", *(f"--{option}" for option in FOLDERS)} else [word]
+    split = bool(equals) and name in {"--config", *(f"--{option}" for option in FOLDERS)}
+    return [name, value] if split else [word]
 
 
 class CommandLine(LightningCLI):
@@ -120,13 +135,24 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"default_root_dir": "runs", "enable_model_summary": False, "log_every_n_steps": 1},
+            trainer_defaults={
+                "default_root_dir": "runs",
+                "enable_model_summary": False,
+                "log_every_n_steps": 1,
+            },
         )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The trainer's methods that are commands, and their arguments that are not options."""
-        loaders = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "weights_only"}
+        loaders = {
+            "model",
+            "datamodule",
+            "dataloaders",
+            "train_dataloaders",
+            "val_dataloaders",
+            "weights_only",
+        }
         return {"fit": loaders, "validate": loaders, "predict": loaders}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -136,8 +162,11 @@ class CommandLine(LightningCLI):
         )
         parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
         parser.add_subclass_arguments(RLHFAlgorithm, "algo", fail_untyped=False, required=True)
-        default = {"class_path": class_path("strategy", "colocated")}
-        parser.add_subclass_arguments(Strategy, "strategy", fail_untyped=False, required=False, default=default)
+        strategies = importlib.import_module(FOLDERS["strategy"])
+        default = {"class_path": class_path("strategy", strategies.DEFAULT)}
+        parser.add_subclass_arguments(
+            Strategy, "strategy", fail_untyped=False, required=False, default=default
+        )
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
     def instantiate_classes(self) -> None:
@@ -148,21 +177,21 @@ class CommandLine(LightningCLI):
         strategy = self._get(self.config_init, "strategy")
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         checkpointing = self._get(self.config_init, "trainer").get("enable_checkpointing") is not False
-        if checkpointing and not self.trainer.fast_dev_run:
+        if checkpointing and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._keep_last_checkpoint()
 
     def _keep_last_checkpoint(self) -> None:
-        """Unless told otherwise, keep the last state under <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""
+        """Unless told otherwise, keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""
         mine = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         if len(mine) == 1 and mine[0].dirpath is None and mine[0].monitor is None:
-            self.trainer.callbacks.remove(mine[0])
+            self.trainer.callbacks.remove(mine[0])  # type: ignore[attr-defined]
             last = ModelCheckpoint(
                 dirpath=Path(self.trainer.default_root_dir) / "checkpoints",
                 filename="last",
                 every_n_train_steps=10,
                 enable_version_counter=False,
             )
-            self.trainer.callbacks.append(last)
+            self.trainer.callbacks.append(last)  # type: ignore[attr-defined]
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
         """Answer the prompts; the answers go to <root>/predictions.jsonl."""

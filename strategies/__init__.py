@@ -7,4 +7,7 @@ from rlhf_lightning.strategies.colocated import Colocated
 from rlhf_lightning.strategies.split import Split
 from rlhf_lightning.strategies.standalone import Standalone
 
-__all__ = ["Colocated", "Split", "Standalone"]
+DEFAULT = "colocated"
+"""Short name of the strategy that runs where none is given."""
+
+__all__ = ["DEFAULT", "Colocated", "Split", "Standalone"]

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
+from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.output import leaves_files, output_path
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
@@ -48,8 +49,10 @@ class SampleTable(Callback):
         self._samples: list[Sample] = []
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a new table."""
+        """Begin a new table; only a fit has the models (the critic, say) that explain samples."""
         self._samples = []
+        if isinstance(pl_module, RLHFAlgorithm):
+            pl_module.explain_samples = self.per_token and trainer.state.fn == "fit"
 
     def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
         self,

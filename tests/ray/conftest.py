@@ -15,7 +15,7 @@ from tests.ray.model import write_tiny
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster(session_leaves_nothing: None) -> Iterator[None]:
-    """Start Ray before any look of a module or a test, so that its processes are nobody's leak, and end it."""
+    """Start Ray before a module or a test is looked at, so that its processes are nobody's leak."""
     ray.init(
         num_cpus=8,
         include_dashboard=False,
