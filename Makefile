@@ -53,7 +53,7 @@ $(EXTRAS_STAMP): $(STAMP) overrides.txt
 	@touch $@
 
 demo: $(STAMP)  ## PPO on the embedded model: minutes, ends by itself, leaves a picture of the reward
-	@$(BIN)/rlhf fit --algo ppo --strategy colocated --trainer.callbacks+=DemoSummary
+	@$(BIN)/rlhf fit --algo ppo --strategy colocated --trainer.callbacks+=RewardCurve --trainer.callbacks+=DemoSummary
 
 test: test-unit test-ray  ## unit tests, then those on a local Ray cluster
 

@@ -1,6 +1,6 @@
 """Train the weights of the embedded model: SFT on sorting digits, stopped while PPO still has much to gain.
 
-    python examples/embedded_sft.py --steps 110 --out rlhf_lightning/embedded
+    python examples/embedded_sft.py --steps 64 --out rlhf_lightning/embedded
 
 Prints the share of held-out rows that the model answers exactly when sampled at temperature 1.
 """
@@ -44,7 +44,7 @@ class Export(pl.Callback):
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--steps", type=int, default=110)
+parser.add_argument("--steps", type=int, default=64)
 parser.add_argument("--out", type=Path, default=_EMBEDDED)
 args = parser.parse_args()
 with tempfile.TemporaryDirectory() as scratch:

@@ -1,7 +1,7 @@
 """`rlhf fit | validate | predict | export`: Lightning's command line over algorithm, strategy and data.
 
-Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your own,
-in flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
+Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your
+own, in flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
 """
 
 from __future__ import annotations
