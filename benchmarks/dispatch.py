@@ -4,7 +4,8 @@
 
 Prints MB/s of a chained echo of 1024 x 1024 int64 x 4 columns on 4 workers, the time of a ONE_TO_ALL ping,
 and ours over verl's with the spread over the rounds: against verl's defaults (blocking calls, torch encoding)
-and against the best of its four ways to chain. Writes results/dispatch.json.
+and against the best of its four ways to chain. Ray alone, with neither, is the bound. Writes
+results/dispatch.json.
 """
 
 import argparse
@@ -17,14 +18,15 @@ from exchange import Exchange, Timing
 from spread import machine, spread
 
 DEFAULT = "blocking, torch"
+SCRIPTS = {"ray": "ray_dispatch.py", "verl": "peers/verl_dispatch.py", "ours": "ours_dispatch.py"}
 
 
 def measure(exchange: Exchange, *, system: str) -> Timing:
-    """One round of "verl" or "ours" in a process of its own."""
+    """One round of "ray" (alone), "verl" or "ours" in a process of its own."""
     interpreter = environments.python("verl") if system == "verl" else Path(sys.executable)
-    script = environments.HERE / ("peers/verl_dispatch.py" if system == "verl" else "ours_dispatch.py")
     arguments = [part for name, value in vars(exchange).items() for part in environments.option(name, value)]
-    return Timing(**environments.run(interpreter, script, arguments))  # type: ignore[arg-type]  # written by asdict(Timing)
+    found = environments.run(interpreter, environments.HERE / SCRIPTS[system], arguments)
+    return Timing(**found)  # type: ignore[arg-type]  # written by asdict(Timing)
 
 
 def megabytes_per_s(exchange: Exchange, timing: Timing) -> dict[str, float]:
@@ -54,13 +56,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers_only", action="store_true", help="verl alone, without a comparison")
+    parser.add_argument("--peers_only", action="store_true", help="without ours")
     args = parser.parse_args()
     exchange = Exchange()
     rounds: list[dict[str, Timing]] = []
     for number in range(args.rounds):
         timings: dict[str, Timing] = {}
-        for system in ("verl",) if args.peers_only else ("verl", "ours"):
+        for system in ("ray", "verl") if args.peers_only else SCRIPTS:
             timings[system] = measure(exchange, system=system)
             ways = ", ".join(
                 f"{way}: {rate:.0f} MB/s" for way, rate in megabytes_per_s(exchange, timings[system]).items()

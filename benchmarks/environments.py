@@ -73,6 +73,7 @@ def run(
         else []
     )
     command = [str(interpreter), *launcher, str(script), *arguments]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the script ends too
     with subprocess.Popen(  # noqa: S603
         command,
         env=_variables(threads),

@@ -67,8 +67,17 @@ def measure(algo: str, setting: Setting, *, iterations: int, data: Path) -> dict
         threads=CORES // setting.processes,
     )
     rate = Seconds(iterations=output["seconds"]).tokens_per_s()  # type: ignore[arg-type]  # a list of numbers
-    print(f"  {algo}, {setting}: {rate:.0f} tokens/s", flush=True)
+    print(f"  {algo}, {setting}: {rate:.0f} tokens/s{_parts(output)}", flush=True)
     return {"algo": algo, **vars(setting), **output, "tokens_per_s": rate}
+
+
+def _parts(output: dict[str, object]) -> str:
+    """Seconds by method, and of plain transformers over the same tokens, where a run tells them."""
+    methods = output.get("methods_s")
+    if not isinstance(methods, dict):
+        return ""
+    each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in methods.items())
+    return f" (seconds: {each}; plain transformers forward and backward {output['plain_s']:.2f})"
 
 
 def best(runs: list[dict[str, object]], algo: str, system: str) -> float:

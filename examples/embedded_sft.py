@@ -52,7 +52,9 @@ with tempfile.TemporaryDirectory() as scratch:
     shutil.copytree(
         _EMBEDDED, start, ignore=shutil.ignore_patterns("*.safetensors")
     )  # config alone: fresh weights
-    optimizer = OptimizerSpec(lr=2e-3, warmup_steps=20, schedule="linear", total_steps=args.steps + 1)
+    optimizer = OptimizerSpec(
+        lr=2e-3, warmup_steps=min(20, args.steps // 3), schedule="linear", total_steps=args.steps + 1
+    )
     sft = SFT(actor=Actor(path=str(start), optimizer=optimizer, sampling=Sampling(max_new_tokens=8)))
     data = TaskData(batch_size=128, num_rows=16384, num_val_rows=1024, completions=True)
     trainer = pl.Trainer(

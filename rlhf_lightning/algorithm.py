@@ -23,9 +23,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport, Metrics
 from rlhf_lightning.data import RowData, load_tokenizer
-from rlhf_lightning.engines import check_model
+from rlhf_lightning.engines import check_model, max_positions
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.rewards import preflight
+from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Reward, Role
 
 if TYPE_CHECKING:
@@ -116,13 +117,15 @@ class RLHFAlgorithm(LightningModule):
         """Complete the roles and refuse what cannot work, before any worker starts.
 
         Raises:
-            ValueError: a model directory is missing or damaged, or a reward function does not work.
+            ValueError: a model directory is missing or damaged, the rows are too long for it, or a reward
+                function does not work.
         """
-        actor = self.main_actor
-        self.bind({name: role.following(actor) for name, role in self.roles().items()})
+        actor, seed = self.main_actor, run_seed()
+        self.bind({n: r.following(actor).located().seeded(seed) for n, r in self.roles().items()})
         for role in self.roles().values():
             if role.path:
                 check_model(role)
+                self._check_lengths(role)
         for reward in (role for role in self.roles().values() if isinstance(role, Reward)):
             self._try_out(reward)
         self.save_hyperparameters(_plain(self))
@@ -201,6 +204,11 @@ class RLHFAlgorithm(LightningModule):
         return cast("Strategy", self.trainer.strategy)
 
     # ---- details -------------------------------------------------------------------------------------------
+
+    def _check_lengths(self, role: Role) -> None:
+        data, positions = self.trainer.datamodule, max_positions(role)  # type: ignore[attr-defined]
+        if isinstance(data, RowData) and positions is not None:
+            data.check_lengths(positions=positions, new_tokens=self.main_actor.sampling.max_new_tokens)
 
     def _try_out(self, reward: Reward) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]

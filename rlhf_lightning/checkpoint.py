@@ -5,8 +5,9 @@
         tensors.safetensors    the algorithm's own buffers, and tensors of callbacks
         actor/ critic/         what the engines wrote: safetensors shards and JSON
 
-A checkpoint is written beside its place and renamed into it. Replacing one keeps the old directory under
-`.replaced-NAME` until the new one stands; reading falls back to that if a crash fell between the two renames.
+A checkpoint is written beside its place and renamed into it. Replacing one keeps the old directory as
+`last-replaced.ckpt` until the new one stands: if a crash falls between the two renames, reading `last.ckpt`
+falls back to it, and `ckpt_path="last"` finds it by its name.
 """
 
 from __future__ import annotations
@@ -38,18 +39,27 @@ def replacing(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in target.parent.glob(".saving-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    fresh = target.parent / f".saving-{uuid4().hex}"
+    fresh, old = _unfinished(target), _replaced(target)
     fresh.mkdir()
     try:
         yield fresh
-        old = _replaced(target)
+        _flush(*fresh.rglob("*"), fresh)
         if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
             target.rename(old)
         fresh.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        _flush(target.parent)
+        remove(old)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def remove(target: Path) -> None:
+    """Remove a checkpoint, so that it is never there in part; nothing where there is none."""
+    if target.exists():
+        rest = _unfinished(target)
+        target.rename(rest)
+        shutil.rmtree(rest, ignore_errors=True)
 
 
 def find(path: str | os.PathLike[str]) -> Path:
@@ -100,8 +110,22 @@ def read_state(directory: Path) -> dict[str, object]:
     return state
 
 
+def _unfinished(target: Path) -> Path:
+    return target.parent / f".saving-{uuid4().hex}"
+
+
 def _replaced(target: Path) -> Path:
-    return target.parent / f".replaced-{target.stem}"
+    return target.with_name(f"{target.stem}-replaced{target.suffix}")
+
+
+def _flush(*paths: Path) -> None:
+    """Have the disk take files and directories, so that a power cut after the rename finds them whole."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> object:

@@ -1,4 +1,4 @@
-"""`rlhf fit | validate | predict | export`: Lightning's command line over algorithm, strategy and data.
+"""`rlhf fit | validate | predict | export | map | calibrate`: Lightning's command line on short names.
 
 Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your
 own, in flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
@@ -10,21 +10,24 @@ import importlib
 import json
 import os
 import sys
+from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-import rlhf_lightning.callbacks  # noqa: F401 - so that their short names are known
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS, Strategy
+from rlhf_lightning.usage import refusal
 
 FOLDERS = {
     "algo": "rlhf_lightning.algos",
@@ -43,6 +46,10 @@ OWNED = {
     "use_distributed_sampler",
 }
 """Trainer options that the strategy decides."""
+STRICT = {"exit_on_error": False, "allow_abbrev": False}
+"""Of every parser: errors are raised, and `--trainer.max_step` is an error."""
+COMMANDS = "rlhf_lightning.commands"
+"""Where the commands that need no trainer are."""
 USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told otherwise)"
 
 
@@ -135,6 +142,7 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_kwargs={"overwrite": True},
+            parser_kwargs={**STRICT, **{command: dict(STRICT) for command in self.subcommands()}},
             trainer_defaults={
                 "default_root_dir": "runs",
                 "enable_model_summary": False,
@@ -169,9 +177,27 @@ class CommandLine(LightningCLI):
         )
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the command line.
+
+        Raises:
+            ValueError: an option is unknown or has a wrong value.
+        """
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as err:
+            raise ValueError(refusal(str(err), {"trainer": Trainer})) from err
+
     def instantiate_classes(self) -> None:
-        """Make the algorithm, the data and the trainer with its strategy."""
-        self.config_init = self.parser.instantiate_classes(self.config)
+        """Make the algorithm, the data and the trainer with its strategy.
+
+        Raises:
+            ValueError: one of them refuses its options.
+        """
+        try:
+            self.config_init = self.parser.instantiate_classes(self.config)
+        except ValueError as err:
+            raise ValueError(refusal(str(err), {})) from err
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
         strategy = self._get(self.config_init, "strategy")
@@ -185,12 +211,7 @@ class CommandLine(LightningCLI):
         mine = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         if len(mine) == 1 and mine[0].dirpath is None and mine[0].monitor is None:
             self.trainer.callbacks.remove(mine[0])  # type: ignore[attr-defined]
-            last = ModelCheckpoint(
-                dirpath=Path(self.trainer.default_root_dir) / "checkpoints",
-                filename="last",
-                every_n_train_steps=10,
-                enable_version_counter=False,
-            )
+            last = LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints")
             self.trainer.callbacks.append(last)  # type: ignore[attr-defined]
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
@@ -233,9 +254,13 @@ def main() -> None:
     try:
         if arguments[:1] == ["export"]:
             export(arguments[1:])
+        elif arguments[:1] == ["map"]:
+            importlib.import_module(f"{COMMANDS}.map").run(arguments[1:], class_path)
+        elif arguments[:1] == ["calibrate"]:
+            importlib.import_module(f"{COMMANDS}.calibrate").run(arguments[1:])
         else:
             CommandLine(resolved(arguments))
-    except (ValueError, WorkerError, WorkerTimeoutError) as err:
+    except (ValueError, MisconfigurationException, WorkerError, WorkerTimeoutError) as err:
         sys.stderr.write(f"rlhf: error: {err}\n")
         sys.exit(1)
 

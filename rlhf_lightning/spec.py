@@ -6,6 +6,7 @@ command line can refuse bad input before any process starts.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,6 +56,11 @@ class OptimizerSpec:
         )
 
 
+def run_seed() -> int:
+    """The seed of the run: what `--seed_everything` (lightning.seed_everything) was given, else 0."""
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One model of the dataflow: where its weights come from, and how they are trained."""
@@ -65,8 +71,9 @@ class ModelSpec:
     """Type of the computation; master weights, gradients and optimizer state stay float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
-    init_seed: int = 0
-    """Seed of weights that the directory does not hold (a fresh value head, a config without weights)."""
+    init_seed: int | None = None
+    """Seed of weights that the directory does not hold (a fresh value head, a config without weights);
+    that of the run where None."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """Used where the model is trained."""
 

@@ -8,7 +8,6 @@ any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import CallReport, WorkerGroup
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_local_gpus
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_gpus
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
@@ -37,7 +36,8 @@ class Strategy(SingleDeviceStrategy):
 
     Args:
         devices: devices of the job; by default all GPUs, or on a CPU as few as the placement needs.
-        address: host:port of a Ray cluster's head, or `auto`; by default RAY_ADDRESS, else this machine.
+        address: host:port of a Ray cluster's head, `auto` for one that runs on this machine, or `local` to
+            start Ray here; by default RAY_ADDRESS, else `local`.
         settings: how the models compute.
         offload: keep only the role that computes on its devices, the others in host memory.
         timeout_s: longest wait for any remote call, seconds.
@@ -91,23 +91,42 @@ class Strategy(SingleDeviceStrategy):
         return self.lightning_module
 
     def setup_environment(self) -> None:
-        """Refuse impossible placements before the data is read or any process started."""
+        """Refuse impossible placements and silent clusters before the data is read or any process started."""
         super().setup_environment()
-        self._pools(self.algorithm.roles())
+        pools = self._pools(self.algorithm.roles())
+        RayCluster(self.address, timeout_s=self.timeout_s).check(_num_devices(pools))
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
         fitting = trainer.state.fn == "fit"
         roles = {n: r for n, r in self.algorithm.roles().items() if fitting or r.evaluates}
-        self._launch(roles, self._pools(roles))
+        self._launch(roles)
         if self._resume is not None:
             self._restore(self._resume)
         super().setup(trainer)
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
-        return self.place(tuple(roles), self.devices or num_local_gpus() or None)
+        return self.place(tuple(roles), self.devices or num_gpus() or None)
 
-    def _launch(self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
+    def _launch(self, roles: Mapping[str, Role]) -> None:
+        cluster = RayCluster(self.address, timeout_s=self.timeout_s)
+        self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
+        cluster.connect(_num_devices(self._pools(roles)))
+        pools = self._pools(roles)
+        placements, groups = self._placements(roles, pools)
+        cluster.start(pools)
+        transport.actors = cluster.actors
+        cluster.prepare(placements, groups, offload=self.offload)
+        self._handles = {
+            name: roles[name].bound(WorkerGroup(name, transport, placement.layout, placement.devices))
+            for name, placement in placements.items()
+        }
+        self.algorithm.bind(self._handles)
+
+    def _placements(
+        self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]
+    ) -> tuple[dict[str, Placement], list[tuple[int, ...]]]:
+        """Where each role stands, and the groups of devices that compute together."""
         placements: dict[str, Placement] = {}
         groups: list[tuple[int, ...]] = []
         first = 0
@@ -119,17 +138,7 @@ class Strategy(SingleDeviceStrategy):
                 role = dataclasses.replace(roles[name])
                 placements[name] = Placement(role, layout, members, self.settings)
             first += pool.num_devices
-        cluster = RayCluster(self.address, timeout_s=self.timeout_s)
-        self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
-        cluster.start(pools)
-        transport.actors = cluster.actors
-        cluster.prepare(placements, groups, offload=self.offload)
-        self._handles = {n: roles[n].bound(self._group(n, p, transport)) for n, p in placements.items()}
-        self.algorithm.bind(self._handles)
-
-    @staticmethod
-    def _group(name: str, placement: Placement, transport: Transport) -> WorkerGroup:
-        return WorkerGroup(name, transport, placement.layout, placement.devices)
+        return placements, groups
 
     def drain(self) -> list[CallReport]:
         """Wait for all pending remote calls; the reports since the last drain.
@@ -141,10 +150,13 @@ class Strategy(SingleDeviceStrategy):
         return self.transport.drain()
 
     def teardown(self) -> None:
-        """End the devices; also after a failure."""
+        """End the devices, also after a failure; the algorithm's roles are descriptions again."""
         if self.transport is not None:
             self.transport.close()
             self.transport = None
+        if self._handles:
+            self.algorithm.bind({name: dataclasses.replace(role) for name, role in self._handles.items()})
+        self._handles, self._resume = {}, None
         super().teardown()
 
     # ---- the controller's own module has nothing to move or to step ----------------------------------------
@@ -202,7 +214,7 @@ class Strategy(SingleDeviceStrategy):
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint directory."""
-        shutil.rmtree(filepath, ignore_errors=True)
+        files.remove(Path(filepath))
 
     def _trained(self) -> dict[str, Role]:
         return {n: r for n, r in self._handles.items() if r.trains}
@@ -212,3 +224,7 @@ class Strategy(SingleDeviceStrategy):
         for ranks in loading:
             ranks.fetch()
         self._resume = None
+
+
+def _num_devices(pools: Sequence[ResourcePool]) -> int:
+    return sum(pool.num_devices for pool in pools)

@@ -3,6 +3,7 @@
 if __name__ != "rlhf_lightning.strategies":
     raise ImportError(f"This folder is imported as 'rlhf_lightning.strategies', not as {__name__!r}.")
 
+from rlhf_lightning.strategies.auto import Auto
 from rlhf_lightning.strategies.colocated import Colocated
 from rlhf_lightning.strategies.split import Split
 from rlhf_lightning.strategies.standalone import Standalone
@@ -10,4 +11,10 @@ from rlhf_lightning.strategies.standalone import Standalone
 DEFAULT = "colocated"
 """Short name of the strategy that runs where none is given."""
 
-__all__ = ["DEFAULT", "Colocated", "Split", "Standalone"]
+FIXED = (Colocated, Split, Standalone)
+"""Strategies whose sets of models are always the same: what the automatic mapping is compared with."""
+
+MAPPED = "auto"
+"""Short name of the strategy that runs any mapping."""
+
+__all__ = ["DEFAULT", "FIXED", "MAPPED", "Auto", "Colocated", "Split", "Standalone"]

@@ -53,10 +53,10 @@ class Split(Strategy):
         total = devices if devices is not None else 2 * (self.actor_devices or 1)
         actor = self.actor_devices if self.actor_devices is not None else total // 2
         if self.actor_devices is None and total % 2:
+            uneven = f", or say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}"
             raise ValueError(
                 f"Split(devices={total}): {total} devices are not two equal halves. Try "
-                f"devices={total - 1 or 2}, or say how many the actor's side has: "
-                f"--strategy.actor_devices {total // 2 + 1}."
+                f"devices={total - 1 or 2}{uneven if total > 1 else ''}."
             )
         if not 0 < actor < total:
             raise ValueError(

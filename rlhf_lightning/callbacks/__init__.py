@@ -1,7 +1,8 @@
-"""Lightning callbacks that show a run: sampled responses, the reward's curve, a demo's last line."""
+"""Lightning callbacks: sampled responses, the reward's curve, a demo's last line, the newest checkpoint."""
 
 from rlhf_lightning.callbacks.demo_summary import DemoSummary
+from rlhf_lightning.callbacks.last_checkpoint import LastCheckpoint
 from rlhf_lightning.callbacks.reward_curve import RewardCurve
 from rlhf_lightning.callbacks.sample_table import SampleTable
 
-__all__ = ["DemoSummary", "RewardCurve", "SampleTable"]
+__all__ = ["DemoSummary", "LastCheckpoint", "RewardCurve", "SampleTable"]

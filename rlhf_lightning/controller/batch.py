@@ -122,8 +122,14 @@ class Batch:
         return Batch(columns, num_rows=self._num_rows)
 
     def take(self, rows: Sequence[int] | RowNumbers) -> Batch:
-        """The given rows, in the given order, without fetching anything."""
+        """The given rows, in the given order, without fetching anything.
+
+        Raises:
+            IndexError: a row is not there.
+        """
         index = np.asarray(rows, dtype=np.int64)
+        if len(index) and not 0 <= index.min() <= index.max() < len(self):
+            raise IndexError(f"rows {index.min()} to {index.max()} of a batch of {len(self)}.")
         return Batch(
             {name: column.take(index) for name, column in self._columns.items()}, num_rows=len(index)
         )
@@ -131,7 +137,12 @@ class Batch:
     def split(self, parts: int) -> list[Batch]:
         """Contiguous parts whose sizes differ by at most one row; any number of rows will do, 0 too."""
         edges = [len(self) * i // parts for i in range(parts + 1)]
-        return [self.take(np.arange(a, b)) for a, b in pairwise(edges)]
+        return [self.cut(a, b) for a, b in pairwise(edges)]
+
+    def cut(self, start: int, stop: int) -> Batch:
+        """The rows from `start` up to `stop`, 0 <= start <= stop <= len(self)."""
+        columns = {name: column.cut(start, stop) for name, column in self._columns.items()}
+        return Batch(columns, num_rows=stop - start)
 
     def repeat(self, times: int) -> Batch:
         """Each row `times` times, copies side by side: rows 0 0 0 1 1 1 for times = 3."""

@@ -6,7 +6,8 @@ Python objects (the raw data rows) travel as lists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,10 @@ class Block:
         return Block(picked, self.dtype)
 
 
+Shard = Mapping[str, Block]
+"""Columns over the same rows that one object of the store holds."""
+
+
 def encode(value: torch.Tensor | Sequence[object]) -> Block:
     """Turn a column [n, ...] on any device, or a list of n objects, into a block."""
     if not isinstance(value, torch.Tensor):
@@ -57,7 +62,10 @@ def encode(value: torch.Tensor | Sequence[object]) -> Block:
 
 
 def decode(blocks: Sequence[Block]) -> torch.Tensor | list[object]:
-    """Join blocks of one column into a writable tensor [n, ...] on the host, or a list.
+    """Join blocks of one column into a tensor [n, ...] on the host, or a list.
+
+    One block is not copied: the tensor lies in the object store, where other processes read the same memory,
+    and must not be written to.
 
     Raises:
         ValueError: the blocks differ in width or type.
@@ -68,8 +76,8 @@ def decode(blocks: Sequence[Block]) -> torch.Tensor | list[object]:
     kinds = {(block.dtype, array.shape[1:]) for block, array in zip(blocks, arrays, strict=True)}
     if len(kinds) > 1:
         raise ValueError(f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}.")
-    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    if not array.flags.writeable:
-        array = array.copy()
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if blocks[0].dtype == "bfloat16" else tensor

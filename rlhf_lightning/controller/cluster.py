@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -21,14 +22,25 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_lightning.controller.block import Block
-from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.parcel import deliver
+from rlhf_lightning.controller.ray_transport import GRACE_S
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import WorldSpec
 
-log = logging.getLogger(__name__)
+LOCAL = "local"
+"""The address that stands for a Ray of the job's own on this machine."""
+RESERVE_S = 60.0
+"""Longest wait for devices that the cluster has, but other jobs hold."""
+
+_ANSWER_S = 5.0
+"""Longest wait for the head of a cluster to answer."""
+_SETTINGS = b"\x04"
+"""The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
+"""What a client says first: the preface and an empty frame of settings."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +61,10 @@ class DeviceActor(Device):
             sock.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{sock.getsockname()[1]}"
 
-    def submit(self, call: Call, *blocks: Block) -> CallReport | Block | tuple[CallReport | Block, ...]:
+    def submit(self, parcel: bytes, *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
         """Run a call; Ray wants one result bare and several as a tuple."""
-        results = self.call(call, *blocks)
-        return results if call.returns else results[0]
+        results = deliver(self, parcel, shards)
+        return results if len(results) > 1 else results[0]
 
     def node_id(self) -> str:
         """Ray's name of the node."""
@@ -73,12 +85,22 @@ def check_address(address: str) -> None:
             f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379."
         )
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        with socket.create_connection((host, int(port)), timeout=_ANSWER_S) as head:
+            head.sendall(_GREETING)
+            answered = _encrypted() or head.recv(4, socket.MSG_WAITALL)[3:] == _SETTINGS
+        reason = "" if answered else "what listens there is not Ray"
     except OSError as err:
+        reason = str(err)
+    if reason:
         raise ValueError(
-            f"strategy.address={address!r}: no Ray cluster answers there ({err}). Start one with "
+            f"strategy.address={address!r}: no Ray cluster answers there ({reason}). Start one with "
             "`ray start --head`, or leave the address out to use this machine."
-        ) from err
+        )
+
+
+def _encrypted() -> bool:
+    """Whether Ray's ports speak TLS, and so do not answer a greeting in the clear."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 class RayCluster:
@@ -87,60 +109,93 @@ class RayCluster:
     def __init__(self, address: str | None, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.actors: list[DeviceHandle] = []
-        self._address = address or os.environ.get("RAY_ADDRESS")
+        self.spans_nodes = False
+        given = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        self._address = None if given == LOCAL else given
         self._groups: list[PlacementGroup] = []
         self._started_ray = False
 
-    def start(self, pools: Sequence[ResourcePool]) -> None:
-        """Connect, or start Ray on this machine, and make one actor for each device of each pool.
+    def check(self, needed: int) -> None:
+        """Refuse an address at which nothing answers, or more devices than there are, without connecting.
+
+        Args:
+            needed: devices of the job.
 
         Raises:
-            ValueError: the cluster has fewer devices than the pools ask for.
-            WorkerTimeoutError: devices did not come up in time.
+            ValueError: no cluster answers there, or this machine has GPUs, but fewer.
         """
-        needed = sum(pool.num_devices for pool in pools)
-        self._connect(needed)
-        kind = "GPU" if ray.cluster_resources().get("GPU", 0) > 0 else "CPU"
-        has = int(ray.cluster_resources().get(kind, 0))
-        if has < needed:
-            wanted = ", ".join(f"{pool.name} {pool.num_devices}" for pool in pools)
-            raise ValueError(
-                f"the pools need {needed} devices ({wanted}), and the Ray cluster has {has} {kind}s."
-            )
-        for pool in pools:
-            self._open(pool, kind)
-
-    def _connect(self, needed: int) -> None:
         if ray.is_initialized():
             return
         if self._address is not None:
             check_address(self._address)
-            ray.init(address=self._address, logging_level=logging.ERROR, log_to_driver=True)
-        else:
+        elif 0 < torch.cuda.device_count() < needed:
+            raise ValueError(_too_few(needed, torch.cuda.device_count(), "GPU"))
+
+    def connect(self, needed: int) -> None:
+        """Connect, or start Ray on this machine with room for the devices; nothing where Ray is up already.
+
+        Args:
+            needed: devices of the job.
+
+        Raises:
+            ValueError: no cluster answers at the address.
+        """
+        if ray.is_initialized():
+            return
+        self.check(needed)
+        quiet: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
+        if self._address is None:
             cpus = max(needed, os.cpu_count() or 1)
-            ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=True)
+            ray.init(address=LOCAL, num_cpus=cpus, include_dashboard=False, **quiet)
+        else:
+            try:
+                ray.init(address=self._address, **quiet)
+            except ConnectionError as err:
+                raise ValueError(
+                    f"strategy.address={self._address!r}: no Ray cluster can be joined there ({err})."
+                ) from err
         self._started_ray = True
+
+    def start(self, pools: Sequence[ResourcePool]) -> None:
+        """Make one actor for each device of each pool.
+
+        Raises:
+            ValueError: the cluster has fewer devices than the pools ask for.
+            WorkerTimeoutError: other jobs hold the devices.
+        """
+        needed = sum(pool.num_devices for pool in pools)
+        self.connect(needed)
+        kind = "GPU" if num_gpus() else "CPU"
+        has = int(ray.cluster_resources().get(kind, 0))
+        if has < needed:
+            raise ValueError(_too_few(needed, has, kind))
+        for pool in pools:
+            self._open(pool, kind)
 
     def _open(self, pool: ResourcePool, kind: str) -> None:
         """Reserve a pool's devices, filling nodes before spreading, and start their actors in node order."""
         bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
         group = placement_group([bundle] * pool.num_devices, strategy="PACK")
         self._groups.append(group)
-        try:
-            ray.get(group.ready(), timeout=self.timeout_s)
-        except GetTimeoutError as err:
-            free = ray.available_resources().get(kind, 0)
+        if not group.wait(min(self.timeout_s, RESERVE_S)):
+            free = {name: ray.available_resources().get(name, 0) for name in bundle}
+            left = ", ".join(f"{count:.0f} {name}s" for name, count in free.items())
             raise WorkerTimeoutError(
-                f"pool {pool.name} waits for {pool.num_devices} {kind}s and {free:.0f} are free."
-            ) from err
+                f"pool {pool.name} needs {pool.num_devices} devices, each of one {' and one '.join(bundle)}; "
+                f"other jobs and {len(self.actors)} devices of this one leave {left}. Try "
+                f"--strategy.devices {int(min(free.values())) + len(self.actors)}, or wait for those jobs."
+            )
         nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
         actor = ray.remote(DeviceActor)
         for index in sorted(nodes, key=lambda i: (nodes[i], i)):
             where = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=index
             )
-            options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "max_restarts": 0}
-            handle = actor.options(scheduling_strategy=where, **options).remote(len(self.actors))
+            # Calls report to the controller; a second record, for the dashboard, costs a tenth of a ping.
+            options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "enable_task_events": False}
+            handle = actor.options(scheduling_strategy=where, max_restarts=0, **options).remote(
+                len(self.actors)
+            )
             self.actors.append(cast(DeviceHandle, handle))
 
     def prepare(
@@ -152,29 +207,38 @@ class RayCluster:
             WorkerError: a role could not be built.
             WorkerTimeoutError: it took longer than `timeout_s`.
         """
-        nodes = self._get([actor.node_id.remote() for actor in self.actors], "devices to start")
-        address = self._get([self.actors[0].address.remote()], "the address of device 0")[0]
+        nodes = self._get({f"device {i} to start": a.node_id.remote() for i, a in enumerate(self.actors)})
+        self.spans_nodes = len({*nodes, ray.get_runtime_context().get_node_id()}) > 1
+        address = self._get({"the address of device 0": self.actors[0].address.remote()})[0]
         spec = WorldSpec(len(self.actors), str(address), tuple(dict.fromkeys(groups)), self.timeout_s)
         cores = os.cpu_count() or 1
         threads = [max(1, cores // nodes.count(node)) for node in nodes]
-        joined = [a.join.remote(spec, n, offload=offload) for a, n in zip(self.actors, threads, strict=True)]
-        self._get(joined, "devices to join the world")
-        hosted = [
-            self.actors[device].host.remote(name, placement)
-            for name, placement in placements.items()
-            for device in placement.devices
-        ]
-        self._get(hosted, "models to load")
+        joined = {
+            f"device {i} to join the world": actor.join.remote(spec, threads[i], offload=offload)
+            for i, actor in enumerate(self.actors)
+        }
+        self._get(joined)
+        built = {}
+        for name, placement in placements.items():
+            for rank, device in enumerate(placement.devices):
+                call = f"{name}[rank {rank}, device {device}].build"
+                built[call] = self.actors[device].host.remote(name, placement)
+        self._get(built)
 
-    def _get(self, refs: Sequence[Ref], what: str) -> list[object]:
+    def _get(self, calls: Mapping[str, Ref]) -> list[object]:
+        """Wait for calls, given under the words by which errors name them."""
         try:
-            return list(ray.get(list(refs), timeout=self.timeout_s))
+            return list(ray.get(list(calls.values()), timeout=self.timeout_s))
         except GetTimeoutError as err:
-            raise WorkerTimeoutError(f"waited {self.timeout_s:.0f} s for {what}.") from err
-        except RayTaskError as err:
-            raise WorkerError(str(err.cause)) from None
+            late = [name for name, ref in calls.items() if not ray.wait([ref], timeout=0)[0]]
+            raise WorkerTimeoutError(f"waited {self.timeout_s:.0f} s for {', '.join(late[:4])}.") from err
         except RayError as err:
-            raise WorkerError(f"while waiting for {what}: {err}") from err
+            dead = _first_dead(calls)
+            if dead is None and isinstance(err, RayTaskError):
+                raise WorkerError(str(err.cause)) from None
+            raise WorkerError(
+                f"{dead or 'waiting for ' + next(iter(calls))}: its process died. {err}"
+            ) from None
 
     def close(self) -> None:
         """End the actors, give the devices back, and stop Ray where this job started it."""
@@ -189,6 +253,29 @@ class RayCluster:
         self._groups.clear()
 
 
-def num_local_gpus() -> int:
-    """GPUs of this machine."""
-    return torch.cuda.device_count()
+def num_gpus() -> int:
+    """GPUs of the cluster that is connected, else of this machine."""
+    return int(ray.cluster_resources().get("GPU", 0)) if ray.is_initialized() else torch.cuda.device_count()
+
+
+def _too_few(needed: int, has: int, kind: str) -> str:
+    return (
+        f"the pools need {needed} devices, and there are {has} {kind}s. Try --strategy.devices {has}, or "
+        "--strategy.address of a larger cluster."
+    )
+
+
+def _first_dead(calls: Mapping[str, Ref]) -> str | None:
+    """The first call whose process died, which may be known only after errors that the death caused."""
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline:
+        for name, ref in calls.items():
+            if ray.wait([ref], timeout=0, fetch_local=False)[0]:
+                try:
+                    ray.get(ref)
+                except ActorDiedError:
+                    return name
+                except RayError:
+                    continue
+        time.sleep(0.1)
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rlhf_lightning.controller.block import Block, Rows, decode
-from rlhf_lightning.controller.transport import Future
+from rlhf_lightning.controller.transport import Future, fetch_all
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -20,27 +20,33 @@ class Piece:
     """Some rows of one block; the block is here, or the future of one that a device makes."""
 
     source: Future | Block
-    rows: RowNumbers
+    rows: range | RowNumbers
+    """A range (of step 1) where they are known to be contiguous."""
+
+    def take(self, rows: RowNumbers) -> Piece:
+        """The given of these rows."""
+        return Piece(self.source, rows + self.rows.start if isinstance(self.rows, range) else self.rows[rows])
 
     def pick(self) -> Rows:
         """The rows as a slice where they are contiguous, which a device takes without a copy."""
-        if len(self.rows) and np.array_equal(
-            self.rows, np.arange(self.rows[0], self.rows[0] + len(self.rows))
-        ):
-            return slice(int(self.rows[0]), int(self.rows[0]) + len(self.rows))
-        return self.rows
+        rows = self.rows
+        if isinstance(rows, range):
+            return slice(rows.start, rows.stop)
+        if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+            return slice(int(rows[0]), int(rows[0]) + len(rows))
+        return rows
+
+    def block(self, found: Mapping[Future, object]) -> Block:
+        """The rows themselves, of the block that is here or was found."""
+        source = found[self.source] if isinstance(self.source, Future) else self.source
+        assert isinstance(source, Block)
+        return source.take(self.pick())
 
     def shipped(self) -> tuple[Future | Block, Rows]:
         """What to send to a device, and which rows it takes of that: a block that is here is cut first."""
         if isinstance(self.source, Future):
             return self.source, self.pick()
         return self.source.take(self.pick()), slice(0, len(self.rows))
-
-    def block(self) -> Block:
-        """The rows themselves, fetched where they are elsewhere."""
-        source = self.source.fetch() if isinstance(self.source, Future) else self.source
-        assert isinstance(source, Block)
-        return source.take(self.pick())
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,12 @@ class Column:
     @staticmethod
     def of(source: Future | Block, num_rows: int) -> Column:
         """All rows of one block."""
-        return Column((Piece(source, np.arange(num_rows)),))
+        return Column((Piece(source, range(num_rows)),))
 
     @staticmethod
     def joined(columns: Sequence[Column]) -> Column:
         """The rows of several columns, one after the other; empty pieces are dropped while a row is left."""
-        pieces = tuple(piece for column in columns for piece in column.pieces)
-        return Column(tuple(piece for piece in pieces if len(piece.rows)) or pieces[:1])
+        return Column(_with_rows([piece for column in columns for piece in column.pieces]))
 
     def __len__(self) -> int:
         return sum(len(piece.rows) for piece in self.pieces)
@@ -72,9 +77,26 @@ class Column:
         for run in np.split(np.arange(len(rows)), cuts):
             index = int(owner[run[0]]) if len(run) else 0
             piece, before = self.pieces[index], int(ends[index]) - len(self.pieces[index].rows)
-            pieces.append(Piece(piece.source, piece.rows[rows[run] - before]))
+            pieces.append(piece.take(rows[run] - before))
         return Column(tuple(pieces))
 
+    def cut(self, start: int, stop: int) -> Column:
+        """The rows from `start` up to `stop`, without a look at each."""
+        pieces, before = [], 0
+        for piece in self.pieces:
+            inside = slice(max(start - before, 0), max(stop - before, 0))
+            pieces.append(Piece(piece.source, piece.rows[inside]))
+            before += len(piece.rows)
+        return Column(_with_rows(pieces))
+
     def fetch(self) -> torch.Tensor | list[object]:
-        """The values [len(self), ...] in this process: a tensor, or a list for a column of Python objects."""
-        return decode([piece.block() for piece in self.pieces])
+        """The values [len(self), ...] in memory of their own: a tensor, or a list of Python objects."""
+        futures = list({piece.source for piece in self.pieces if isinstance(piece.source, Future)})
+        found = dict(zip(futures, fetch_all(futures), strict=True))
+        value = decode([piece.block(found) for piece in self.pieces])
+        return value.clone() if isinstance(value, torch.Tensor) and len(self.pieces) == 1 else value
+
+
+def _with_rows(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """The pieces that are not empty; one that is where all are, for its width and type."""
+    return tuple(piece for piece in pieces if len(piece.rows)) or tuple(pieces[:1])

@@ -7,6 +7,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,23 @@ def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
         value = decode([next(feed).take(rows) for rows in column.picks])
         columns[column.name] = value if isinstance(value, torch.Tensor) else NonTensorStack(*value)
     return TensorDict(columns, batch_size=[call.num_rows])
+
+
+@contextmanager
+def unwritten(rows: TensorDict) -> Iterator[None]:
+    """Refuse a method that writes into its input columns, whose memory other calls read.
+
+    Raises:
+        ValueError: a column was written to in place.
+    """
+    given = {k: (v, v._version) for k, v in rows.items() if isinstance(v, torch.Tensor)}
+    yield
+    written = [name for name, (tensor, version) in given.items() if tensor._version != version]
+    if written:
+        raise ValueError(
+            f"wrote in place into its input columns {written}, whose memory other calls read: "
+            f"start with rows[{written[0]!r}].clone()."
+        )
 
 
 class Device:
@@ -119,9 +137,12 @@ class Device:
         self._make_resident(call.role)
         method = methods_of(type(role))[call.method]
         arguments = dict(call.arguments)
-        if method.takes_rows:
-            arguments["rows"] = assemble(call, blocks)
-        value = method.function(role, **arguments)
+        if not method.takes_rows:
+            value = method.function(role, **arguments)
+        else:
+            rows = assemble(call, blocks)
+            with unwritten(rows):
+                value = method.function(role, rows=rows, **arguments)
         return (None, _columns(value, call)) if call.returns else (value, [])
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
 from rlhf_lightning.controller.call import CallReport
-from rlhf_lightning.controller.transport import Future
+from rlhf_lightning.controller.transport import Future, fetch_all
 
 T = TypeVar("T")
 
@@ -23,7 +23,12 @@ class Value(Generic[T]):
         Raises:
             WorkerError: the call, or another pending one, failed.
         """
-        return cast(T, cast(CallReport, self._report.fetch()).value)
+        return _values([self])[0]
+
+
+def _values(values: Sequence[Value[T]]) -> list[T]:
+    reports = fetch_all([value._report for value in values])
+    return [cast(T, cast(CallReport, report).value) for report in reports]
 
 
 class Gathered(Generic[T]):
@@ -41,7 +46,7 @@ class Gathered(Generic[T]):
         Raises:
             WorkerError: one of the calls, or another pending one, failed.
         """
-        return [value.fetch() for value in self._values]
+        return _values(self._values)
 
 
 Numbers = Mapping[str, float]

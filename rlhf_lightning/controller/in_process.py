@@ -13,14 +13,10 @@ from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
 @dataclass(frozen=True)
 class Made(Future):
-    """A value that is already here; counted like one that came from a device."""
+    """A value that is already here."""
 
     value: object
     transport: Transport
-
-    def fetch(self) -> object:
-        """Return the value."""
-        return self.transport.counted(self.value)
 
 
 class InProcessTransport(Transport):
@@ -39,6 +35,10 @@ class InProcessTransport(Transport):
         self._reports.append(report)
         made = {name: Made(column, self) for name, column in zip(call.returns, columns, strict=True)}
         return Submitted(Made(report, self), made)
+
+    def fetch(self, futures: Sequence[Future]) -> list[object]:
+        """Return the values; counted like those that come from a device."""
+        return [self.counted(future.value) for future in futures if isinstance(future, Made)]
 
     def share(self, block: Block) -> Future:
         """Keep the block as it is."""

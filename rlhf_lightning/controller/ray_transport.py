@@ -1,8 +1,8 @@
 """The transport over Ray: one actor a device, values in the object store, failures named.
 
-driver:  submit -> actor.call.remote(call, *refs)  -> ObjectRef of the report, ObjectRef of each column
-         fetch  -> ray.wait(ref) in slices of POLL_S; between slices look whether any pending call failed
-actors:  take the blocks behind `refs` straight from the object store of the node that has them
+driver:  submit -> actor.submit.remote(parcel, *refs) -> ObjectRef of the report, ObjectRef of each shard
+         fetch  -> ray.get(refs); past POLL_S ray.wait(refs), with looks whether any pending call failed
+actors:  take the shards behind `refs` straight from the object store of the node that has them
 """
 
 from __future__ import annotations
@@ -10,25 +10,31 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, cast
 
 import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
-from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
-from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
+from rlhf_lightning.controller.parcel import Parcel, Place, opened
+from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
 POLL_S = 0.5
 """Between two looks at the pending calls while waiting for a value."""
 GRACE_S = 2.0
 """After a failure, how long to wait for the death of a device that explains it."""
+SHARED = "shared"
+"""The column of a shard that the controller put into the store itself."""
 
 
 class Owner(Protocol):
-    """What ends the actors when the transport closes."""
+    """What started the actors, and ends them when the transport closes."""
+
+    spans_nodes: bool
+    """Whether the devices and the controller stand on more than one node."""
 
     def close(self) -> None:
         """End everything that was started."""
@@ -40,10 +46,12 @@ class RayFuture(Future):
 
     ref: Ref
     transport: RayTransport
+    column: str | None
+    """Which block of a shard; None where the object is a report."""
 
-    def fetch(self) -> object:
-        """Wait for the value, and meanwhile for any failure."""
-        return self.transport.counted(self.transport.wait(self.ref))
+    def opened(self, found: object) -> object:
+        """The value out of the object."""
+        return opened(cast(bytes, found)) if self.column is None else cast(Shard, found)[self.column]
 
 
 @dataclass(frozen=True)
@@ -51,13 +59,8 @@ class Pending:
     """A call that has not been seen to end."""
 
     ref: Ref
-    call: Call
-    device: int
-    submitted_s: float
-
-    def name(self) -> str:
-        """Role, device and method, as errors have them."""
-        return f"{self.call.role}[rank {self.call.rank}, device {self.device}].{self.call.method}"
+    name: str
+    """Role, device and method, as errors have them."""
 
 
 class RayTransport(Transport):
@@ -68,49 +71,78 @@ class RayTransport(Transport):
         self.actors = list(actors)
         self.timeout_s = timeout_s
         self._owner = owner
+        self._methods: dict[tuple[int, int], SplitMethod] = {}
         self._pending: list[Pending] = []
         self._reports: list[CallReport] = []
 
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
         """Send a call to an actor; it waits there for the blocks that are still being made."""
-        arguments = [block.ref if isinstance(block, RayFuture) else block for block in blocks]
-        method = self.actors[device].submit.options(num_returns=1 + len(call.returns))
-        sent = method.remote(call, *arguments)
-        report, *columns = sent if isinstance(sent, list) else [sent]
-        self._pending.append(Pending(report, call, device, time.monotonic()))
-        futures: dict[str, Future] = {
-            n: RayFuture(c, self) for n, c in zip(call.returns, columns, strict=True)
+        shards: dict[Ref, int] = {}
+        sources = tuple(_source(block, shards) for block in blocks)
+        parcel = Parcel(call, sources, self._objects(call.returns))
+        sent = self._method(device, 1 + len(parcel.objects)).remote(parcel.packed(), *shards)
+        report, *refs = sent if isinstance(sent, list) else [sent]
+        name = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
+        self._pending.append(Pending(report, name))
+        columns: dict[str, Future] = {
+            name: RayFuture(ref, self, name)
+            for ref, names in zip(refs, parcel.objects, strict=True)
+            for name in names
         }
-        return Submitted(RayFuture(report, self), futures)
+        return Submitted(RayFuture(report, self, None), columns)
+
+    def _objects(self, returns: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """One object for all columns; one a column where reading an object may take it over the network."""
+        if self._owner.spans_nodes:
+            return tuple((name,) for name in returns)
+        return (returns,) if returns else ()
+
+    def _method(self, device: int, num_returns: int) -> SplitMethod:
+        key = (device, num_returns)
+        if key not in self._methods:
+            self._methods[key] = self.actors[device].submit.options(num_returns=num_returns)
+        return self._methods[key]
 
     def share(self, block: Block) -> Future:
         """Put a block into the object store."""
-        return RayFuture(ray.put(block), self)
+        return RayFuture(ray.put({SHARED: block}), self, SHARED)
 
-    def wait(self, ref: Ref) -> object:
-        """Wait for one object.
+    def fetch(self, futures: Sequence[Future]) -> list[object]:
+        """Bring values here.
 
         Raises:
-            WorkerError: its call or any other pending call failed.
+            WorkerError: a call that makes one or any other pending call failed.
             WorkerTimeoutError: no call ended within `timeout_s`.
         """
+        ours = [future for future in futures if isinstance(future, RayFuture)]
+        try:
+            found = self._get([future.ref for future in ours])
+        except RayError as err:
+            self._fail(err)
+        return [self.counted(f.opened(value)) for f, value in zip(ours, found, strict=True)]
+
+    def _get(self, refs: list[Ref]) -> list[object]:
+        """The objects, with a look at the pending calls every POLL_S."""
+        try:
+            return list(ray.get(refs, timeout=POLL_S))
+        except GetTimeoutError:
+            self._wait(refs)
+        return list(ray.get(refs))
+
+    def _wait(self, refs: list[Ref]) -> None:
         last_progress = time.monotonic()
-        while not ray.wait([ref], timeout=POLL_S, fetch_local=False)[0]:
+        while len(ray.wait(refs, num_returns=len(refs), timeout=POLL_S, fetch_local=False)[0]) < len(refs):
             if self._collect():
                 last_progress = time.monotonic()
             waited = time.monotonic() - last_progress
             if waited > self.timeout_s:
-                names = ", ".join(pending.name() for pending in self._pending[:4])
+                names = ", ".join(pending.name for pending in self._pending[:4])
                 raise WorkerTimeoutError(f"no call ended for {waited:.0f} s; still waiting for {names}.")
-        try:
-            return ray.get(ref)
-        except RayError as err:
-            self._fail(err, next((p for p in self._pending if p.ref == ref), None))
 
     def drain(self) -> list[CallReport]:
         """Wait for every pending call; return the reports of all calls since the last drain."""
         while self._pending:
-            self.wait(self._pending[0].ref)
+            self._wait([self._pending[0].ref])
             self._collect()
         reports, self._reports = self._reports, []
         return reports
@@ -118,6 +150,7 @@ class RayTransport(Transport):
     def close(self) -> None:
         """End the actors."""
         self._pending.clear()
+        self._methods.clear()
         self._owner.close()
 
     def _collect(self) -> int:
@@ -126,41 +159,45 @@ class RayTransport(Transport):
             return 0
         by_ref = {pending.ref: pending for pending in self._pending}
         ended = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=False)[0]
-        for ref in ended:
-            try:
-                self._reports.append(ray.get(ref))
-            except RayError as err:
-                self._fail(err, by_ref[ref])
+        try:
+            self._reports += [opened(cast(bytes, report)) for report in ray.get(ended)]
+        except RayError as err:
+            self._fail(err)
         done = set(ended)
         self._pending = [pending for pending in self._pending if pending.ref not in done]
         return len(ended)
 
-    def _fail(self, err: RayError, pending: Pending | None) -> NoReturn:
+    def _fail(self, err: RayError) -> NoReturn:
         """Raise the failure that explains the others: a device's death before errors that it caused."""
-        death = err if isinstance(err, ActorDiedError) else None
         deadline = time.monotonic() + GRACE_S
-        while death is None and time.monotonic() < deadline:
-            for other in self._pending:
-                if (found := self._death(other)) is not None:
-                    death, pending = found, other
-                    break
+        while (death := self._death()) is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        calls, self._pending = self._pending, []
+        self._pending.clear()
         if death is not None:
-            dead = pending if pending is not None else next((c for c in calls if self._death(c)), None)
-            where = dead.name() if dead is not None else "a device"
-            raise WorkerError(f"{where}: its process died. {death}") from None
+            raise WorkerError(f"{death[0].name}: its process died. {death[1]}") from None
+        if isinstance(err, ActorDiedError):
+            raise WorkerError(f"a device: its process died. {err}") from None
         cause = err.cause if isinstance(err, RayTaskError) else err
         raise WorkerError(str(cause)) from None
 
-    @staticmethod
-    def _death(pending: Pending) -> ActorDiedError | None:
-        if not ray.wait([pending.ref], timeout=0, fetch_local=False)[0]:
-            return None
-        try:
-            ray.get(pending.ref)
-        except ActorDiedError as err:
-            return err
-        except RayError:
-            return None
+    def _death(self) -> tuple[Pending, ActorDiedError] | None:
+        """The first pending call whose device died."""
+        for pending in self._pending:
+            if not ray.wait([pending.ref], timeout=0, fetch_local=False)[0]:
+                continue
+            try:
+                ray.get(pending.ref)
+            except ActorDiedError as err:
+                return pending, err
+            except RayError:
+                continue
         return None
+
+
+def _source(block: Future | Block, shards: dict[Ref, int]) -> Place | Block:
+    """Where the device finds a block; a shard that is new is added to those that go with the call."""
+    if isinstance(block, Block):
+        return block
+    assert isinstance(block, RayFuture)
+    assert block.column is not None
+    return shards.setdefault(block.ref, len(shards)), block.column

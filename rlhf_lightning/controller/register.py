@@ -107,6 +107,7 @@ class RemoteMethod:
         return caller.call(self.method, batch, arguments)
 
 
+@functools.cache
 def methods_of(cls: type[Remote]) -> Mapping[str, Method]:
     """The registered methods of a class by name, inherited ones included."""
     found = (vars(base) for base in reversed(cls.__mro__))

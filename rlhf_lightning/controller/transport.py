@@ -19,13 +19,24 @@ from rlhf_lightning.controller.call import Call, CallReport
 class Future(ABC):
     """A value that some device will have made; whoever holds the future need not hold the value."""
 
-    @abstractmethod
+    transport: Transport
+
     def fetch(self) -> object:
         """Bring the value into this process, waiting for it.
 
         Raises:
             WorkerError: the call that makes it failed, or any other pending call did.
         """
+        return self.transport.fetch([self])[0]
+
+
+def fetch_all(futures: Sequence[Future]) -> list[object]:
+    """Bring the values of several futures of one transport into this process, waiting for all at once.
+
+    Raises:
+        WorkerError: a call that makes one failed, or any other pending call did.
+    """
+    return futures[0].transport.fetch(futures) if futures else []
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,14 @@ class Transport(ABC):
             device: global rank.
             call: what to run.
             blocks: one for each pick of `call.columns`, in order.
+        """
+
+    @abstractmethod
+    def fetch(self, futures: Sequence[Future]) -> list[object]:
+        """Bring values into this process, waiting for all of them at once.
+
+        Raises:
+            WorkerError: a call that makes one failed, or any other pending call did.
         """
 
     @abstractmethod

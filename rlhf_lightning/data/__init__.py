@@ -1,11 +1,17 @@
 """Rows of prompts and completions: reading, encoding, and resumable loaders."""
 
-from rlhf_lightning.data.batch import RowBatch
-from rlhf_lightning.data.completions import CompletionData
-from rlhf_lightning.data.module import RowData
-from rlhf_lightning.data.prompts import PromptData
-from rlhf_lightning.data.tasks import ReasoningGymData, TaskData
-from rlhf_lightning.data.tokenizer import load_tokenizer
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlhf_lightning.data.batch import RowBatch
+    from rlhf_lightning.data.completions import CompletionData
+    from rlhf_lightning.data.module import RowData
+    from rlhf_lightning.data.prompts import PromptData
+    from rlhf_lightning.data.tasks import ReasoningGymData, TaskData
+    from rlhf_lightning.data.tokenizer import load_tokenizer
 
 __all__ = [
     "CompletionData",
@@ -16,3 +22,19 @@ __all__ = [
     "TaskData",
     "load_tokenizer",
 ]
+_FILES = {
+    "CompletionData": "completions",
+    "PromptData": "prompts",
+    "ReasoningGymData": "tasks",
+    "RowBatch": "batch",
+    "RowData": "module",
+    "TaskData": "tasks",
+    "load_tokenizer": "tokenizer",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: devices need the tokenizer alone, and Lightning takes seconds."""
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(import_module(f"{__name__}.{_FILES[name]}"))[name]

@@ -63,6 +63,11 @@ class EncodedRows(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def longest(self, new_tokens: int) -> int:
+        """Tokens of the longest prompt with its response, or with so many new tokens where it has none."""
+        tails = [new_tokens] * len(self) if self.responses is None else map(len, self.responses)
+        return max(len(prompt) + tail for prompt, tail in zip(self.prompts, tails, strict=True))
+
     def __getitem__(self, key: int) -> Sample:
         index = key & INDEX_MASK
         response = None if self.responses is None else self.responses[index]

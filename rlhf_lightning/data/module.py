@@ -15,6 +15,7 @@ from rlhf_lightning.data.batch import Collate, EncodedRows, Sample, pad_token_id
 from rlhf_lightning.data.encoding import Format, encode_rows
 from rlhf_lightning.data.sampler import HELD_OUT, EpochSampler
 from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.spec import run_seed
 
 if TYPE_CHECKING:
     from rlhf_lightning.data.rows import Row
@@ -43,8 +44,8 @@ class RowData(LightningDataModule, ABC):
     """Rows (prompts) per iteration; the last batch of an epoch may be smaller."""
     shuffle: bool = True
     """Draw a new order for every epoch; otherwise the order of the file."""
-    seed: int = 0
-    """Seed of the order, and of generated rows."""
+    seed: int | None = None
+    """Seed of the order, and of generated rows; that of the run where None."""
     tokenizer: str | None = None
     """Directory or hub name of a tokenizer; by default the algorithm's own."""
 
@@ -52,11 +53,16 @@ class RowData(LightningDataModule, ABC):
         super().__init__()
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size={self.batch_size}: a batch has at least 1 row. Try 32.")
-        if not 0 <= self.seed < 2**31:
+        if not 0 <= self.drawn_with < 2**31:
             raise ValueError(f"data.seed={self.seed}: must lie in [0, 2**31). Try 0.")
         self._train: EncodedRows | None = None
         self._held_out: EncodedRows | None = None
         self._collate: Collate | None = None
+
+    @property
+    def drawn_with(self) -> int:
+        """The seed in effect."""
+        return run_seed() if self.seed is None else self.seed
 
     @abstractmethod
     def read(self) -> Rows:
@@ -99,13 +105,45 @@ class RowData(LightningDataModule, ABC):
         """The validation rows; empty where there are none."""
         return [] if self._held_out is None else self._held_out.rows
 
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each training prompt; empty before `setup`."""
+        return [] if self._train is None else [len(prompt) for prompt in self._train.prompts]
+
+    def check_lengths(self, *, positions: int, new_tokens: int) -> None:
+        """Refuse rows that the model cannot take; after `setup`.
+
+        Args:
+            positions: most tokens of the model.
+            new_tokens: most tokens that it may add to a prompt; rows with responses are as long as they are.
+
+        Raises:
+            ValueError: a prompt and what follows it are longer than that.
+        """
+        parts = [self._encoded(), *([] if self._held_out is None else [self._held_out])]
+        longest = max(part.longest(new_tokens) for part in parts)
+        if longest <= positions:
+            return
+        if self._encoded().responses is not None:
+            raise ValueError(
+                f"the longest prompt and response have {longest} tokens, and the model has {positions} "
+                f"positions. Drop what is longer: lower data.max_prompt_tokens or data.max_response_tokens."
+            )
+        prompt = longest - new_tokens
+        fewer = f"sampling.max_new_tokens={positions - prompt} or " if positions > prompt else ""
+        raise ValueError(
+            f"sampling.max_new_tokens={new_tokens}: with the longest prompt, {prompt} tokens, that makes "
+            f"{longest}, and the model has {positions} positions. Try {fewer}shorter prompts "
+            "(data.max_prompt_tokens drops those that are longer)."
+        )
+
     def train_dataloader(self) -> StatefulDataLoader:
         """Return a loader that can stop and go on in the middle of an epoch."""
         train = self._encoded()
         return StatefulDataLoader(
             train,
             batch_size=self.batch_size,
-            sampler=EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.seed),
+            sampler=EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.drawn_with),
             collate_fn=self._collate,
             num_workers=0,
         )

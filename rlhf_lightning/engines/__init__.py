@@ -6,6 +6,7 @@ from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
 from rlhf_lightning.engines.models import check_model
 from rlhf_lightning.engines.native import Native, NativeGenerator
+from rlhf_lightning.engines.source import located, max_positions
 
 __all__ = [
     "FSDP",
@@ -18,4 +19,6 @@ __all__ = [
     "TrainEngine",
     "check_checkpoint",
     "check_model",
+    "located",
+    "max_positions",
 ]

@@ -27,15 +27,16 @@ class TrainEngine(ABC):
     """
 
     @abstractmethod
-    def infer(self, rows: TensorDict, *, temperature: float) -> TensorDict:
+    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
         """Evaluate without a gradient.
 
         Args:
             rows: n rows with prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R].
             temperature: divides the logits; 0 (greedy) counts as 1. Without meaning for numbers per token.
+            entropy: whether a language model computes the entropy too.
 
         Returns:
-            log_probs and entropy, or values: [n, R] float32, 0 where the response mask is False.
+            log_probs and, if asked for, entropy; or values: [n, R] float32, 0 outside the response mask.
         """
 
     @abstractmethod

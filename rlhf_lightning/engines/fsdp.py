@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine
 from rlhf_lightning.engines.forward import Head, forward
+from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
 from rlhf_lightning.engines.offload import Parked, size_bytes
 from rlhf_lightning.engines.optimizer import ClippedAdamW
@@ -90,16 +91,16 @@ class FSDPEngine(TrainEngine):
         self._away: dict[Part, Parked | None] = {}
         self._frees = self._device.type != "cpu"
 
-    def infer(self, rows: TensorDict, *, temperature: float) -> TensorDict:
+    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._need("parameters")
-        names = ("log_probs", "entropy") if self._head == "lm" else ("values",)
+        names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
         zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
         results = {name: zeros.clone() for name in names}
         with torch.no_grad():
             for index in self._plan(rows, at_least=0):
                 part = self._select(rows, index, ())
-                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=True)
+                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=entropy)
                 for name in names if index else ():
                     results[name][index] = outputs[name].cpu()
         self._weights.after_forward()
@@ -186,6 +187,8 @@ class FSDPEngine(TrainEngine):
     def _distribute(self) -> Replica | Shards:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+        else:
+            keep_freed_memory()
         model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         if self._spec.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -43,26 +43,35 @@ class _TokenLogProbs(torch.autograd.Function):
         log_probs, entropies = torch.empty_like(norms), torch.zeros_like(norms)
         for part in _chunks(logits):
             scaled = _scaled(logits[part], scale)
-            norms[part] = scaled.logsumexp(1)
-            log_probs[part] = scaled.gather(1, targets[part, None])[:, 0] - norms[part]
+            tops = scaled.amax(1, keepdim=True)
+            shifted = scaled - tops
+            chosen = shifted.gather(1, targets[part, None])[:, 0]
+            weights = shifted.exp() if entropy else shifted.exp_()
+            totals = weights.sum(1)
+            norms[part] = tops[:, 0] + totals.log()
+            log_probs[part] = chosen - totals.log()
             if entropy:
-                log_p = scaled - norms[part, None]
-                entropies[part] = -torch.linalg.vecdot(log_p.exp(), log_p)
+                entropies[part] = totals.log() - torch.linalg.vecdot(weights, shifted) / totals
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, targets, norms, entropies)
         ctx.scale, ctx.entropy = scale, entropy  # type: ignore[attr-defined]
         return log_probs, entropies
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """Gradients: d log p_t / dx = onehot - p and d H / dx = -p (log p + H), both times the scale."""
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
+        """Gradients: d log p_t / dx = onehot - p and d H / dx = -p (log p + H), both times the scale.
+
+        An entropy that is only looked at has no gradient (None), and costs nothing here.
+        """
         logits, targets, norms, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
-        scale, entropy = ctx.scale, ctx.entropy  # type: ignore[attr-defined]
-        grad_log_probs, grad_entropies = grads
+        scale: float = ctx.scale  # type: ignore[attr-defined]
+        grad_log_probs = torch.zeros_like(norms) if grads[0] is None else grads[0]
+        grad_entropies = grads[1] if ctx.entropy else None  # type: ignore[attr-defined]
         out = torch.empty_like(logits)
         for part in _chunks(logits):
             log_p = _scaled(logits[part], scale) - norms[part, None]
             factor = -scale * grad_log_probs[part, None]
-            if entropy:
+            if grad_entropies is not None:
                 factor = factor - scale * grad_entropies[part, None] * (log_p + entropies[part, None])
             grad = log_p.exp_().mul_(factor)
             grad.scatter_add_(1, targets[part, None], scale * grad_log_probs[part, None])

@@ -61,7 +61,7 @@ def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
         ValueError: the directory cannot be loaded.
     """
     directory = _checked(spec)
-    model, missing = _load(AutoModelForCausalLM, directory, _config(directory), seed=spec.init_seed)
+    model, missing = _load(AutoModelForCausalLM, directory, _config(directory), seed=spec.init_seed or 0)
     _refuse_missing(directory, missing)
     use_interface(model)
     return model
@@ -76,12 +76,12 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
     directory = _checked(spec)
     config = _config(directory)
     config.num_labels = 1
-    model, missing = _load(AutoModelForSequenceClassification, directory, config, seed=spec.init_seed)
+    model, missing = _load(AutoModelForSequenceClassification, directory, config, seed=spec.init_seed or 0)
     _refuse_missing(directory, missing - {_HEAD})
     if _HEAD not in dict(model.named_parameters()):
         raise ValueError(f"{directory}: {type(model).__name__} has no {_HEAD}. Use a decoder such as llama.")
     if _HEAD in missing or not weight_files(directory):
-        _initialise_head(model, spec.init_seed)
+        _initialise_head(model, spec.init_seed or 0)
     use_interface(model)
     return ScalarModel(model)
 

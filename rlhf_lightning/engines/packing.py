@@ -1,7 +1,7 @@
 """Rows of a batch -> micro-batches of a token budget -> one row of tokens without padding, and back.
 
-n is the number of rows, P the prompt width, R the response width, T the tokens of all rows, K the valid
-response tokens.
+n is the number of rows, P the prompt width, R the response width, T the tokens of all rows (a prompt that
+several rows answer counts once), K the valid response tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.attention import Packed
+from rlhf_lightning.engines.sharing import Shared, share
 
 Place = Literal["before", "after"]
 """Which place speaks for a response token: the one that predicts it, or its own."""
@@ -25,7 +26,7 @@ class PackedRows:
 
     input_ids: Tensor
     """[1, T] int64."""
-    sequences: Packed
+    sequences: Packed | Shared
     """Which of the T tokens form a sequence."""
     keep: Tensor
     """[K] int64, for each valid response token the place that speaks for it."""
@@ -100,5 +101,7 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
     sizes = [size for size in lengths.tolist() if size]
     if not sizes:
         ids, sizes, keep, targets = ids.new_zeros(1), [1], keep.new_zeros(1), targets.new_zeros(1)
-    sequences = Packed(sizes, device=mask.device)
-    return PackedRows(input_ids=ids[None], sequences=sequences, keep=keep, targets=targets, mask=mask)
+    whole = Packed(sizes, device=mask.device)
+    if shared := share(whole, present, rows["prompt_ids"]):
+        ids, keep = ids[shared.computed], shared.source[keep]
+    return PackedRows(input_ids=ids[None], sequences=shared or whole, keep=keep, targets=targets, mask=mask)

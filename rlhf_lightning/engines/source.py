@@ -44,6 +44,12 @@ def resolve(spec: ModelSpec) -> Path:
     raise ValueError(f"model.path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
 
 
+def located(path: str) -> str:
+    """The absolute path of a directory that is here, which a device can read too; other names as they are."""
+    directory = Path(path).expanduser()
+    return str(directory.absolute()) if path not in ("", EMBEDDED) and directory.is_dir() else path
+
+
 def check_model(spec: ModelSpec) -> None:
     """Refuse a model directory that cannot be loaded, reading only its JSON files and tensor headers.
 
@@ -59,6 +65,19 @@ def check_model(spec: ModelSpec) -> None:
     _check_config(directory)
     for file in weight_files(directory):
         _check_safetensors(file)
+
+
+def max_positions(spec: ModelSpec) -> int | None:
+    """Most tokens that the model takes, where its config.json says so; a hub name is not looked up."""
+    if _is_hub_name(spec.path) and not Path(spec.path).is_dir():
+        return None
+    config = _read_json(resolve(spec) / "config.json")
+    text = config.get("text_config")
+    for values in (text if isinstance(text, dict) else {}, config):
+        for key in ("max_position_embeddings", "n_positions"):
+            if isinstance(values.get(key), int):
+                return int(str(values[key]))
+    return None
 
 
 def weight_files(directory: Path) -> list[Path]:

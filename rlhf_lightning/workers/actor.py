@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from tensordict import TensorDict
 
@@ -25,10 +25,15 @@ class Actor(Role):
 
     sampling: Sampling = field(default_factory=Sampling)
     """How responses are drawn."""
-    seed: int = 0
-    """Seed of the draws: (seed, row id, position) decides a token, not the device or batch it is drawn in."""
+    seed: int | None = None
+    """Seed of the draws, that of the run where None: (seed, row id, position) decides a token, not the device
+    or batch it is drawn in."""
     evaluates: ClassVar[bool] = True
     trains: ClassVar[bool] = True
+
+    def seeded(self, seed: int) -> Self:
+        """The same actor with the run's seed for fresh weights and draws, where it has none of its own."""
+        return replace(super().seeded(seed), seed=seed if self.seed is None else self.seed)
 
     @register(
         transfer=DP, reads=(*PROMPTS, "row_ids"), returns=("response_ids", "response_mask", "log_probs")
@@ -55,12 +60,12 @@ class Actor(Role):
                 eos_token_ids=(tokenizer.eos_token_id, *sampling.stop_token_ids),
                 config=self.settings.generate,
             )
-            return generator.generate(rows, sampling=sampling, seed=self.seed)
+            return generator.generate(rows, sampling=sampling, seed=self.seed or 0)
 
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
     def compute_log_prob(self, rows: TensorDict) -> TensorDict:
         """Log-probabilities and entropy of the responses, [B, R] float32, under the present weights."""
-        return self.engine.infer(rows, temperature=self.sampling.temperature)
+        return self.engine.infer(rows, temperature=self.sampling.temperature, entropy=True)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
@@ -70,6 +75,6 @@ class Actor(Role):
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def compute_loss(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """The metrics of a loss, without learning from it."""
-        outputs = self.engine.infer(rows, temperature=self.sampling.temperature)
+        outputs = self.engine.infer(rows, temperature=self.sampling.temperature, entropy=loss.needs_entropy)
         _, metrics = loss(outputs, rows, self._counts(rows))
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}

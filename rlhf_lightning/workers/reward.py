@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_lightning.controller import DP, Worker, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import Head
+from rlhf_lightning.engines import Head, located
 from rlhf_lightning.functional import at_last_valid, last_valid
 from rlhf_lightning.rewards import RewardSpec, score
 from rlhf_lightning.workers.actor import SEQUENCES
@@ -42,6 +42,10 @@ class Reward(Role):
     def following(self, actor: Role) -> Self:
         """The same reward with the actor's tokenizer where it names none."""
         return self if self.tokenizer else replace(self, tokenizer=actor.path)
+
+    def located(self) -> Self:
+        """The same reward with absolute paths."""
+        return replace(super().located(), tokenizer=located(self.tokenizer))
 
     def build(self, worker: Worker) -> None:
         """Load the model, where there is one."""

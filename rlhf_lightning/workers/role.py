@@ -16,7 +16,16 @@ import torch.distributed as dist
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import ONE_TO_ALL, Caller, Remote, Worker, register
-from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Native, TrainEngine, check_checkpoint
+from rlhf_lightning.engines import (
+    FSDP,
+    PARTS,
+    FSDPEngine,
+    Head,
+    Native,
+    TrainEngine,
+    check_checkpoint,
+    located,
+)
 from rlhf_lightning.functional import Counts, Loss
 from rlhf_lightning.spec import ModelSpec
 
@@ -76,6 +85,14 @@ class Role(ModelSpec, Remote):
     def following(self, actor: Role) -> Self:
         """The same role with what it leaves open taken from the actor."""
         return self if self.path else replace(self, path=actor.path)
+
+    def located(self) -> Self:
+        """The same role with an absolute path, since devices have a working directory of their own."""
+        return replace(self, path=located(self.path))
+
+    def seeded(self, seed: int) -> Self:
+        """The same role with the run's seed where it has none of its own."""
+        return self if self.init_seed is not None else replace(self, init_seed=seed)
 
     @property
     def worker(self) -> Worker:

@@ -1,30 +1,45 @@
-"""One Ray cluster for all tests of this folder, and a model small enough to train in seconds."""
+"""One Ray cluster of two nodes for all tests of this folder, and a model small enough to train in seconds."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
-from tests.ray.model import write_tiny
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.strategies import Colocated
+from tests.ray.model import STEPS, Parameters, fit, ppo, write_tiny
+
+NODE: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+"""Of each of the two nodes: a pool of 3 devices fits on one, a pool of 4 does not."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cluster(session_leaves_nothing: None) -> Iterator[None]:
-    """Start Ray before a module or a test is looked at, so that its processes are nobody's leak."""
-    ray.init(
-        num_cpus=8,
-        include_dashboard=False,
-        object_store_memory=512 * 2**20,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
+def cluster(session_leaves_nothing: None) -> Iterator[str]:
+    """Start Ray before a module or a test is looked at, so that its processes are nobody's leak.
+
+    Its folder is not the one where Ray on this machine looks for running clusters.
+
+    Returns:
+        The address.
+    """
+    folder = tempfile.mkdtemp(prefix="ray-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        nodes = Cluster(initialize_head=True, head_node_args=NODE)
+        nodes.add_node(**NODE)
+        ray.init(address=nodes.address, logging_level=logging.ERROR, log_to_driver=False)
+        yield str(nodes.address)
+        ray.shutdown()
+        nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +49,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_tiny(directory)
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def alone(cluster: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[PPO, Parameters]:
+    """Three iterations with all models on one device, which other runs are compared with."""
+    algorithm = ppo(tiny)
+    return algorithm, fit(algorithm, Colocated(devices=1), tmp_path_factory.mktemp("alone"), steps=STEPS)

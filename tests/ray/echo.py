@@ -114,3 +114,10 @@ class Echo(Remote):
         if self.rank == 1:
             raise ValueError("broken on purpose")
         return rows
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def write(self, rows: TensorDict) -> TensorDict:
+        """Change the input in place, through a view and without gradients."""
+        with torch.inference_mode():
+            rows["x"][:1].mul_(0)
+        return rows

@@ -20,6 +20,10 @@ from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Critic
 
 Parameters = Mapping[str, torch.Tensor]
+STEPS = 3
+"""Iterations of the run that others are compared with."""
+ROWS = 7
+"""Prompts of an iteration: they divide by neither the devices nor the mini-batches."""
 
 
 def write_tiny(directory: Path) -> None:
@@ -75,7 +79,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     ckpt_path: str | None = None,
 ) -> Parameters:
-    """Train for some iterations of 7 prompts; return the actor's parameters."""
+    """Train for some iterations; return the actor's parameters."""
     exported = root / f"exported-{steps}"
     trainer = pl.Trainer(
         strategy=strategy,
@@ -90,7 +94,7 @@ def fit(
         num_sanity_val_steps=0,
         default_root_dir=root,
     )
-    data = TaskData(num_rows=21, num_val_rows=2, batch_size=7)
+    data = TaskData(num_rows=3 * ROWS, num_val_rows=2, batch_size=ROWS)
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
     return load_file(exported / "model.safetensors")
 

@@ -14,7 +14,7 @@ import torch
 from rlhf_lightning.controller import Batch, WorkerError, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.controller.ray_transport import RayFuture, RayTransport
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 from tests.ray.echo import Echo
 
@@ -77,6 +77,25 @@ def test_a_column_keeps_its_type(echo: Echo, dtype: torch.dtype) -> None:
 def test_large_columns_go_through_the_object_store(echo: Echo) -> None:
     batch = Batch.of({"x": torch.arange(400_000).view(4, 100_000)})
     assert torch.equal(echo.double(echo.double(batch))["x"], 4 * batch["x"])
+
+
+@pytest.mark.parametrize(("spans_nodes", "objects"), [(True, 8), (False, 4)])
+def test_columns_share_an_object_only_on_one_node(
+    echo: Echo, spans_nodes: bool, objects: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert transport_of(echo)._owner.spans_nodes
+    monkeypatch.setattr(transport_of(echo)._owner, "spans_nodes", spans_nodes)
+    answer = echo.double(numbers(10))
+    pieces = [piece for name in ("x", "rank") for piece in answer.column(name).pieces]
+    assert len({piece.source.ref for piece in pieces if isinstance(piece.source, RayFuture)}) == objects
+    assert torch.equal(echo.double(answer | answer.take(range(10)))["x"], 4 * numbers(10)["x"])
+
+
+def test_a_method_that_writes_into_its_input_is_named(echo: Echo) -> None:
+    large = Batch.of({"x": torch.arange(400_000).view(4, 100_000)})
+    with pytest.raises(WorkerError, match=r"^echo\[rank \d, node .*\]\.write: wrote in place .*\['x'\]"):
+        print(echo.write(large)["x"])  # noqa: T201
+    assert echo.ping(number=0).fetch() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("rows", [5, 2, 0])

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +10,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
-from wandb.proto import wandb_internal_pb2
 
 from rlhf_lightning.callbacks import SampleTable
+from tests.logged import wandb_rows, wandb_table
 from tests.unit.callbacks.module import PROMPTS, RESPONSES, SAMPLES, Tiny, data, fit, trainer_in
 
 TOKENS = {
@@ -107,29 +104,6 @@ def test_csv_and_tensorboard(tmp_path: Path) -> None:
     board.experiment.close()
 
 
-def wandb_history(path: Path) -> Iterator[dict[str, object]]:
-    """Read the history of an offline run: records in blocks of 32 KiB after a header of 7 bytes."""
-    raw, position, record = path.read_bytes(), 7, b""
-    while position + 7 <= len(raw):
-        left = 32768 - position % 32768
-        if left < 7:
-            position += left
-            continue
-        _, size, kind = struct.unpack("<IHB", raw[position : position + 7])
-        if size == 0 and kind == 0:
-            return
-        part = raw[position + 7 : position + 7 + size]
-        position += 7 + size
-        record = part if kind in (1, 2) else record + part
-        if kind in (1, 4):
-            message = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
-            message.ParseFromString(record)
-            if message.WhichOneof("record_type") == "history":
-                yield {
-                    x.key or ".".join(x.nested_key): json.loads(x.value_json) for x in message.history.item
-                }
-
-
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -138,11 +112,10 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     wandb.finish()
     wandb.teardown()
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    (entry,) = [row for row in wandb_history(file) if "samples._type" in row]
+    (entry,) = [row for row in wandb_rows(tmp_path) if "samples._type" in row]
     assert entry["samples._type"] == "table-file"
     assert entry["trainer/global_step"] == 2
-    table = json.loads((file.parent / "files" / str(entry["samples.path"])).read_text())
-    assert table["columns"] == ["step", "prompt", "response", "score"]
-    assert table["data"][0] == [2, PROMPTS[0], RESPONSES[0], 1.0]
-    assert table["data"][1] == [2, PROMPTS[1], "\u2400\u241b[31m? \u00fc", 0.25]
+    columns, rows = wandb_table(tmp_path, "samples")
+    assert columns == ["step", "prompt", "response", "score"]
+    assert rows[0] == [2, PROMPTS[0], RESPONSES[0], 1.0]
+    assert rows[1] == [2, PROMPTS[1], "\u2400\u241b[31m? \u00fc", 0.25]

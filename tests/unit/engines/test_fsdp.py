@@ -57,7 +57,7 @@ def test_outputs_come_in_row_order_and_are_0_where_masked(
     expected = tiny.expect(paths[head], head=head, temperature=temperature)
     config = FSDP(max_tokens_per_micro_batch=BUDGETS[budget])
     found = FSDPEngine(tiny.spec(paths[head]), head=head, config=config).infer(
-        tiny.rows(), temperature=temperature
+        tiny.rows(), temperature=temperature, entropy=True
     )
     assert set(found.keys()) == set(expected.outputs)
     for name, values in expected.outputs.items():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.packing import Place, last_valid, micro_batches, pack, row_lengths
 
 
@@ -40,6 +41,7 @@ def test_tokens_and_the_places_that_speak_for_them(place: Place, ids: list[int],
     assert packed.input_ids.tolist() == [ids]
     assert packed.keep.tolist() == keep
     assert packed.targets.tolist() == [13, 15, 22, 23, 24, 25]
+    assert isinstance(packed.sequences, Packed)
     assert packed.sequences.lengths == (len(ids) // 2, len(ids) // 2)
     unpacked = packed.unpack(torch.arange(1.0, 7.0))
     assert unpacked.tolist() == [[1, 0, 2, 0], [3, 4, 5, 6], [0, 0, 0, 0]]

@@ -1,0 +1,1 @@
+"""Commands that need no trainer: one a file, each a function of its arguments."""

@@ -1,0 +1,174 @@
+"""`rlhf map`: where should the models of an algorithm run on a cluster, how long does it take, and why?
+
+rlhf map --algo ppo --devices 128 --hardware a100-80gb --model llama-7b --reward llama-70b
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.commands.parser import Parser, count
+from rlhf_lightning.dataflow import read_dataflow
+from rlhf_lightning.mapping import hardware, report, shapes
+from rlhf_lightning.mapping.dataflow import Dataflow, Stage
+from rlhf_lightning.mapping.picture import draw
+from rlhf_lightning.mapping.plan import Plan, plan
+from rlhf_lightning.mapping.search import Sets
+from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.strategy import Strategy
+
+STRATEGIES = "rlhf_lightning.strategies"
+NO_MODEL = "none"
+"""In place of a model: the role is functions alone."""
+
+
+def run(arguments: Sequence[str], class_path: Callable[[str, str], str]) -> None:
+    """Search and write the answer to standard output.
+
+    Args:
+        arguments: of the command line, without `map`.
+        class_path: finds the class behind an option's short name.
+
+    Raises:
+        ValueError: an option is wrong, or the models do not fit; the message says what is missing.
+    """
+    algorithm, options = _parse(arguments, class_path)
+    own = {role: vars(options).get(role) or options.model for role in algorithm.roles()}
+    sources = {role: "" if source == NO_MODEL else source for role, source in own.items()}
+    found = search(algorithm, sources, options)
+    request = report.Request(options.algo, sources, importlib.import_module(STRATEGIES).MAPPED)
+    sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
+    if options.yaml:
+        Path(options.yaml).write_text(
+            f"# rlhf fit -c {options.yaml}\n" + report.as_yaml(found.mappings[0], request), encoding="utf-8"
+        )
+    if options.picture:
+        title = f"{options.algo}, {options.model}, {options.devices} x {found.costs.hardware.name}"
+        draw(found, found.mappings[0], Path(options.picture), title=title)
+
+
+def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argparse.Namespace) -> Plan:
+    """Read the dataflow, and search.
+
+    Args:
+        algorithm: whose models are placed.
+        sources: a known name or a config.json for each role; empty for functions.
+        options: the rest of the request.
+
+    Raises:
+        ValueError: something in it is unknown, or does not fit.
+    """
+    cluster = hardware.load(options.hardware)
+    heads = {role: "lm" if r.head == "lm" else "scalar" for role, r in algorithm.roles().items()}
+    loaded = {r: shapes.load(s, head=heads[r]) for r, s in sources.items() if s}  # type: ignore[arg-type]
+    workload = Workload(
+        prompt=options.prompt,
+        response=options.response,
+        batch=options.batch,
+        real_prompt=options.real_prompt,
+        max_resident=options.max_resident,
+    )
+    algorithm.bind({n: replace(r, path=sources[n]) for n, r in algorithm.roles().items()})
+    flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)
+    costs = SimulatedCosts(cluster, flow, loaded, workload=workload)
+    return plan(costs, options.devices, baselines=baselines(flow.roles), count=options.top)
+
+
+def with_updates(flow: Dataflow, updates: int) -> Dataflow:
+    """The dataflow with so many optimizer steps where a model trains on all rows in one."""
+
+    def stage(old: Stage) -> Stage:
+        once = [w for w in old.work if w.kind == "train" and w.calls == 1]
+        return replace(
+            old, work=tuple(replace(w, calls=min(updates, w.rows)) if w in once else w for w in old.work)
+        )
+
+    return Dataflow(tuple(stage(old) for old in flow.stages))
+
+
+def baselines(roles: Sequence[str]) -> dict[str, Sets]:
+    """The sets of models of each strategy that searches for nothing."""
+    found: dict[str, Sets] = {}
+    kinds: Sequence[type[Strategy]] = importlib.import_module(STRATEGIES).FIXED
+    for kind in kinds:
+        pools = kind().place(roles, None)
+        found[kind.strategy_name] = tuple(pool.roles for pool in pools)
+    return found
+
+
+def _parse(
+    arguments: Sequence[str], class_path: Callable[[str, str], str]
+) -> tuple[RLHFAlgorithm, argparse.Namespace]:
+    """The algorithm first: its roles are options."""
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--algo")
+    name = first.parse_known_args(arguments)[0].algo
+    if name is None:
+        _parser(()).parse_args(arguments)
+    algorithm = _algorithm(class_path("algo", name))
+    roles = tuple(role for role in algorithm.roles() if role != "actor")
+    options, unknown = _parser(roles).parse_known_args(arguments)
+    if unknown:
+        flags = ", ".join(f"--{role.replace('_', '-')}" for role in roles) or "no other model"
+        raise ValueError(
+            f"{' '.join(unknown)}: unknown. Beside --model, {name} has {flags}; --help lists the rest."
+        )
+    return algorithm, options
+
+
+def _algorithm(path: str) -> RLHFAlgorithm:
+    module, _, name = path.rpartition(".")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as err:
+        raise ValueError(f"--algo {path}: cannot be imported ({err}).") from err
+    algorithm = found()
+    if not isinstance(algorithm, RLHFAlgorithm):
+        raise ValueError(f"--algo {path}: is no RLHFAlgorithm.")
+    return algorithm
+
+
+def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
+    """The options; one for the model of each role."""
+    parser = Parser(
+        prog="rlhf map",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--algo", required=True, help="short name of an algorithm, or the class path of your own")
+    add("--devices", type=count, required=True, help="devices of the cluster")
+    add("--hardware", default="a100-80gb", help="known name, or a file that `rlhf calibrate` wrote")
+    add("--model", required=True, help="the actor's: a known name, or a Hugging Face config.json")
+    for role in roles:
+        add(
+            f"--{role.replace('_', '-')}",
+            dest=role,
+            default="",
+            help=f"the {role}'s model where it is another; none: functions",
+        )
+    add("--prompt", type=count, default=1024, help="width of the prompts, tokens")
+    add(
+        "--real-prompt",
+        type=float,
+        default=0.0,
+        help="mean tokens of a prompt; by default a quarter of --prompt",
+    )
+    add("--response", type=count, default=1024, help="most tokens of a response")
+    add("--batch", type=count, default=1024, help="prompts of an iteration")
+    add("--updates", type=count, default=8, help="optimizer steps of an iteration")
+    add("--max-resident", type=int, default=256, help="sequences that a generation engine decodes at once")
+    add("--top", type=count, default=5, help="how many mappings to find")
+    add("--json", action="store_true", help="the best mapping as JSON")
+    add("--yaml", default="", help="file for the configuration that runs the best mapping")
+    add("--picture", default="", help="file (.png, .svg) for a picture of the best mapping over time")
+    return parser

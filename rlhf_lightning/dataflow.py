@@ -1,0 +1,105 @@
+"""What the automatic mapping needs to know of an algorithm: its dataflow and the work of an iteration."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import RunningStage
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller.cluster import num_gpus
+from rlhf_lightning.data.module import RowData
+from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.mapping import shapes
+from rlhf_lightning.mapping.dataflow import Dataflow
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.trace import trace
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.workers import Settings
+
+_LATE = 10**9
+"""Iterations after which no warm-up is left."""
+_ROWS = 32
+"""Rows of a batch where the data module does not say."""
+_CPU_TOKENS, _GPU_TOKENS = 4096, 16384
+"""Tokens of a micro-batch where the settings leave them to the engine."""
+
+
+def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
+    """Run one `step` of a copy of the algorithm, late in training, over `rows` prompts of zeros.
+
+    Raises:
+        ValueError: the step fails on zeros.
+    """
+    twin = copy.deepcopy(algorithm)
+    twin.trainer = trainer = _trainer()
+    trainer.strategy.connect(twin)
+    return trace(twin, rows)
+
+
+def _trainer() -> Trainer:
+    """A trainer in the middle of `fit`, for what a step reads of it."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    finally:
+        log.setLevel(level)
+    loop = trainer.fit_loop.epoch_loop
+    loop.manual_optimization.optim_step_progress.total.completed = _LATE
+    trainer.state.stage = RunningStage.TRAINING
+    return trainer
+
+
+def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool) -> Workload:
+    """What an iteration of a run has to do, once its trainer has the data; before, prompts are a guess.
+
+    The dataflow says how many rows each call has and how many updates there are.
+    """
+    actor = algorithm.main_actor
+    response = actor.sampling.max_new_tokens
+    data = algorithm.trainer.datamodule  # type: ignore[attr-defined]
+    lengths = data.prompt_lengths if isinstance(data, RowData) else []
+    longest = max(lengths, default=response)
+    tokens = settings.train.max_tokens_per_micro_batch or (_GPU_TOKENS if num_gpus() else _CPU_TOKENS)
+    rows = data.batch_size if isinstance(data, RowData) else _ROWS
+    return Workload(
+        prompt=longest,
+        response=response,
+        batch=rows,
+        mini_batches=1,
+        real_prompt=sum(lengths) / len(lengths) if lengths else 0.0,
+        packed=True,
+        max_resident=settings.generate.slots,
+        micro_batch_tokens=tokens,
+        recompute=actor.gradient_checkpointing,
+        sharding="full",
+        element=2 if actor.dtype == "bfloat16" else 4,
+        masters=actor.dtype == "bfloat16",
+        offload=offload,
+    )
+
+
+def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
+    """The shapes of the models; a role without a model is left out.
+
+    Raises:
+        ValueError: a model's config.json cannot be read.
+    """
+    actor = algorithm.main_actor
+    roles = {name: role.following(actor) for name, role in algorithm.roles().items()}
+    return {
+        name: shapes.load(str(resolve(role)), head="lm" if role.head == "lm" else "scalar")
+        for name, role in roles.items()
+        if role.path
+    }

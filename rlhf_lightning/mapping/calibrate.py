@@ -1,0 +1,205 @@
+"""Measures the present machine: what its devices and links do, and which share of that the engines get.
+
+    this process ── one process a device ──> rank 0 .. rank n-1, all at work at the same time
+                                             collectives -> matrix product -> memory -> the engines' probes
+                 <── seconds of each rank ── the slowest counts
+The peaks are those of plain products, copies and collectives. The shares and overheads are fitted to the
+seconds of the project's own engines on small models (`probe`), by the simulators' own formulas.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_lightning.mapping import probe
+from rlhf_lightning.mapping.fit import Key, Observation, fit, mean_square
+from rlhf_lightning.mapping.hardware import CPU, H100, Efficiency, Hardware, Overhead
+
+if TYPE_CHECKING:
+    import torch
+
+_SHARES = ("matmul", "attention", "memory", "decode_matmul", "prefill_matmul", "weights", "kv")
+_LAUNCHES = ("layer", "decode_step", "decode_layer", "decode_sequence")
+FREE: tuple[Key, ...] = (
+    *(("efficiency", name) for name in _SHARES),
+    *(("overhead", name) for name in _LAUNCHES),
+)
+"""What the engines' seconds decide."""
+_SMALL, _LARGE = 2**10, 2**24
+"""Bytes of the collectives that show the latency and the bandwidth."""
+_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True)
+class _Peaks:
+    """What one rank measured, in SI units."""
+
+    flops: float
+    bandwidth: float
+    small_s: float
+    large_s: float
+    probes: dict[str, float]
+
+
+def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
+    """Describe this machine, whose devices (0: every GPU, or two processes on a CPU) work side by side.
+
+    Raises:
+        RuntimeError: a process failed, or did not answer in time.
+    """
+    import torch  # noqa: PLC0415
+
+    import rlhf_lightning.engines.fsdp  # noqa: F401, PLC0415 - once, for all processes forked from this one
+
+    cuda = torch.cuda.is_available()
+    devices = devices or (torch.cuda.device_count() if cuda else 2)
+    peaks = _run(devices, cuda=cuda)
+    base = H100 if cuda else CPU
+    memory = torch.cuda.get_device_properties(0).total_memory if cuda else _host_memory() / devices
+    large, small = max(p.large_s for p in peaks), max(p.small_s for p in peaks)
+    hops = math.log2(devices) if devices > 1 else 1.0
+    latency = small / (2 * hops) if devices > 1 else base.intra_latency
+    traffic = 2 * (devices - 1) / devices * _LARGE
+    bandwidth = traffic / max(large - small, 1e-9) if devices > 1 else base.intra_bandwidth
+    measured = Hardware(
+        name=name,
+        gpus_per_node=devices,
+        memory_bytes=float(memory),
+        memory_bandwidth=min(p.bandwidth for p in peaks),
+        peak_flops=min(p.flops for p in peaks),
+        intra_bandwidth=bandwidth,
+        inter_bandwidth=bandwidth if not cuda else base.inter_bandwidth,
+        intra_latency=latency,
+        inter_latency=latency if not cuda else base.inter_latency,
+        efficiency=Efficiency(intra=1.0, inter=1.0, **dict.fromkeys(_SHARES, 0.7)),
+        overhead=Overhead(**dict.fromkeys(_LAUNCHES, 1e-4), transition=0.01, call=0.02),
+    )
+    seconds = {key: max(p.probes[key] for p in peaks) for key in peaks[0].probes}
+    return refine(measured, probe.observations(seconds))
+
+
+_SHARES = ("matmul", "attention", "memory", "decode_matmul", "prefill_matmul", "weights", "kv")
+_LAUNCHES = ("layer", "decode_step", "decode_layer", "decode_sequence")
+
+
+def refine(
+    hardware: Hardware, observations: Sequence[Observation], *, free: Sequence[Key] = FREE
+) -> Hardware:
+    """The hardware whose shares and overheads explain measured seconds best, such as those of a run."""
+    return fit(hardware, mean_square(observations), free, tie=0.002)
+
+
+def _run(devices: int, *, cuda: bool) -> list[_Peaks]:
+    start = (
+        multiprocessing.get_context("spawn").Process if cuda else multiprocessing.get_context("fork").Process
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        ranks = []
+        for rank in range(devices):
+            receive, send = multiprocessing.Pipe(duplex=False)
+            process = start(target=_rank, args=(rank, devices, directory, send), daemon=True)
+            process.start()
+            send.close()
+            ranks.append((process, receive))
+        try:
+            return [_answer(receive) for _, receive in ranks]
+        finally:
+            for process, _ in ranks:
+                process.kill()
+                process.join()
+
+
+def _answer(receive: Connection) -> _Peaks:
+    try:
+        answer = receive.recv() if receive.poll(_TIMEOUT_S) else f"no answer in {_TIMEOUT_S:.0f} s"
+    except EOFError:
+        answer = "a process died"
+    if isinstance(answer, _Peaks):
+        return answer
+    raise RuntimeError(f"calibrate: {answer}.")
+
+
+def _rank(rank: int, devices: int, directory: str, send: Connection) -> None:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or devices) // devices))
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=dist.FileStore(str(Path(directory) / "store"), devices),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=devices,
+        timeout=timedelta(seconds=_TIMEOUT_S),
+    )
+    try:
+        send.send(_measure(device, Path(directory) / str(rank)))
+    except Exception as err:
+        send.send(f"rank {rank}: {type(err).__name__}: {err}")
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(device: torch.device, directory: Path) -> _Peaks:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (768, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    source = torch.empty(
+        2**28 if device.type == "cuda" else 2**25, dtype=torch.float32, device=device
+    ).zero_()
+    target = torch.empty_like(source)
+    small, large = (torch.zeros(size // 4, device=device) for size in (_SMALL, _LARGE))
+    together = dist.get_world_size() > 1
+
+    def seconds(call: Callable[[], object], repeats: int = 0) -> float:
+        dist.barrier()
+        return clock(call, device, repeats=repeats)
+
+    return _Peaks(
+        small_s=seconds(lambda: dist.all_reduce(small), 50) if together else 0.0,
+        large_s=seconds(lambda: dist.all_reduce(large), 10) if together else 0.0,
+        flops=2 * size**3 / seconds(lambda: torch.mm(left, right)),
+        bandwidth=2 * source.nbytes / seconds(lambda: target.copy_(source)),
+        probes=probe.run(directory, device, seconds),
+    )
+
+
+def clock(call: Callable[[], object], device: torch.device, *, repeats: int = 0) -> float:
+    """Median seconds of a call that was warmed up, over so many repeats (0: for about 0.3 s)."""
+    import torch  # noqa: PLC0415
+
+    def once() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    once()
+    first = once()
+    count = repeats or min(20, max(1, int(0.3 / max(first, 1e-6))))
+    times = sorted([first, *(once() for _ in range(count))])
+    return times[len(times) // 2]
+
+
+def _host_memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,0 +1,127 @@
+"""An algorithm's calls and what each waits for, cut into the stages of HybridFlow section 6.
+
+generation -> preparation -> training      of most algorithms; one of another shape gets stages of its own
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["generate", "infer", "train", "function"]
+"""What a call asks of a model: sequences, one forward pass, one optimizer step; a function needs no model."""
+
+PHASES: dict[Kind, str] = {
+    "generate": "generation",
+    "infer": "preparation",
+    "function": "preparation",
+    "train": "training",
+}
+
+
+def kind_of(method: str) -> Kind:
+    """Read the kind from the verb of the method's name, as in HybridFlow's Table 4."""
+    verbs: dict[str, Kind] = {"generate": "generate", "update": "train"}
+    return verbs.get(method.partition("_")[0], "infer")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One remote call of an iteration."""
+
+    role: str
+    method: str
+    kind: Kind
+    rows: int
+    """Rows that it is given."""
+    after: frozenset[int] = field(default_factory=frozenset)
+    """Indices of the calls that it waits for: they made a column that it reads, or the controller fetched
+    their result first, or they changed the weights that it uses."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one model has to do in one stage."""
+
+    role: str
+    kind: Kind
+    rows: int
+    """Rows of all its calls together."""
+    calls: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Work that may run side by side where the models have devices of their own."""
+
+    name: str
+    work: tuple[Work, ...]
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """One iteration: stages that follow one another."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The models that work, in the order of their first call; functions need no devices."""
+        work = [work for stage in self.stages for work in stage.work]
+        return tuple(dict.fromkeys(w.role for w in work if w.kind != "function"))
+
+    def kinds(self, role: str) -> frozenset[Kind]:
+        """What a model is asked for."""
+        return frozenset(w.kind for stage in self.stages for w in stage.work if w.role == role)
+
+    @property
+    def rows(self) -> int:
+        """Prompts with a response that an iteration makes, or trains on where it makes none."""
+        made = sum(w.rows for s in self.stages for w in s.work if w.kind == "generate")
+        learnt = [w.rows for s in self.stages for w in s.work if w.kind == "train"]
+        return min(made or max(learnt, default=0), *learnt) if learnt else made
+
+
+def dataflow_of(calls: Sequence[Call]) -> Dataflow:
+    """Cut calls, in program order, into stages.
+
+    A call shares the stage of what it waits for only where the same model does the same kind of work there:
+    the model's devices then run both in turn. Otherwise it comes a stage later.
+    """
+    phases: list[str] = []
+    stage_of: list[int] = []
+    for call in calls:
+        phase = PHASES[call.kind]
+        earliest = 0
+        for index in call.after:
+            before = calls[index]
+            shares = before.role == call.role and PHASES[before.kind] == phase
+            earliest = max(earliest, stage_of[index] + (not shares))
+        later = (i for i in range(earliest, len(phases)) if phases[i] == phase)
+        stage = next(later, len(phases))
+        if stage == len(phases):
+            phases.append(phase)
+        stage_of.append(stage)
+    cut = [[c for c, at in zip(calls, stage_of, strict=True) if at == i] for i in range(len(phases))]
+    return Dataflow(tuple(Stage(n, _work(c)) for n, c in zip(_numbered(phases), cut, strict=True)))
+
+
+def _work(calls: Iterable[Call]) -> tuple[Work, ...]:
+    rows: Counter[tuple[str, Kind]] = Counter()
+    number: Counter[tuple[str, Kind]] = Counter()
+    for call in calls:
+        rows[call.role, call.kind] += call.rows
+        number[call.role, call.kind] += 1
+    return tuple(Work(role, kind, rows[role, kind], n) for (role, kind), n in number.items())
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Names with a number from the second of a kind on."""
+    seen: Counter[str] = Counter()
+    result = []
+    for name in names:
+        seen[name] += 1
+        result.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return result

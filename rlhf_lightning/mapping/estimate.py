@@ -1,0 +1,28 @@
+"""What a simulator answers: seconds, and what they are spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of one phase of one model."""
+
+    seconds: float
+    """How long it takes; infinite where it cannot run."""
+    bound: str
+    """What most of it is spent on, such as `compute`, `inter-node network` or `pipeline bubble`."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they are spent on; they sum to `seconds`."""
+
+    @classmethod
+    def of(cls, parts: Mapping[str, float]) -> Estimate:
+        """The sum of parts, bound by the largest."""
+        return cls(sum(parts.values()), max(parts, key=lambda name: parts[name]), dict(parts))
+
+
+def add(parts: dict[str, float], name: str, seconds: float) -> None:
+    """Add seconds to one of the parts."""
+    parts[name] = parts.get(name, 0.0) + seconds

@@ -1,0 +1,177 @@
+"""Generation: seconds of prefill and decoding with a bounded number of sequences resident.
+
+A replica of tg x pg devices has n = ceil(batch / replicas) rows. At most R are resident: the engine's limit,
+or as many as find room for their keys and values, prompt + mean length each. A finished row makes room for a
+waiting one, so equal lengths come in waves, ceil(n / R) of them, and unequal ones end in a tail.
+
+A step that decodes b sequences with c tokens of context in all, on a stage of N weights a device:
+    products    max(2 bytes N / (e_weights B), 2 N b / (e_decode F))     the roofline (Williams 2009)
+    context     c kv_bytes / (e_kv B)
+    network     2 all-reduces a layer of b h numbers
+    overhead    decode_step + layers decode_layer + b decode_sequence    the same on any number of devices
+With pg stages, pg parts of the b sequences are in flight: a step takes pg times a stage's time for b / pg.
+Steps are not simulated one by one: b changes only where sequences end, and between two such places the time
+is linear in the context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlhf_lightning.mapping import network
+from rlhf_lightning.mapping.estimate import Estimate, add
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+_EVENTS = 32
+"""Ends of sequences are rounded up to this share of the longest response, so that few places remain."""
+
+
+@dataclass(frozen=True)
+class GenerationSizes:
+    """Pipeline stages and tensor shards of the actor while it generates.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    pg: int = 1
+    """Pipeline stages."""
+    tg: int = 1
+    """Tensor shards."""
+
+    def __post_init__(self) -> None:
+        if min(self.pg, self.tg) < 1:
+            raise ValueError(f"GenerationSizes(pg={self.pg}, tg={self.tg}): every size is at least 1.")
+
+
+def generate(
+    hardware: Hardware,
+    shape: ModelShape,
+    layout: ParallelLayout,
+    sizes: GenerationSizes,
+    *,
+    workload: Workload,
+    kv_bytes: float,
+) -> Estimate:
+    """All responses of one iteration; infinite where not one sequence fits into `kv_bytes` a device."""
+    replica = Replica(hardware, shape, sizes, workload)
+    rows = math.ceil(workload.batch / max(1, layout.num_ranks // (sizes.pg * sizes.tg)))
+    resident = min(rows, replica.capacity(kv_bytes), workload.max_resident or rows)
+    if resident < 1:
+        return Estimate(math.inf, "KV memory", {"KV memory": math.inf})
+    parts = {"overhead": hardware.overhead.call}
+    for span in _spans(rows, resident, workload):
+        replica.decode(parts, span)
+        replica.prefill(parts, span.started)
+    return Estimate.of(parts)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps in which the same sequences are decoded."""
+
+    steps: float
+    sequences: float
+    context: float
+    """Tokens of all sequences, on average over the steps."""
+    started: float
+    """Sequences whose prompts are computed before the first step."""
+
+
+def _spans(rows: int, resident: int, workload: Workload) -> Iterator[Span]:
+    """What is decoded when: a fluid of sequences; every start has the whole distribution of lengths."""
+    grain = math.ceil(max(workload.response_lengths) / _EVENTS)
+    lengths = [grain * math.ceil(length / grain) for length in workload.response_lengths]
+    if len(set(workload.response_lengths)) == 1:
+        lengths = [workload.response_lengths[0]]
+    ends: dict[int, list[tuple[int, float]]] = {}
+    waiting, step, active, starts = float(rows), 0, 0.0, 0.0
+    free = float(resident)
+    while True:
+        started = min(waiting, free)
+        waiting, free, active, starts = (
+            waiting - started,
+            free - started,
+            active + started,
+            starts + started * step,
+        )
+        for length in lengths if started else ():
+            ends.setdefault(step + length, []).append((step, started / len(lengths)))
+        if not ends:
+            return
+        end = min(ends)
+        middle = (step + end) / 2
+        context = active * (workload.prompt_tokens + middle) - starts
+        yield Span(end - step, active, context, started)
+        step = end
+        for start, count in ends.pop(end):
+            active, starts, free = active - count, starts - count * start, free + count
+
+
+class Replica:
+    """One generation engine on tg x pg devices."""
+
+    def __init__(
+        self, hardware: Hardware, shape: ModelShape, sizes: GenerationSizes, workload: Workload
+    ) -> None:
+        self._hardware, self._shape, self._sizes, self._workload = hardware, shape, sizes, workload
+        self._layout = ParallelLayout(p=sizes.pg, t=sizes.tg)
+        self._group = network.tensor_group(hardware, self._layout)
+        self._depth = -(-shape.layers // sizes.pg)
+        self._kv = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
+        matrices = self._depth * shape.layer_matrix_parameters + shape.head_parameters
+        self._weights = matrices / sizes.tg
+
+    def capacity(self, kv_bytes: float) -> int:
+        """Sequences whose keys and values fit."""
+        mean = sum(self._workload.response_lengths) / len(self._workload.response_lengths)
+        return int(kv_bytes / (self._kv * (self._workload.prompt_tokens + mean)))
+
+    def decode(self, parts: dict[str, float], span: Span) -> None:
+        """Add the steps of a span."""
+        hardware, e, pg = self._hardware, self._hardware.efficiency, self._sizes.pg
+        sequences = span.sequences / pg
+        read = self._workload.element * self._weights / (e.weights * hardware.memory_bandwidth)
+        product = 2 * self._weights * sequences / (e.decode_matmul * hardware.peak_flops)
+        name = "memory bandwidth" if read >= product else "compute"
+        context = span.context * self._kv / (e.kv * hardware.memory_bandwidth)
+        message = sequences * self._shape.hidden * self._workload.element
+        reduces = 2 * self._depth * network.all_reduce(hardware, self._group, message)
+        fixed = self._launches() + span.sequences * hardware.overhead.decode_sequence
+        add(parts, name, span.steps * pg * max(read, product))
+        add(parts, "memory bandwidth", span.steps * context)
+        add(parts, self._group.network, span.steps * pg * reduces)
+        add(parts, "per-step overhead", span.steps * fixed)
+
+    def prefill(self, parts: dict[str, float], prompts: float) -> None:
+        """Add the forward passes of some prompts, one in each stage of a pipeline."""
+        if not prompts:
+            return
+        hardware, e, tokens = (
+            self._hardware,
+            self._hardware.efficiency,
+            prompts * self._workload.prompt_tokens,
+        )
+        flops = self._sizes.tg * hardware.peak_flops
+        products = 2 * self._depth * self._shape.layer_matrix_parameters * (tokens + hardware.overhead.rows)
+        scores = 2 * self._depth * self._shape.query_width * tokens * self._workload.prompt_tokens
+        message = tokens * self._shape.hidden * self._workload.element
+        reduces = 2 * self._depth * network.all_reduce(hardware, self._group, message)
+        bubble = 1 + (self._sizes.pg - 1) / max(1.0, prompts)
+        add(
+            parts,
+            "compute",
+            bubble * (products / (e.prefill_matmul * flops) + scores / (e.attention * flops)),
+        )
+        add(parts, self._group.network, bubble * reduces)
+        add(parts, "per-step overhead", self._launches())
+
+    def _launches(self) -> float:
+        """Seconds of a forward pass that depend on nothing but the number of layers."""
+        overhead = self._hardware.overhead
+        return overhead.decode_step + self._shape.layers * overhead.decode_layer

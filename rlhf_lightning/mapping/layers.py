@@ -1,0 +1,130 @@
+"""Seconds that a micro-batch spends in a layer and in the head of a model, forward and backward.
+
+T tokens of the micro-batch, S tokens of a row, h hidden size, t tensor shards, F peak FLOP/s, B memory
+bandwidth, e_* efficiencies.
+
+    matrix products   2 W (T + T0) / t / (e_matmul F)   W weights of the layer (Kaplan 2020, section 2.1);
+                                                        T0 rows fill and drain the device
+    attention         2 q S T / t / (e_attention F)     q width of all query heads; the causal half of
+                                                        4 q S T (Narayanan 2021, appendix)
+    element-wise      2 A T / (e_memory B)              A bytes of activations (Korthikanti 2022, eq. 1-2),
+                                                        each written once and read once
+    tensor parallel   2 all-reduces of T h numbers      (Shoeybi 2019, section 3)
+A backward pass has twice the products and the element-wise work, 2.5 times the fused attention (Dao 2023,
+section 3.1: five products for two) and the same all-reduces. Attention that is not fused is two full matrix
+products whose scores add 5 heads S / t bytes a token to A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_lightning.mapping import network
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model somewhere: what every formula needs."""
+
+    hardware: Hardware
+    """Of the cluster."""
+    shape: ModelShape
+    """Of the model."""
+    layout: ParallelLayout
+    """Of the model's ranks."""
+    workload: Workload
+    """Of the iteration."""
+
+    @property
+    def stage_layers(self) -> int:
+        """Layers of the longest pipeline stage."""
+        return -(-self.shape.layers // self.layout.p)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds by kind."""
+
+    compute: float
+    """Matrix products and attention."""
+    memory: float
+    """Element-wise kernels."""
+    network: float = 0.0
+    """Tensor-parallel all-reduces."""
+    launch: float = 0.0
+    """Launches that nothing hides."""
+
+    @property
+    def seconds(self) -> float:
+        """All together."""
+        return self.compute + self.memory + self.network + self.launch
+
+    def times(self, factor: float) -> Cost:
+        """So many of it."""
+        return Cost(factor * self.compute, factor * self.memory, factor * self.network, factor * self.launch)
+
+    def plus(self, other: Cost) -> Cost:
+        """One after the other."""
+        return Cost(
+            self.compute + other.compute,
+            self.memory + other.memory,
+            self.network + other.network,
+            self.launch + other.launch,
+        )
+
+
+def activation_bytes(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Activations that a layer keeps for its backward pass, a token and a device.
+
+    Korthikanti 2022, eq. 1, 2 and 4, for any widths: 5 h numbers outside the matrix products, and inside them
+    (over t) queries, keys, values, the attention's output, and what the feed-forward keeps.
+    """
+    outside = 5 * shape.hidden * workload.element
+    feed_forward = (4 if shape.gated else 2) * shape.intermediate
+    inside = float((2 * shape.query_width + 2 * shape.kv_width + feed_forward) * workload.element)
+    if not workload.fused_attention:
+        inside += 5 * shape.heads * workload.row_tokens
+    return (outside / layout.t if workload.sequence_parallel else outside) + inside / layout.t
+
+
+def layer(at: Setting, rows: int) -> tuple[Cost, Cost]:
+    """A layer's forward and backward pass for `rows` rows; recomputation is another forward pass."""
+    hardware, shape, workload = at.hardware, at.shape, at.workload
+    tokens, e = rows * workload.row_tokens, hardware.efficiency
+    flops = hardware.peak_flops * at.layout.t
+    products = 2 * shape.layer_matrix_parameters * (tokens + hardware.overhead.rows)
+    scores = 2 * shape.query_width * workload.row_tokens * tokens
+    if workload.fused_attention:
+        compute, attention = products / (e.matmul * flops), scores / (e.attention * flops)
+    else:
+        compute, attention = (products + 2 * scores) / (e.matmul * flops), 0.0
+    traffic = 2 * activation_bytes(shape, at.layout, workload) * tokens
+    memory = traffic / (e.memory * hardware.memory_bandwidth)
+    group = network.tensor_group(hardware, at.layout)
+    reduces = 2 * network.all_reduce(hardware, group, tokens * shape.hidden * workload.element)
+    launch = hardware.overhead.layer
+    forward = Cost(compute + attention, memory, reduces, launch)
+    return forward, Cost(2 * compute + 2.5 * attention, 2 * memory, reduces, 2 * launch)
+
+
+def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
+    """The head's forward and backward pass: the product, and three passes over float32 logits."""
+    hardware, shape, t = at.hardware, at.shape, at.layout.t
+    tokens, e = rows * at.workload.row_tokens, hardware.efficiency
+    product = 2 * shape.head_parameters * tokens / (t * e.matmul * hardware.peak_flops)
+    logits = 4 * tokens * (shape.vocab / t if shape.head == "lm" else 1)
+    memory = 3 * logits / (e.memory * hardware.memory_bandwidth)
+    return Cost(product, memory), Cost(2 * product, memory)
+
+
+def device_parameters(shape: ModelShape, *, pipeline: int, tensor: int) -> float:
+    """Parameters of the fullest device: a stage's layers with the embedding or the head, over `tensor`."""
+    depth = -(-shape.layers // pipeline)
+    if pipeline == 1:
+        return shape.num_parameters / tensor
+    ends = max(shape.vocab * shape.hidden, shape.head_parameters)
+    return (depth * shape.layer_parameters + ends + shape.hidden) / tensor

@@ -1,0 +1,165 @@
+"""What is resident on the fullest device of a model, phase by phase: bytes by kind.
+
+    training     parameters + gradients + states + activations
+    inference    parameters + activations of one layer
+    generation   parameters of the generation layout + keys and values + buffers
+    resting      what a model keeps on its devices while another one works there
+N parameters of a device, as in `layers.device_parameters`:
+    parameters   element N, and 4 N of float32 masters where they are kept beside
+    gradients    4 N
+    states       8 N, the moments of Adam
+Masters and states are divided by d where data-parallel ranks share them (`states`); all three, without a
+second copy in the computation's type, where they share everything (`full`), which gathers a layer at a time.
+Activations: Korthikanti 2022 (see `layers.activation_bytes`) for the min(p, m) micro-batches in flight on
+the first stage (Narayanan 2021, section 2.2.1), or with recomputation the inputs of its layers and one layer
+whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.layers import activation_bytes, device_parameters
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+_PREFILL_TOKENS = 4096
+"""Tokens of prompts that a generation engine computes at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Bytes of a device."""
+
+    parameters: float = 0.0
+    """Weights, with their float32 masters."""
+    gradients: float = 0.0
+    """float32."""
+    states: float = 0.0
+    """Moments of the optimizer."""
+    activations: float = 0.0
+    """Of the micro-batches in flight."""
+    kv: float = 0.0
+    """Keys and values."""
+    buffers: float = 0.0
+    """Work space."""
+    host: float = 0.0
+    """In the host's memory, which is not counted in `total`."""
+
+    @property
+    def total(self) -> float:
+        """Bytes on the device."""
+        resident = self.parameters + self.gradients + self.states
+        return resident + self.activations + self.kv + self.buffers
+
+    def as_dict(self) -> dict[str, float]:
+        """For reports."""
+        return dataclasses.asdict(self)
+
+
+def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
+    """While the model trains."""
+    count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    shared = 1 if workload.sharding == "none" else layout.d
+    masters = 4 * count / shared if workload.masters else 0.0
+    states = 8 * count / shared
+    gathered = 0.0
+    if workload.sharding == "full" and layout.d > 1:
+        # The masters alone stay; two layers, the one computed and the next, are gathered.
+        parameters = 4 * count / layout.d
+        gathered = 2 * shape.layer_parameters * workload.element / layout.t
+    else:
+        parameters = workload.element * count + masters
+    gradients = 4 * count / (layout.d if workload.sharding == "full" else 1)
+    return Parts(
+        parameters=parameters,
+        gradients=gradients,
+        states=states,
+        activations=_activations(shape, layout, workload),
+        buffers=gathered,
+    )
+
+
+def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
+    """While a model that does not train scores rows."""
+    tokens = workload.micro_batch * workload.row_tokens
+    layer = activation_bytes(shape, layout, workload) * tokens
+    return Parts(
+        parameters=_scoring_parameters(shape, layout, workload),
+        activations=layer + _logits(shape, layout, workload),
+    )
+
+
+def generation(
+    shape: ModelShape,
+    layout: ParallelLayout,
+    sizes: GenerationSizes,
+    *,
+    workload: Workload,
+    shared: bool = True,
+) -> Parts:
+    """While the actor generates, without keys and values, which take what is free.
+
+    `shared`: the actor rests on the same devices, and its training shard is a part of the generation shard
+    (HybridFlow section 5.3: no redundancy), so that only the rest of this comes on top of `resting`.
+    """
+    weights = workload.element * device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg)
+    if shared and workload.sharding != "full":
+        own = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+        weights = max(0.0, weights - own)
+    inside = ParallelLayout(p=sizes.pg, t=sizes.tg)
+    logits = 8 * (workload.max_resident or 256) * shape.vocab / sizes.tg
+    return Parts(
+        parameters=weights, buffers=_PREFILL_TOKENS * activation_bytes(shape, inside, workload) + logits
+    )
+
+
+def kv_needed(shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload) -> float:
+    """Bytes a device that keys and values take where every row that the engine admits is resident."""
+    rows = math.ceil(workload.batch * sizes.pg * sizes.tg / layout.num_ranks)
+    rows = min(rows, workload.max_resident or rows)
+    tokens = workload.prompt_tokens + max(workload.response_lengths)
+    return rows * tokens * shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
+
+
+def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
+    """While another phase runs on the devices; with `offload` gradients and states wait in the host."""
+    if not trained:
+        return Parts(parameters=_scoring_parameters(shape, layout, workload))
+    busy = training(shape, layout, workload)
+    if not workload.offload:
+        return dataclasses.replace(busy, activations=0.0, buffers=0.0)
+    copy = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    kept = min(busy.parameters, copy)
+    away = busy.parameters - kept + busy.gradients + busy.states
+    return Parts(parameters=kept, host=away)
+
+
+def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    return workload.element * count / (layout.d if workload.sharding == "full" else 1)
+
+
+def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    tokens = workload.micro_batch * workload.row_tokens
+    whole = activation_bytes(shape, layout, workload) * tokens
+    rows = math.ceil(workload.batch / (workload.mini_batches * layout.d))
+    in_flight = min(layout.p, math.ceil(rows / workload.micro_batch))
+    depth = -(-shape.layers // layout.p)
+    if workload.recompute:
+        inputs = workload.element * shape.hidden * tokens
+        inputs /= layout.t if workload.sequence_parallel else 1
+        kept = inputs * depth * in_flight + whole
+    else:
+        kept = whole * depth * in_flight
+    return kept + _logits(shape, layout, workload)
+
+
+def _logits(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Logits of a micro-batch in the computation's type, in float32, and their gradient."""
+    width = shape.vocab / layout.t if shape.head == "lm" else 1
+    return workload.micro_batch * workload.row_tokens * width * (workload.element + 8)

@@ -1,0 +1,95 @@
+"""Seconds of collectives between the devices of a group, which may lie in several nodes.
+
+    time = traffic of a rank / bandwidth + hops x latency
+Traffic is that of ring algorithms (Patarasuk and Yuan 2009): (n - 1) / n of the whole for an all-gather or a
+reduce-scatter, twice that for an all-reduce. Hops are those of a tree, log2 n, as NCCL takes it for short
+messages. Where a ring leaves its node, the rings of all groups of that node share the node's network:
+`inter_bandwidth / lanes`. Ranks fill node after node (see `ParallelLayout`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate."""
+
+    size: int
+    """Ranks."""
+    crosses: bool
+    """Whether they lie in several nodes."""
+    lanes: int = 1
+    """Groups of the same kind that share a node's network."""
+
+    @property
+    def network(self) -> str:
+        """What it runs over, in the words of a report."""
+        return "inter-node network" if self.crosses else "intra-node network"
+
+
+def tensor_group(hardware: Hardware, layout: ParallelLayout) -> Group:
+    """Ranks that share each matrix product."""
+    return Group(layout.t, layout.t > hardware.gpus_per_node)
+
+
+def data_group(hardware: Hardware, layout: ParallelLayout) -> Group:
+    """Ranks that hold the same shard of a model for other rows."""
+    stride = layout.t * layout.p
+    return Group(layout.d, _crosses(hardware, layout.num_ranks), min(stride, hardware.gpus_per_node))
+
+
+def stage_group(hardware: Hardware, layout: ParallelLayout) -> Group:
+    """Two ranks of neighbouring pipeline stages; where one such pair leaves its node, the worst counts."""
+    crosses = layout.p > 1 and _crosses(hardware, layout.t * layout.p)
+    return Group(min(layout.p, 2), crosses, min(layout.t, hardware.gpus_per_node))
+
+
+def reshard_group(hardware: Hardware, layout: ParallelLayout, *, pipeline: int, tensor: int) -> Group:
+    """Ranks that gather a generation shard: HybridFlow's micro data-parallel group (section 5.2)."""
+    ratio = layout.p // pipeline
+    size = ratio * (layout.t // tensor)
+    crosses = size > 1 and (
+        layout.t > hardware.gpus_per_node or (ratio > 1 and _crosses(hardware, layout.t * layout.p))
+    )
+    return Group(size, crosses, min(tensor, hardware.gpus_per_node))
+
+
+def all_gather(hardware: Hardware, group: Group, size_bytes: float) -> float:
+    """Seconds until every rank has all `size_bytes`, of which each had its part; also of a reduce-scatter."""
+    if group.size < 2:
+        return 0.0
+    traffic = size_bytes * (group.size - 1) / group.size
+    return traffic / _bandwidth(hardware, group) + math.log2(group.size) * _latency(hardware, group)
+
+
+def all_reduce(hardware: Hardware, group: Group, size_bytes: float) -> float:
+    """Seconds until every rank has the sum of what each held in `size_bytes`."""
+    return 2 * all_gather(hardware, group, size_bytes)
+
+
+def send(hardware: Hardware, group: Group, size_bytes: float) -> float:
+    """Seconds until a neighbour has `size_bytes`."""
+    if group.size < 2:
+        return 0.0
+    return size_bytes / _bandwidth(hardware, group) + _latency(hardware, group)
+
+
+def _crosses(hardware: Hardware, ranks: int) -> bool:
+    return ranks > hardware.gpus_per_node
+
+
+def _bandwidth(hardware: Hardware, group: Group) -> float:
+    intra = hardware.intra_bandwidth * hardware.efficiency.intra
+    if not group.crosses:
+        return intra
+    return min(intra, hardware.inter_bandwidth * hardware.efficiency.inter / group.lanes)
+
+
+def _latency(hardware: Hardware, group: Group) -> float:
+    return hardware.inter_latency if group.crosses else hardware.intra_latency

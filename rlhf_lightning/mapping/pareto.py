@@ -1,0 +1,23 @@
+"""Of many choices those that no other one beats in everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64]
+
+
+def undominated(rows: Array) -> Index:
+    """Indices of the rows [n, k] that no other row is at most as large as in every column.
+
+    Of equal rows the first is kept.
+    """
+    left = np.argsort(rows.sum(axis=1), kind="stable")
+    kept: list[int] = []
+    while len(left):
+        best = left[0]
+        kept.append(int(best))
+        left = left[(rows[left] < rows[best]).any(axis=1)]
+    return np.array(kept, dtype=np.int64)

@@ -1,0 +1,191 @@
+"""From a request to its best mappings, or to what it lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhf_lightning.mapping.auto_parallel import AutoParallel
+from rlhf_lightning.mapping.dataflow import Work
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
+from rlhf_lightning.mapping.search import Mapping, Pool, Search, Sets
+from rlhf_lightning.mapping.simulated import SimulatedCosts
+
+LARGEST = 4096
+"""Devices of the largest cluster that is tried for models that do not fit."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one model does in one stage of a mapping."""
+
+    role: str
+    stage: str
+    work: Work
+    seconds: float
+    """The change to the generation layout included."""
+    transition_s: float
+    """Of that; 0 for work that changes no layout."""
+    bound: str
+    """What most of the seconds are spent on."""
+    memory_bytes: float
+    """On each device of the pool, all residents included."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best mappings of one request."""
+
+    costs: SimulatedCosts
+    devices: int
+    mappings: tuple[Mapping, ...]
+    """The fastest, then the fastest of those that share devices in another way."""
+    baselines: Dictionary[str, Mapping | None]
+    """Mappings with given sets, each at its best; None where it does not fit."""
+    search_s: float
+    """Seconds that all of it took."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the stages."""
+        return tuple(stage.name for stage in self.costs.dataflow.stages)
+
+    def tokens_per_s(self, mapping: Mapping) -> float:
+        """Tokens of prompts and responses of an iteration, divided by its seconds."""
+        workload = self.costs.workload
+        return self.costs.dataflow.rows * (workload.prompt + workload.response) / mapping.seconds
+
+    def tasks(self, pool: Pool) -> list[Task]:
+        """What the models of a pool do, in order."""
+        costs, at = self.costs, dict(zip(pool.roles, pool.layouts, strict=True))
+        resident = {role: costs.resident(role, layout) for role, layout in at.items()}
+        free = costs.capacity - sum(resident.values())
+        result = []
+        for i, stage in enumerate(self.stages):
+            for role, layout in at.items():
+                for work in costs.work(role)[i]:
+                    estimate = costs.estimate(role, layout, work, free)
+                    change = costs.transition(role, layout).seconds if work.kind == "generate" else 0.0
+                    used = sum(resident.values()) - resident[role] + costs.used(role, layout, work, free)
+                    seconds = estimate.seconds + change
+                    result.append(Task(role, stage, work, seconds, change, estimate.bound, used))
+        return result
+
+
+def plan(
+    costs: SimulatedCosts,
+    devices: int,
+    *,
+    sizes: Sequence[int] | None = None,
+    baselines: Dictionary[str, Sets] | None = None,
+    count: int = 5,
+) -> Plan:
+    """Search.
+
+    Args:
+        costs: of the models on the cluster.
+        devices: how many there are.
+        sizes: how many of them a set of models can have; by default what tiles the nodes.
+        baselines: sets of models to compare with, by name.
+        count: how many mappings to find.
+
+    Raises:
+        ValueError: the devices do not fill nodes, or the models do not fit; the message says what is missing.
+    """
+    started = time.perf_counter()
+    roles = costs.dataflow.roles
+    if not roles:
+        raise ValueError("the algorithm's step calls no model, so that there is nothing to place.")
+    if sizes is None:
+        check_devices(costs, devices)
+        sizes = pool_sizes(devices, costs.hardware.gpus_per_node)
+    search = Search(costs, roles, devices, sizes=sizes)
+    found = search.best(count)
+    if not found:
+        raise ValueError(_missing(costs, devices))
+    compared = {name: search.of(sets) for name, sets in (baselines or {}).items()}
+    return Plan(costs, devices, tuple(found), compared, time.perf_counter() - started)
+
+
+def check_devices(costs: SimulatedCosts, devices: int) -> None:
+    """Refuse numbers of devices that neither tile a node nor are whole nodes.
+
+    Raises:
+        ValueError: with the nearest numbers that do, and the smallest cluster that holds the models.
+    """
+    node = costs.hardware.gpus_per_node
+    if devices in pool_sizes(devices, node):
+        return
+    if devices < 1:
+        raise ValueError(f"--devices {devices}: a job needs at least 1 device.")
+    near = [n for n in pool_sizes(devices + node, node) if n < devices][-1:]
+    near += [n for n in pool_sizes(devices + node, node) if n > devices][:1]
+    raise ValueError(
+        f"--devices {devices}: {costs.hardware.name} has nodes of {node}, and {devices} devices are neither "
+        f"whole nodes nor an even share of one, so that tensor shards (t up to {node}) cannot divide them. "
+        f"Try --devices {' or '.join(map(str, near))}; {_smallest(costs)}."
+    )
+
+
+def _missing(costs: SimulatedCosts, devices: int) -> str:
+    """How much memory lacks, and what would do."""
+    node = costs.hardware.gpus_per_node
+    endless = _on(costs, dataclasses.replace(costs.hardware, memory_bytes=1e30))
+    needed = AutoParallel(endless).least(costs.dataflow.roles, devices)
+    has = costs.capacity
+    lead = f"{', '.join(costs.dataflow.roles)} do not fit on {devices} x {costs.hardware.name}"
+    if not math.isfinite(needed):
+        return (
+            f"{lead}: no layout of tensor shards (within nodes of {node}), pipeline stages and replicas "
+            f"divides some model over {devices} devices; {_smallest(costs)}."
+        )
+    return (
+        f"{lead}: together they need at least {needed / 1e9:.1f} GB on each device and {has / 1e9:.1f} GB of "
+        f"{costs.hardware.memory_bytes / 1e9:.0f} GB are usable, so that {(needed - has) / 1e9:.1f} GB a "
+        f"device ({devices * (needed - has) / 1e9:,.0f} GB in all) are missing; {_smallest(costs)}."
+    )
+
+
+def _smallest(costs: SimulatedCosts) -> str:
+    devices = smallest_cluster(costs)
+    if devices is None:
+        return f"no cluster of up to {LARGEST} such devices holds them"
+    return f"the smallest cluster that holds these models has {devices}"
+
+
+def smallest_cluster(costs: SimulatedCosts) -> int | None:
+    """Devices of the smallest cluster on which the models fit in some way; None if it is above LARGEST."""
+    node = costs.hardware.gpus_per_node
+    layouts, sizes = AutoParallel(costs), pool_sizes(LARGEST, node)
+    needs: dict[tuple[int, ...], int | None] = {}
+
+    def need(roles: Sequence[str]) -> int | None:
+        key = layouts.key(roles)
+        if key not in needs:
+            fits = (n for n in sizes if layouts.least(roles, n) <= costs.capacity)
+            needs[key] = next(fits, None)
+        return needs[key]
+
+    together = need(costs.dataflow.roles)
+    found = [together] if together is not None else []
+    if together is None or together > 1:
+        for sets in set_partitions(costs.dataflow.roles):
+            counts = [n for n in map(need, sets) if n is not None]
+            if len(counts) == len(sets):
+                found.append(next((n for n in sizes if n >= sum(counts)), LARGEST + 1))
+    return min((n for n in found if n <= LARGEST), default=None)
+
+
+def _on(costs: SimulatedCosts, hardware: Hardware) -> SimulatedCosts:
+    return SimulatedCosts(
+        hardware,
+        costs.dataflow,
+        costs.shapes,
+        workload=costs.workload,
+        data_parallel_only=costs.data_parallel_only,
+    )

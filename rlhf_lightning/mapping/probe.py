@@ -1,0 +1,153 @@
+"""Small runs of the project's own engines, beside what the simulators say of the same runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_lightning.mapping import simulate
+from rlhf_lightning.mapping.fit import Observation
+from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+Clock = Callable[[Callable[[], object]], float]
+"""Seconds of a call."""
+
+_SIZES = ((64, 2), (128, 6), (384, 3))
+"""Hidden size and layers of the models."""
+_ROWS = (4, 24)
+_PROMPT, _RESPONSE = 16, 32
+_VOCAB = 256
+_KINDS = ("infer", "train", "generate")
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One model and number of rows."""
+
+    hidden: int
+    layers: int
+    rows: int
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            name=f"{self.hidden}x{self.layers}", layers=self.layers, hidden=self.hidden, vocab=_VOCAB,
+            intermediate=3 * self.hidden, heads=self.hidden // 32, kv_heads=self.hidden // 64, tied=True,
+        )  # fmt: skip
+
+    @property
+    def workload(self) -> Workload:
+        """What the engines do on one device in float32: one update, all rows at once, nothing recomputed."""
+        return Workload(
+            prompt=_PROMPT, real_prompt=_PROMPT, response=_RESPONSE, batch=self.rows, mini_batches=1,
+            packed=True, max_resident=0, micro_batch_tokens=2**20, recompute=False, element=4, masters=False,
+        )  # fmt: skip
+
+
+def _probes() -> dict[str, _Probe]:
+    found = [_Probe(hidden, layers, rows) for (hidden, layers), rows in product(_SIZES, _ROWS)]
+    return {f"{probe.shape.name}x{probe.rows}": probe for probe in found}
+
+
+def observations(seconds: Mapping[str, float]) -> list[Observation]:
+    """What `run` measured, with the simulators' view of it."""
+    probes = _probes()
+    found = []
+    for key, value in seconds.items():
+        kind, _, name = key.partition(" ")
+        found.append(Observation(key, value, _prediction(kind, probes[name])))
+    return found
+
+
+def _prediction(kind: str, probe: _Probe) -> Callable[[Hardware], float]:
+    shape, workload, one = probe.shape, probe.workload, ParallelLayout()
+
+    def predict(hardware: Hardware) -> float:
+        if kind == "generate":
+            estimate = simulate.generate(
+                hardware, shape, one, GenerationSizes(), workload=workload, kv_bytes=hardware.memory_bytes
+            )
+        else:
+            simulated = simulate.train if kind == "train" else simulate.infer
+            estimate = simulated(hardware, shape, one, workload)
+        return estimate.seconds - hardware.overhead.call
+
+    return predict
+
+
+def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]:
+    """Seconds of an engine's forward pass, update and generation, `kind model x rows`."""
+    seconds = {}
+    for name, probe in _probes().items():
+        for kind, call in zip(_KINDS, _calls(probe, directory / name, device), strict=True):
+            seconds[f"{kind} {name}"] = clock(call)
+    return seconds
+
+
+def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callable[[], object]]:
+    from rlhf_lightning.engines import NativeGenerator  # noqa: PLC0415
+    from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine  # noqa: PLC0415
+    from rlhf_lightning.functional import Counts, PolicyLoss  # noqa: PLC0415
+    from rlhf_lightning.spec import ModelSpec, Sampling  # noqa: PLC0415
+
+    _write_config(probe.shape, directory)
+    engine = FSDPEngine(
+        ModelSpec(path=str(directory)), device=device, config=FSDP(max_tokens_per_micro_batch=65536)
+    )
+    rows = _rows(probe, device)
+    loss, counts = PolicyLoss(), Counts.of(rows["response_mask"])
+
+    def infer() -> object:
+        return engine.infer(rows, temperature=1.0)
+
+    def train() -> None:
+        engine.accumulate(rows, loss, counts, temperature=1.0)
+        engine.optimizer_step()
+
+    def generate() -> None:
+        with engine.gathered() as module:
+            generator = NativeGenerator(module, device=device, pad_token_id=0, eos_token_ids=())
+            generator.generate(rows, sampling=Sampling(max_new_tokens=_RESPONSE), seed=0)
+
+    return [infer, train, generate]
+
+
+def _rows(probe: _Probe, device: torch.device) -> TensorDict:
+    import torch  # noqa: PLC0415
+    from tensordict import TensorDict  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(0)
+    prompts, responses = (
+        torch.randint(1, _VOCAB, (probe.rows, width), generator=generator) for width in (_PROMPT, _RESPONSE)
+    )
+    zeros = torch.zeros(probe.rows, _RESPONSE)
+    columns = {
+        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts, dtype=torch.bool),
+        "response_ids": responses, "response_mask": torch.ones_like(responses, dtype=torch.bool),
+        "log_probs": zeros, "advantages": zeros + 1, "row_ids": torch.arange(probe.rows),
+    }  # fmt: skip
+    return TensorDict(columns, batch_size=[probe.rows]).to(device)
+
+
+def _write_config(shape: ModelShape, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "tie_word_embeddings": True, "max_position_embeddings": 512,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))

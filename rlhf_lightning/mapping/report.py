@@ -1,0 +1,175 @@
+"""A plan as text, as JSON, and as the YAML that runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhf_lightning.mapping.costs import Layout
+from rlhf_lightning.mapping.plan import Plan, Task
+from rlhf_lightning.mapping.search import Mapping, Pool
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, in the words in which it was."""
+
+    algorithm: str
+    models: Dictionary[str, str]
+    """Source of each role's model; empty for a reward of functions."""
+    strategy: str
+    """The strategy that runs a mapping."""
+
+
+def as_json(plan: Plan) -> str:
+    """The best mapping and the baselines.
+
+    Keys: `mapping` (a list of sets: `roles`, `devices`, and `layouts` by role and stage), `iteration_s`,
+    `tokens_per_s`, `stages_s` by stage, `memory_gb` (for each set, by stage, of a device), `search_s`, and
+    `baselines` (tokens/s by name, null where it does not fit).
+    """
+    best = plan.mappings[0]
+    return json.dumps(
+        {
+            "mapping": [_set(plan, pool) for pool in best.pools],
+            "iteration_s": best.seconds,
+            "tokens_per_s": plan.tokens_per_s(best),
+            "stages_s": dict(zip(plan.stages, best.stages, strict=True)),
+            "memory_gb": [{k: v / GB for k, v in memory(plan, pool).items()} for pool in best.pools],
+            "search_s": plan.search_s,
+            "baselines": {n: None if m is None else plan.tokens_per_s(m) for n, m in plan.baselines.items()},
+        },
+        indent=2,
+    )
+
+
+def _set(plan: Plan, pool: Pool) -> dict[str, object]:
+    at = dict(zip(pool.roles, pool.layouts, strict=True))
+    layouts: dict[str, dict[str, dict[str, object]]] = {role: {} for role in pool.roles}
+    for task in plan.tasks(pool):
+        layouts[task.role][task.stage] = {
+            **_numbers(task, at[task.role]), "seconds": task.seconds, "bound": task.bound,
+        }  # fmt: skip
+    return {"roles": list(pool.roles), "devices": pool.devices, "layouts": layouts}
+
+
+def _numbers(task: Task, layout: Layout) -> dict[str, object]:
+    train, generation = layout.train, layout.generation
+    numbers: dict[str, object] = {"p": train.p, "t": train.t, "d": train.d}
+    if task.work.kind == "generate" and generation is not None:
+        numbers |= {"pg": generation.pg, "tg": generation.tg}
+    return numbers
+
+
+def memory(plan: Plan, pool: Pool) -> dict[str, float]:
+    """Most bytes on a device of a pool in each stage; residents alone where it idles."""
+    idle = sum(plan.costs.resident(r, layout) for r, layout in zip(pool.roles, pool.layouts, strict=True))
+    used = dict.fromkeys(plan.stages, idle)
+    for task in plan.tasks(pool):
+        used[task.stage] = max(used[task.stage], task.memory_bytes)
+    return used
+
+
+def as_text(plan: Plan, request: Request) -> str:
+    """Tables of the mappings with the YAML of each, and the comparison."""
+    workload, flow = plan.costs.workload, plan.costs.dataflow
+    lines = [
+        f"{request.algorithm} on {plan.devices} x {plan.costs.hardware.name}: "
+        + ", ".join(f"{role} {plan.costs.shapes[role].name}" for role in flow.roles),
+        f"{flow.rows} rows of {workload.prompt} + {workload.response} tokens; "
+        f"searched {len(flow.roles)} models in {plan.search_s:.2f} s",
+    ]
+    for rank, mapping in enumerate(plan.mappings, start=1):
+        lines += [
+            "",
+            *_table(plan, mapping, rank),
+            "",
+            *_indented(as_yaml(mapping, request) if rank == 1 else _strategy(mapping, request)),
+        ]
+    best = plan.tokens_per_s(plan.mappings[0])
+    lines += ["", "compared with, each at its best allocation and layouts:"]
+    for name, compared in plan.baselines.items():
+        if compared is None:
+            lines.append(f"  {name:<12} does not fit")
+        else:
+            tokens = plan.tokens_per_s(compared)
+            lines.append(
+                f"  {name:<12} {tokens:>9,.0f} tokens/s   the best mapping is {best / tokens:.2f} x as fast"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _indented(text: str | Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in (text.splitlines() if isinstance(text, str) else text)]
+
+
+def _table(plan: Plan, mapping: Mapping, rank: int) -> list[str]:
+    stages = ", ".join(f"{n} {digits(s)} s" for n, s in zip(plan.stages, mapping.stages, strict=True))
+    tokens = plan.tokens_per_s(mapping)
+    lines = [
+        f"#{rank}  {digits(mapping.seconds)} s an iteration, {tokens:,.0f} tokens/s: {stages}",
+        f"    {'devices':<9}{'model':<14}{'stage':<15}{'layout':<28}{'seconds':>8}{'GB/device':>11}  bound",
+    ]
+    for pool in mapping.pools:
+        at = dict(zip(pool.roles, pool.layouts, strict=True))
+        for i, task in enumerate(plan.tasks(pool)):
+            lines.append(
+                f"    {pool.devices if i == 0 else '':<9}{task.role:<14}{task.stage:<15}"
+                f"{layout_text(at[task.role], generating=task.work.kind == 'generate'):<28}"
+                f"{digits(task.seconds):>8}{task.memory_bytes / GB:>11.1f}  {task.bound}"
+            )
+    used = sum(pool.devices for pool in mapping.pools)
+    return lines + ([f"    {plan.devices - used} devices stay idle"] if used < plan.devices else [])
+
+
+def digits(seconds: float) -> str:
+    """One decimal, more of them below 10 s."""
+    return f"{seconds:.{1 if seconds >= 10 else 2 if seconds >= 1 else 3}f}"
+
+
+def layout_text(layout: Layout, *, generating: bool) -> str:
+    """`p1 t8 d2`, and `-> pg1 tg2 dg4` where the model generates."""
+    train, sizes = layout.train, layout.generation
+    text = f"p{train.p} t{train.t} d{train.d}"
+    if not generating or sizes is None:
+        return text
+    return f"{text} -> pg{sizes.pg} tg{sizes.tg} dg{train.p * train.t // (sizes.pg * sizes.tg)}"
+
+
+def as_yaml(mapping: Mapping, request: Request) -> str:
+    """The configuration that runs a mapping."""
+    lines = ["algo:", f"  class_path: {request.algorithm}", "  init_args:"]
+    lines += [
+        f"    {role}: {{path: {json.dumps(source)}}}" for role, source in request.models.items() if source
+    ]
+    return "\n".join([*lines, *_strategy(mapping, request)]) + "\n"
+
+
+def _strategy(mapping: Mapping, request: Request) -> list[str]:
+    """The part of the configuration that differs between mappings; layouts stand in comments."""
+    total = sum(pool.devices for pool in mapping.pools)
+    lines = ["strategy:", f"  class_path: {request.strategy}", "  init_args:", f"    devices: {total}"]
+    lines += ["    mapping:", "      pools:"]
+    placed = {role for pool in mapping.pools for role in pool.roles}
+    for pool in mapping.pools:
+        roles = [role for role in request.models if role in pool.roles]
+        # What needs no devices of its own, such as a reward of functions, runs beside the first models.
+        roles += [role for role in request.models if role not in placed and pool is mapping.pools[0]]
+        lines.append(f"        - {{roles: [{', '.join(roles)}], devices: {pool.devices}}}")
+        for role, layout in zip(pool.roles, pool.layouts, strict=True):
+            lines.append(f"          # {role}: {layout_text(layout, generating=True)}")
+    return lines
+
+
+def stage_bounds(plan: Plan, mapping: Mapping) -> Sequence[str]:
+    """What bounds each stage: the longest task of its slowest pool."""
+    result = []
+    for i, stage in enumerate(plan.stages):
+        slowest = max(mapping.pools, key=lambda pool: pool.seconds[i])
+        tasks = [task for task in plan.tasks(slowest) if task.stage == stage]
+        result.append(max(tasks, key=lambda task: task.seconds).bound)
+    return result

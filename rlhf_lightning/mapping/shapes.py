@@ -1,0 +1,157 @@
+"""The sizes of a decoder, from which its parameters, FLOP and bytes follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_lightning.spec import EMBEDDED
+
+Head = Literal["lm", "scalar"]
+"""Logits over the vocabulary, or one number per token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer."""
+
+    name: str
+    """What the reports call it."""
+    layers: int
+    """Decoder layers."""
+    hidden: int
+    """Width of the residual stream."""
+    intermediate: int
+    """Width of the feed-forward layer."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads."""
+    vocab: int
+    """Tokens of the vocabulary."""
+    head: Head = "lm"
+    """What it computes per token."""
+    tied: bool = False
+    """Whether the logits share the weights of the embedding."""
+    head_dim: int = 0
+    """Width of a head; 0: hidden / heads."""
+    gated: bool = True
+    """Three matrices in the feed-forward layer, as in Llama, rather than two, as in GPT."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, as in Qwen2."""
+
+    @property
+    def query_width(self) -> int:
+        """Columns of the query projection."""
+        return self.heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the key projection, and of the value projection."""
+        return self.kv_heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def layer_matrix_parameters(self) -> int:
+        """Parameters of a layer's matrix products."""
+        attention = 2 * self.hidden * (self.query_width + self.kv_width)
+        return attention + (3 if self.gated else 2) * self.hidden * self.intermediate
+
+    @property
+    def layer_parameters(self) -> int:
+        """All parameters of a layer."""
+        bias = self.query_width + 2 * self.kv_width if self.qkv_bias else 0
+        return self.layer_matrix_parameters + bias + 2 * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the product that follows the last layer, shared ones included."""
+        return self.hidden * (self.vocab if self.head == "lm" else 1)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, shared ones once."""
+        head = 0 if self.tied and self.head == "lm" else self.head_parameters
+        return self.layers * self.layer_parameters + self.hidden + self.vocab * self.hidden + head
+
+    def kv_bytes(self, *, tensor: int = 1, pipeline: int = 1, element: int = 2) -> float:
+        """Keys and values of one token on one of `tensor` x `pipeline` devices.
+
+        A head of keys that fewer heads than devices share is there several times.
+        """
+        share = max(self.kv_width / tensor, self.kv_width / self.kv_heads)
+        return 2 * element * share * self.layers / pipeline
+
+    def with_head(self, head: Head) -> ModelShape:
+        """The same decoder with another head: a critic or a reward model of an actor's shape."""
+        return dataclasses.replace(self, head=head)
+
+
+def _llama(name: str, *, layers: int, hidden: int, intermediate: int, heads: tuple[int, int]) -> ModelShape:
+    return ModelShape(
+        name=name, layers=layers, hidden=hidden, intermediate=intermediate, heads=heads[0],
+        kv_heads=heads[1], vocab=32000,
+    )  # fmt: skip
+
+
+KNOWN = {
+    shape.name: shape
+    for shape in (
+        _llama("llama-7b", layers=32, hidden=4096, intermediate=11008, heads=(32, 32)),
+        _llama("llama-13b", layers=40, hidden=5120, intermediate=13824, heads=(40, 40)),
+        _llama("llama-34b", layers=48, hidden=8192, intermediate=22016, heads=(64, 8)),
+        _llama("llama-70b", layers=80, hidden=8192, intermediate=28672, heads=(64, 8)),
+    )
+}
+"""Shapes by name: Llama 1 and 2, and Code Llama for 34B."""
+
+
+def load(source: str, *, head: Head = "lm") -> ModelShape:
+    """The shape of a known name, of `embedded`, or of a Hugging Face config.json or its directory.
+
+    Raises:
+        ValueError: neither a known name nor a file, or not the config of a dense decoder.
+    """
+    if source in KNOWN:
+        return KNOWN[source].with_head(head)
+    path = Path(__file__).parents[1] / "embedded" if source == EMBEDDED else Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(
+            f"model={source!r}: neither a config.json, nor a directory with one, nor one of "
+            f"{', '.join((*KNOWN, EMBEDDED))}. Try one of these, or download the model first."
+        )
+    return dataclasses.replace(_read(path), name=source, head=head)
+
+
+def _read(path: Path) -> ModelShape:
+    config = json.loads(path.read_text())
+    config = config.get("text_config", config)
+    if experts := next(
+        (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), ""
+    ):
+        raise ValueError(f"{path}: {experts} says a mixture of experts. Only dense decoders are simulated.")
+
+    def get(*keys: str) -> Any:  # noqa: ANN401
+        for key in keys:
+            if config.get(key) is not None:
+                return config[key]
+        raise ValueError(f"{path}: lacks {keys[0]}. Give the config.json of a decoder such as llama.")
+
+    gpt = "n_embd" in config or config.get("model_type") in ("gpt_neox", "opt")
+    hidden, heads = get("hidden_size", "n_embd"), get("num_attention_heads", "n_head")
+    return ModelShape(
+        name=str(path),
+        layers=get("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        intermediate=config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        vocab=get("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings", gpt)),
+        head_dim=config.get("head_dim") or 0,
+        gated=not gpt,
+        qkv_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+    )

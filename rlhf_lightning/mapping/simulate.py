@@ -1,0 +1,136 @@
+"""Training, scoring and the change of weights: seconds of one model on one layout.
+
+    rows of a replica      r = ceil(batch / (mini-batches d)), m = ceil(r / micro-batch)
+    an update              (m + p - 1) (forward + backward [+ forward again]) + gradients + optimizer
+    a pass over the batch  (m + p - 1) forward
+The p - 1 slots are the pipeline bubble (Narayanan 2021, section 2.2): RLHF has few micro-batches, so it is no
+detail. Gradients are not overlapped with the backward pass.
+    none     all-reduce of float32 gradients                          4 N / (p t)
+    states   reduce-scatter of gradients, all-gather of parameters    (Rajbhandari 2020, section 7.2)
+    full     for every micro-batch: all-gather of parameters, twice where activations are recomputed, and
+             reduce-scatter of gradients
+The optimizer reads gradients and states and writes states and parameters: memory bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rlhf_lightning.mapping import layers, network
+from rlhf_lightning.mapping.estimate import Estimate, add
+from rlhf_lightning.mapping.generate import GenerationSizes, generate
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.layers import Cost, Setting
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+__all__ = ["Estimate", "GenerationSizes", "generate", "infer", "train", "transition"]
+
+_OPTIMIZER_BYTES = 28
+"""A step reads 4 bytes of gradient and 12 of master and moments a parameter, and writes 12."""
+
+
+def train(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Estimate:
+    """All updates of one iteration."""
+    at = Setting(hardware, shape, layout, workload)
+    count, size = _micro_batches(at, workload.batch / workload.mini_batches)
+    forward, backward = _stage(at, size)
+    cost = forward.plus(backward)
+    if workload.recompute:
+        cost = cost.plus(layers.layer(at, size)[0].times(at.stage_layers))
+    parts = _pipelined(at, cost, count=count, sends=2 * size)
+    add(parts, network.data_group(hardware, layout).network, _gradients(at, count))
+    add(parts, "memory bandwidth", _optimizer(at))
+    total = {name: workload.updates * seconds for name, seconds in parts.items()}
+    add(total, "overhead", hardware.overhead.call)
+    return Estimate.of(total)
+
+
+def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Estimate:
+    """One forward pass over the batch."""
+    at = Setting(hardware, shape, layout, workload)
+    count, size = _micro_batches(at, workload.batch)
+    forward, _ = _stage(at, size)
+    parts = _pipelined(at, forward, count=count, sends=size)
+    if workload.sharding == "full":
+        add(parts, network.data_group(hardware, layout).network, count * _gather_parameters(at))
+    add(parts, "overhead", hardware.overhead.call)
+    return Estimate.of(parts)
+
+
+def transition(
+    hardware: Hardware,
+    shape: ModelShape,
+    layout: ParallelLayout,
+    sizes: GenerationSizes,
+    *,
+    workload: Workload | None = None,
+) -> Estimate:
+    """The actor's weights from the training layout to the generation layout, and the fixed part.
+
+    HybridFlow section 5.3 and Table 2: every rank gathers what it lacks of its generation shard within its
+    micro data-parallel group, (t p - tg pg) / (tg pg t p) of the model. Where parameters are sharded over
+    data-parallel ranks as well (`full`), they are gathered from these too.
+    """
+    how = workload or Workload()
+    whole = layers.device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg) * how.element
+    group = network.reshard_group(hardware, layout, pipeline=sizes.pg, tensor=sizes.tg)
+    parts = {group.network: network.all_gather(hardware, group, whole)}
+    if how.sharding == "full":
+        data = network.data_group(hardware, layout)
+        add(parts, data.network, network.all_gather(hardware, data, whole / group.size))
+    add(parts, "overhead", hardware.overhead.transition)
+    return Estimate.of(parts)
+
+
+def _micro_batches(at: Setting, rows: float) -> tuple[int, int]:
+    """Micro-batches of the fullest replica, and rows of each."""
+    mine = max(1, math.ceil(rows / at.layout.d))
+    size = min(mine, at.workload.micro_batch)
+    return math.ceil(mine / size), size
+
+
+def _stage(at: Setting, rows: int) -> tuple[Cost, Cost]:
+    """Forward and backward pass of the slowest stage, the last one, which has the head."""
+    forward, backward = layers.layer(at, rows)
+    first, second = layers.head(at, rows)
+    return forward.times(at.stage_layers).plus(first), backward.times(at.stage_layers).plus(second)
+
+
+def _pipelined(at: Setting, cost: Cost, *, count: int, sends: int) -> dict[str, float]:
+    """`count` micro-batches through the pipeline, of which each sends the activations of `sends` rows."""
+    tensor, stages = network.tensor_group(at.hardware, at.layout), network.stage_group(at.hardware, at.layout)
+    edge = sends * at.workload.row_tokens * at.shape.hidden * at.workload.element / at.layout.t
+    hop = network.send(at.hardware, stages, edge)
+    parts = {"compute": count * cost.compute, "memory bandwidth": count * cost.memory}
+    add(parts, tensor.network, count * cost.network)
+    add(parts, stages.network, count * hop)
+    add(parts, "launches", count * cost.launch)
+    add(parts, "pipeline bubble", (at.layout.p - 1) * (cost.seconds + hop))
+    return parts
+
+
+def _gradients(at: Setting, micro_batches: int) -> float:
+    """Seconds of the data-parallel traffic of an update."""
+    group = network.data_group(at.hardware, at.layout)
+    gradients = 4 * layers.device_parameters(at.shape, pipeline=at.layout.p, tensor=at.layout.t)
+    if at.workload.sharding == "none":
+        return network.all_reduce(at.hardware, group, gradients)
+    scatter, gather = network.all_gather(at.hardware, group, gradients), _gather_parameters(at)
+    if at.workload.sharding == "states":
+        return scatter + gather
+    return micro_batches * (scatter + gather * (2 if at.workload.recompute else 1))
+
+
+def _gather_parameters(at: Setting) -> float:
+    size = layers.device_parameters(at.shape, pipeline=at.layout.p, tensor=at.layout.t) * at.workload.element
+    return network.all_gather(at.hardware, network.data_group(at.hardware, at.layout), size)
+
+
+def _optimizer(at: Setting) -> float:
+    parameters = layers.device_parameters(at.shape, pipeline=at.layout.p, tensor=at.layout.t)
+    if at.workload.sharding != "none":
+        parameters /= at.layout.d
+    traffic = _OPTIMIZER_BYTES * parameters
+    return traffic / (at.hardware.efficiency.memory * at.hardware.memory_bandwidth)

@@ -1,0 +1,234 @@
+"""The costs of a dataflow's models on a cluster, as the simulators say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlhf_lightning.mapping import memory, simulate
+from rlhf_lightning.mapping.costs import Layout
+from rlhf_lightning.mapping.dataflow import Dataflow, Work
+from rlhf_lightning.mapping.estimate import Estimate
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.partitions import divisors
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.simulate import GenerationSizes
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+WAVES = (1.0, 8 / 7, 4 / 3, 8 / 5, *range(2, 17), 20, 24, 32, 48, 64, 96, 128, 256)
+"""A generation engine is given room for the keys and values of 1 / w of its rows, for one of these w."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What one model has to do, stage by stage."""
+
+    shape: ModelShape
+    work: tuple[tuple[Work, ...], ...]
+    workloads: Mapping[Work, Workload]
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(work.kind for stage in self.work for work in stage)
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What one model costs on one layout."""
+
+    resident: float
+    working: float
+    fixed: tuple[float, ...]
+    """Seconds in each stage that do not depend on free memory, the change of layouts included."""
+    generations: tuple[tuple[int, Work], ...]
+    """What depends on it: (stage, work)."""
+
+
+class SimulatedCosts:
+    """The simulators behind the interface of the search.
+
+    Args:
+        hardware: the cluster.
+        dataflow: of the algorithm.
+        shapes: of its models.
+        workload: of an iteration; rows and updates are taken from the dataflow.
+        data_parallel_only: leave out tensor shards and pipeline stages.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        dataflow: Dataflow,
+        shapes: Mapping[str, ModelShape],
+        *,
+        workload: Workload,
+        data_parallel_only: bool = False,
+    ) -> None:
+        self.hardware, self.dataflow, self.workload = hardware, dataflow, workload
+        self.shapes = dict(shapes)
+        self.data_parallel_only = data_parallel_only
+        self._models = {role: self._know(role, shapes[role]) for role in dataflow.roles}
+        self._signatures: dict[str, Hashable] = {}
+        self._generations: dict[Hashable, Estimate] = {}
+        self._profiles: dict[Hashable, _Profile] = {}
+        self._rooms: dict[Hashable, tuple[float, float]] = {}
+
+    def _know(self, role: str, shape: ModelShape) -> _Known:
+        stages = tuple(tuple(w for w in s.work if w.role == role) for s in self.dataflow.stages)
+        every = {work: self._workload(work) for stage in stages for work in stage}
+        return _Known(shape, stages, every)
+
+    def _workload(self, work: Work) -> Workload:
+        """One pass over all rows of the work, in as many mini-batches as it has calls where it trains."""
+        updates = work.calls if work.kind == "train" else 1
+        return replace(self.workload, batch=max(work.rows, updates), mini_batches=updates, epochs=1)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device that tensors can take."""
+        return self.hardware.usable_bytes
+
+    @property
+    def elastic(self) -> frozenset[str]:
+        """The roles that generate."""
+        return frozenset(role for role, known in self._models.items() if "generate" in known.kinds)
+
+    def signature(self, role: str) -> Hashable:
+        """Shape and work without names."""
+        if role not in self._signatures:
+            known = self._models[role]
+            work = tuple(tuple((w.kind, w.rows, w.calls) for w in stage) for stage in known.work)
+            self._signatures[role] = (replace(known.shape, name=""), work)
+        return self._signatures[role]
+
+    def layouts(self, role: str, devices: int) -> Sequence[Layout]:
+        """Tensor shards within a node, stages of equally many layers, replicas that all have rows."""
+        known = self._models[role]
+        shape = known.shape
+        rows = min(w.batch // w.mini_batches for w in known.workloads.values())
+        widest = 1 if self.data_parallel_only else math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
+        found = []
+        for t in divisors(widest):
+            deepest = 1 if self.data_parallel_only else math.gcd(devices // t, shape.layers)
+            for p in divisors(deepest):
+                train = ParallelLayout(p=p, t=t, d=devices // (p * t))
+                if train.d <= rows:
+                    found += [Layout(train, sizes) for sizes in self._generation(role, train)]
+        return found
+
+    def _generation(self, role: str, train: ParallelLayout) -> Sequence[GenerationSizes | None]:
+        """A pg divides p and tg divides t, so that a training shard lies in its device's generation shard."""
+        if role not in self.elastic:
+            return [None]
+        return [GenerationSizes(pg, tg) for pg in divisors(train.p) for tg in divisors(train.t)]
+
+    def resident(self, role: str, layout: Layout) -> float:
+        """Bytes that stay while other models compute."""
+        return self._profile(role, layout).resident
+
+    def working(self, role: str, layout: Layout) -> float:
+        """Bytes beside all residents while the model computes; a generation has room for one sequence."""
+        return self._profile(role, layout).working
+
+    def seconds(self, role: str, layout: Layout, free: float) -> Sequence[float]:
+        """Seconds in each stage; the change to the generation layout is part of the generation's stage."""
+        profile = self._profile(role, layout)
+        seconds = list(profile.fixed)
+        for stage, work in profile.generations:
+            seconds[stage] += self.estimate(role, layout, work, free).seconds
+        return seconds
+
+    def _profile(self, role: str, layout: Layout) -> _Profile:
+        key = (self.signature(role), layout)
+        if key not in self._profiles:
+            self._profiles[key] = self._make_profile(role, layout)
+        return self._profiles[key]
+
+    def _make_profile(self, role: str, layout: Layout) -> _Profile:
+        known = self._models[role]
+        fixed = [0.0] * len(known.work)
+        generations = []
+        for stage, every in enumerate(known.work):
+            for work in every:
+                if work.kind == "generate":
+                    generations.append((stage, work))
+                    fixed[stage] += self.transition(role, layout).seconds
+                else:
+                    fixed[stage] += self.estimate(role, layout, work, 0.0).seconds
+        resident = memory.resting(
+            known.shape, layout.train, self.workload, trained="train" in known.kinds
+        ).total
+        working = max(self._peak(role, layout, work, resident) for work in known.workloads) - resident
+        return _Profile(resident, working, tuple(fixed), tuple(generations))
+
+    def used(self, role: str, layout: Layout, work: Work, free: float) -> float:
+        """Bytes of the model itself while it does some work; a generation uses what is free."""
+        resident = self.resident(role, layout)
+        if work.kind == "generate":
+            return resident + self._room(role, layout, work)[0] + self.kv_bytes(role, layout, work, free)
+        return self._peak(role, layout, work, resident)
+
+    def _peak(self, role: str, layout: Layout, work: Work, resident: float) -> float:
+        known = self._models[role]
+        workload = known.workloads[work]
+        if work.kind == "generate":
+            buffers, one = self._room(role, layout, replace(work, rows=1))
+            return resident + buffers + one
+        if work.kind == "train":
+            return memory.training(known.shape, layout.train, workload).total
+        scoring = memory.inference(known.shape, layout.train, workload)
+        return resident + scoring.activations + scoring.buffers
+
+    def _room(self, role: str, layout: Layout, work: Work) -> tuple[float, float]:
+        """Bytes of a generation's weights and buffers, and of all the keys and values that it can use."""
+        key = (self.signature(role), layout, work.rows)
+        if key not in self._rooms:
+            shape, sizes, workload = self._models[role].shape, layout.generation, self._workload(work)
+            assert sizes is not None
+            parts = memory.generation(shape, layout.train, sizes, workload=workload)
+            self._rooms[key] = parts.total, memory.kv_needed(shape, layout.train, sizes, workload)
+        return self._rooms[key]
+
+    def kv_bytes(self, role: str, layout: Layout, work: Work, free: float) -> float:
+        """Bytes for keys and values: room for all rows, or else for the largest of equal waves that fits."""
+        buffers, needed = self._room(role, layout, work)
+        # A hair more than the share, so that rounding does not cost a sequence.
+        needed *= 1 + 1e-9
+        return next((needed / wave for wave in WAVES if needed / wave <= free - buffers), 0.0)
+
+    def _generate(self, role: str, layout: Layout, work: Work, kv_bytes: float) -> Estimate:
+        key = (self.signature(role), layout, work.rows, kv_bytes)
+        if key not in self._generations:
+            known = self._models[role]
+            assert layout.generation is not None
+            self._generations[key] = simulate.generate(
+                self.hardware,
+                known.shape,
+                layout.train,
+                layout.generation,
+                workload=known.workloads[work],
+                kv_bytes=kv_bytes,
+            )
+        return self._generations[key]
+
+    def transition(self, role: str, layout: Layout) -> Estimate:
+        """From the training layout to that of the generation."""
+        assert layout.generation is not None
+        shape = self._models[role].shape
+        return simulate.transition(
+            self.hardware, shape, layout.train, layout.generation, workload=self.workload
+        )
+
+    def estimate(self, role: str, layout: Layout, work: Work, free: float) -> Estimate:
+        """Seconds of one piece of work, and what bounds them; without the transition."""
+        known = self._models[role]
+        if work.kind == "generate":
+            return self._generate(role, layout, work, self.kv_bytes(role, layout, work, free))
+        run = simulate.train if work.kind == "train" else simulate.infer
+        return run(self.hardware, known.shape, layout.train, known.workloads[work])
+
+    def work(self, role: str) -> Sequence[Sequence[Work]]:
+        """What the model does in each stage."""
+        return self._models[role].work

@@ -1,0 +1,102 @@
+"""What an iteration has to do, and by which recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Sharding = Literal["none", "states", "full"]
+"""What data-parallel ranks share out: nothing; optimizer states (ZeRO-1); parameters too (ZeRO-3, FSDP)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Rows and tokens of one iteration, and how they are trained.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    prompt: int = 1024
+    """Width of the prompts, padding included."""
+    response: int = 1024
+    """Most tokens of a response."""
+    batch: int = 1024
+    """Rows of an iteration: prompts times the responses of each."""
+    mini_batches: int = 8
+    """Optimizer steps of one pass over the batch."""
+    epochs: int = 1
+    """Passes over the batch."""
+    real_prompt: float = 0.0
+    """Mean tokens of a prompt without padding, which generation computes; 0: a quarter of `prompt`."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of responses, a sample of their distribution; empty: all have `response` tokens."""
+    packed: bool = False
+    """Whether padding is left out of training and scoring too."""
+    max_resident: int = 256
+    """Most sequences that a generation engine decodes at once; 0: no limit."""
+    micro_batch_tokens: int = 8192
+    """Tokens computed at once in training and scoring; a longer row is computed alone. Fewer let pipelines
+    start sooner: docs/mapping.md shows what depends on it."""
+    recompute: bool = True
+    """Whether the backward pass computes the activations of each layer again."""
+    sequence_parallel: bool = False
+    """Whether tensor shards also share the activations between their matrix products."""
+    fused_attention: bool = True
+    """Whether attention keeps its scores out of memory."""
+    sharding: Sharding = "states"
+    """What data-parallel ranks share out."""
+    element: int = 2
+    """Bytes of a parameter and of an activation in the computation: 2 for bfloat16, 4 for float32."""
+    masters: bool = True
+    """Whether float32 masters stand beside the parameters; not where these are float32 themselves."""
+    offload: bool = False
+    """Whether gradients and states leave the device while the model does not train."""
+
+    def __post_init__(self) -> None:
+        names = ("prompt", "response", "batch", "mini_batches", "epochs", "micro_batch_tokens", "element")
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"workload.{name}={getattr(self, name)}: must be at least 1.")
+        if self.max_resident < 0:
+            raise ValueError(f"workload.max_resident={self.max_resident}: use 0 for no limit.")
+        if not 0 <= self.real_prompt <= self.prompt:
+            raise ValueError(
+                f"workload.real_prompt={self.real_prompt}: must be at most prompt={self.prompt}."
+            )
+        if self.lengths and not 1 <= min(self.lengths) <= max(self.lengths) <= self.response:
+            raise ValueError(f"workload.lengths: must lie between 1 and response={self.response}.")
+        if self.mini_batches > self.batch:
+            raise ValueError(f"workload.mini_batches={self.mini_batches}: exceeds the {self.batch} rows.")
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.mini_batches * self.epochs
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an iteration as throughput counts them: prompts and responses with their padding."""
+        return self.batch * (self.prompt + self.response)
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a micro-batch."""
+        return max(1, int(self.micro_batch_tokens // self.row_tokens))
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Mean tokens of a prompt that generation computes."""
+        return self.real_prompt or self.prompt / 4
+
+    @property
+    def response_lengths(self) -> tuple[int, ...]:
+        """Lengths of responses, equally likely."""
+        return self.lengths or (self.response,)
+
+    @property
+    def row_tokens(self) -> float:
+        """Tokens of a row in training and scoring."""
+        if not self.packed:
+            return float(self.prompt + self.response)
+        return self.prompt_tokens + sum(self.response_lengths) / len(self.response_lengths)

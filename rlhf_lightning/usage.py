@@ -1,0 +1,59 @@
+"""The parser's complaints on one line: what was typed, what is wrong with it, what there is instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+_TRIED = re.compile(
+    r"- (Expected a <class '(NoneType|list)'>|Expected a path but|Does not validate)|"
+    r"Does not validate|Subtypes:|Errors:|Given value|$"
+)
+"""Lines about the types that were tried in vain."""
+_UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
+_CLASS = re.compile(r"class_path '([\w.]+)'")
+
+
+def refusal(message: str, owners: Mapping[str, type]) -> str:
+    """Shorten a message of the parser, and add the options that an unknown one may have been meant for.
+
+    Args:
+        message: of an error of jsonargparse.
+        owners: the classes whose options have a fixed prefix, by that prefix.
+    """
+    lines = [line.strip() for line in message.splitlines()]
+    said = " ".join(line.removeprefix("- ") for line in lines if not _TRIED.match(line))
+    said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
+    return re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said) + _known(message, owners)
+
+
+def _known(message: str, owners: Mapping[str, type]) -> str:
+    """What an unknown option was meant for, or else the options there are."""
+    found, classes = _UNKNOWN.search(message), _CLASS.findall(message)
+    if found is None:
+        return ""
+    *path, name = found[1].split(".")
+    owner: object = _load(classes[-1]) if classes else None
+    for part in path:
+        owner = owners.get(part) if owner is None else _default_types(owner).get(part)
+    if not isinstance(owner, type):
+        return ". Try --help."
+    names = list(inspect.signature(owner).parameters)
+    close = get_close_matches(name, names, n=1)
+    return f". Did you mean {close[0]}?" if close else f". {owner.__name__} has: {', '.join(names)}."
+
+
+def _default_types(owner: object) -> dict[str, object]:
+    """The classes of the options that are objects themselves."""
+    fields = dataclasses.fields(owner) if isinstance(owner, type) and dataclasses.is_dataclass(owner) else ()
+    return {field.name: field.default_factory for field in fields}
+
+
+def _load(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    found: object = getattr(importlib.import_module(module), name)
+    return found

@@ -1,0 +1,34 @@
+"""Commands as the documents write them, run in the process and on the cluster of the tests."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning import cli
+
+
+def run(line: str, *, cwd: Path) -> None:
+    """Run `rlhf ...` or `python file.py ...` in a directory; it must end well."""
+    program, *words = shlex.split(line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        patch.setattr(sys, "path", list(sys.path))
+        for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "WANDB_MODE"):  # Lightning sets them
+            patch.setenv(name, os.environ.get(name, "0"))
+        patch.setattr(sys, "argv", [program, *words])
+        try:
+            if program == "python":
+                sys.argv = words
+                runpy.run_path(words[0], run_name="__main__")
+            else:
+                assert program == "rlhf"
+                cli.main()
+        except SystemExit as end:
+            if end.code:
+                pytest.fail(f"{line}: exit code {end.code}")

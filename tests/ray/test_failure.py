@@ -1,0 +1,95 @@
+"""Processes killed without warning: what the user reads, what stays, and that nothing learned is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import ray
+from lightning.pytorch.callbacks import Callback
+from safetensors.torch import load_file
+
+from rlhf_lightning import cli
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.strategies import Colocated
+from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
+from tests.ray.runs import Run, saved_step, write_config
+
+AGENTS_S = 90.0
+"""Longest life of Ray's two agents of a node whose head was killed: they look for it for a minute."""
+DEATH = r"^rlhf: error: (actor|critic|reference|reward)\[rank \d, device \d\]\.\w+: its process died"
+
+
+def kill_a_worker(run: Run) -> None:
+    """The user reads one message, soon, and nothing is left."""
+    worker = run.held(saving=False, after=1)
+    began = time.monotonic()
+    os.kill(worker, signal.SIGKILL)
+    code = run.wait()
+    run.gone(within_s=30 - (time.monotonic() - began))
+    said = run.output.read_text()
+    assert code == 1, said
+    assert len(re.findall(DEATH, said, re.MULTILINE)) == said.count("rlhf: error") == 1, said
+    assert "Traceback" not in said
+
+
+def kill_the_driver(run: Run, *, saving: bool) -> None:
+    """No process outlives it; the checkpoint that was being written is not taken for one."""
+    worker = run.held(saving=saving, after=2)
+    run.process.kill()
+    os.kill(worker, signal.SIGCONT)
+    assert run.wait() == -signal.SIGKILL
+    run.gone(within_s=AGENTS_S)
+    assert bool(list(run.checkpoints.glob(".saving-*"))) == saving
+    assert saved_step(run.checkpoints) == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_run_killed_three_times_ends_like_an_uninterrupted_one(
+    alone: tuple[PPO, Parameters], cluster: str, tiny: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, tiny)
+    with Run(config, "--strategy.devices", "2") as run:
+        kill_a_worker(run)
+    assert saved_step(run.checkpoints) == 1
+    with Run(config, "--ckpt_path", "last") as run:
+        kill_the_driver(run, saving=False)
+    with Run(config, "--ckpt_path", "last", address=cluster) as run:
+        kill_the_driver(run, saving=True)
+    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+    with Run(config, "--ckpt_path", "last", address=cluster) as last:
+        assert last.wait() == 0, last.output.read_text()
+    assert [path.name for path in last.checkpoints.iterdir()] == ["last.ckpt"]
+    assert saved_step(last.checkpoints) == STEPS
+    cli.export([str(last.checkpoints / "last.ckpt"), str(tmp_path / "exported")])
+    assert furthest(load_file(tmp_path / "exported" / "model.safetensors"), alone[1]) < 1e-6
+
+
+class Stop(Callback):
+    """Fails once, when the first batch is about to be learned from."""
+
+    stopped = False
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        """Fail."""
+        if not self.stopped:
+            self.stopped = True
+            raise KeyError("stopped on purpose")
+
+
+def test_the_same_objects_fit_again_after_a_failure(
+    alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
+) -> None:
+    algorithm, strategy, stop = ppo(tiny), Colocated(devices=1), Stop()
+    with pytest.raises(KeyError, match="stopped on purpose"):
+        fit(algorithm, strategy, tmp_path, steps=STEPS, callbacks=[stop])
+    with pytest.raises(RuntimeError, match="Actor is not placed yet"):
+        algorithm.actor.export(directory=tmp_path)
+    assert furthest(fit(algorithm, strategy, tmp_path, steps=STEPS, callbacks=[stop]), alone[1]) < 1e-5

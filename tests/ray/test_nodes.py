@@ -1,0 +1,74 @@
+"""Two nodes: which devices of which node a pool gets, that learning is the same, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import lightning.pytorch as pl
+import pytest
+import ray
+from lightning.pytorch.callbacks import Callback
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.controller import WorkerTimeoutError
+from rlhf_lightning.controller import cluster as ray_cluster
+from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.strategies import Colocated, Split
+from rlhf_lightning.strategy import Strategy
+from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
+
+
+class Nodes(Callback):
+    """Notes the node of each device, numbered in the order in which they occur."""
+
+    numbers: tuple[int, ...] = ()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Ask the devices."""
+        transport = cast(Strategy, trainer.strategy).transport
+        assert isinstance(transport, RayTransport)
+        names = ray.get([actor.node_id.remote() for actor in transport.actors])
+        self.numbers = tuple(list(dict.fromkeys(names)).index(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        pytest.param(
+            lambda: Split(devices=4, actor_devices=1), {(0, 1, 1, 1)}, id="the-second-pool-fits-one-node"
+        ),
+        pytest.param(lambda: Colocated(devices=4), {(0, 0, 0, 1), (0, 1, 1, 1)}, id="one-pool-over-both"),
+    ],
+)
+def test_a_pool_fills_a_node_before_it_spreads(
+    alone: tuple[PPO, Parameters],
+    strategy: Callable[[], Strategy],
+    expected: set[tuple[int, ...]],
+    tiny: Path,
+    tmp_path: Path,
+) -> None:
+    nodes = Nodes()
+    across = fit(ppo(tiny), strategy(), tmp_path, steps=STEPS, callbacks=[nodes])
+    assert nodes.numbers in expected
+    assert furthest(alone[1], across) < 1e-5
+
+
+def test_more_devices_than_the_cluster_has_are_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"need 7 devices, and there are 6 CPUs\. Try --strategy\.devices 6"):
+        fit(ppo(tiny), Colocated(devices=7), tmp_path, steps=1)
+
+
+def test_devices_that_other_jobs_hold_are_counted(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "RESERVE_S", 1.0)
+    others = placement_group([{"CPU": 1.0}] * 4)
+    assert others.wait(30)
+    try:
+        with pytest.raises(WorkerTimeoutError, match=r"critic needs 2 .* leave 1 CPUs\. .*devices 2,"):
+            fit(ppo(tiny), Split(devices=3, actor_devices=1), tmp_path, steps=1)
+    finally:
+        remove_placement_group(others)

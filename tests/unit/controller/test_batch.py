@@ -1,0 +1,90 @@
+"""Batches: views are the rows that the same operations on tensors give, and what is read is one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lightning.controller import Batch
+
+
+def numbers(rows: int, first: int = 0) -> Batch:
+    return Batch.of({"x": torch.arange(first, first + 2 * rows).view(rows, 2)})
+
+
+def test_a_row_of_views_equals_the_same_on_tensors() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        batch = Batch.joined([numbers(5), numbers(3, first=100), numbers(1, first=200)])
+        plain = torch.cat([numbers(5)["x"], numbers(3, first=100)["x"], numbers(1, first=200)["x"]])
+        for _ in range(4):
+            rows = rng.integers(0, len(batch), size=int(rng.integers(1, 9)))
+            batch, plain = batch.take(rows), plain[torch.from_numpy(rows)]
+            batch, plain = batch.repeat(2), plain.repeat_interleave(2, dim=0)
+            batch = Batch.joined(list(reversed(batch.split(3))))
+            plain = torch.cat(list(reversed([plain[a:b] for a, b in _edges(len(plain), 3)])))
+        assert torch.equal(batch["x"], plain)
+
+
+def _edges(rows: int, parts: int) -> list[tuple[int, int]]:
+    return [(rows * i // parts, rows * (i + 1) // parts) for i in range(parts)]
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(7, [2, 2, 3]), (2, [0, 1, 1]), (0, [0, 0, 0]), (6, [2, 2, 2])])
+def test_parts_differ_by_one_row_at_most(rows: int, sizes: list[int]) -> None:
+    parts = numbers(rows).split(3)
+    assert [len(part) for part in parts] == sizes
+    assert torch.equal(Batch.joined(parts)["x"], numbers(rows)["x"])
+
+
+def test_a_part_without_rows_keeps_width_and_type() -> None:
+    assert numbers(2).split(3)[0]["x"].shape == (0, 2)
+    assert numbers(2).take([])["x"].dtype == torch.int64
+
+
+def test_what_is_read_may_be_written_to() -> None:
+    batch = numbers(3)
+    for view in (batch, batch.take([0, 1]), batch.take([2, 0]), Batch.joined([batch, batch])):
+        view["x"].zero_()
+    assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_joining_columns_prefers_the_right() -> None:
+    left = Batch.of({"x": torch.zeros(2), "y": torch.zeros(2)})
+    both = left | Batch.of({"y": torch.ones(2), "z": torch.ones(2)})
+    assert list(both) == ["x", "y", "z"]
+    assert both["y"].tolist() == [1, 1]
+    assert list(both.select(["z", "x"])) == ["z", "x"]
+
+
+def test_joining_rows_keeps_the_common_columns() -> None:
+    other = numbers(1) | Batch.of({"y": torch.zeros(1)})
+    assert list(Batch.joined([other, numbers(2)])) == ["x"]
+
+
+def test_python_objects_are_read_as_such() -> None:
+    batch = Batch.of({"texts": ["a", "b", "c"], "x": torch.zeros(3)})
+    assert batch.take([2, 0]).objects("texts") == ["c", "a"]
+    with pytest.raises(TypeError, match=r"'texts' holds Python objects.*batch.objects\('texts'\)"):
+        batch["texts"]
+
+
+def test_columns_of_other_lengths_and_batches_without_columns_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a batch of 2 rows cannot hold .* \{'y': 3\}"):
+        Batch.of({"x": torch.zeros(2), "y": torch.zeros(3)})
+    with pytest.raises(ValueError, match="a batch of 2 rows cannot hold"):
+        _ = numbers(2) | numbers(3)
+    with pytest.raises(ValueError, match="at least one column"):
+        Batch.of({})
+
+
+@pytest.mark.parametrize("rows", [[-1], [0, 3]])
+def test_rows_that_are_not_there_are_refused(rows: list[int]) -> None:
+    with pytest.raises(IndexError, match="of a batch of 3"):
+        numbers(3).take(rows)
+
+
+def test_an_unknown_column_lists_the_known() -> None:
+    with pytest.raises(KeyError, match=r"no column 'z' in this batch; it has \['x'\]"):
+        numbers(1)["z"]

@@ -1,0 +1,111 @@
+"""Calls of a role in this process: what is fetched, what is refused, and how failures are named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlhf_lightning.controller import DP, Batch, WorkerError, WorkerGroup, register
+from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.in_process import InProcessTransport
+from rlhf_lightning.parallel import ParallelLayout
+from tests.ray.echo import Echo
+from tests.unit.controller.devices import host
+
+
+class Careless(Echo):
+    """A role that does what a role must not."""
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def replace(self, rows: TensorDict) -> TensorDict:
+        """Put another tensor into the dictionary, which is allowed."""
+        rows["x"] = rows["x"] + 1
+        return rows
+
+    @register(transfer=DP, reads=("x",), returns=("x", "y"))
+    def forget(self, rows: TensorDict) -> TensorDict:
+        """Leave out a column."""
+        return rows
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def drop(self, rows: TensorDict) -> TensorDict:
+        """Lose a row."""
+        return rows[1:]
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def number(self, rows: TensorDict) -> TensorDict:
+        """Return something else."""
+        return 3  # type: ignore[return-value]
+
+
+@pytest.fixture
+def role() -> Careless:
+    device, layout = Device(0), ParallelLayout()
+    host(device, Careless(), layout)
+    return Careless(WorkerGroup("echo", InProcessTransport(device), layout, (0,)))
+
+
+def numbers(rows: int) -> Batch:
+    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
+
+
+def test_a_chain_fetches_only_what_is_read(role: Careless) -> None:
+    assert role.group is not None
+    batch = numbers(5)
+    for _ in range(3):
+        batch |= role.double(batch)
+    assert role.group.transport.fetched_bytes == 0
+    assert batch["x"].tolist() == (8 * numbers(5)["x"]).tolist()
+    assert role.group.transport.fetched_bytes == 5 * 2 * 8
+
+
+def test_drain_reports_every_call_once(role: Careless) -> None:
+    assert role.group is not None
+    role.double(numbers(2))
+    role.ping(number=1)
+    reports = role.group.transport.drain()
+    assert [(r.role, r.method, r.rank) for r in reports] == [("echo", "double", 0), ("echo", "ping", 0)]
+    assert role.group.transport.drain() == []
+
+
+@pytest.mark.parametrize("batch", [numbers(4), Batch.joined([numbers(1), numbers(3)])])
+def test_a_method_that_writes_into_its_input_is_refused(role: Careless, batch: Batch) -> None:
+    with pytest.raises(WorkerError, match=r"echo\[rank 0, .*\].write: wrote in place .*\['x'\].*clone"):
+        role.write(batch)
+
+
+def test_a_method_may_put_new_tensors_into_its_rows(role: Careless) -> None:
+    batch = numbers(3)
+    assert torch.equal(role.replace(batch)["x"], batch["x"] + 1)
+    assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("forget", r"declares the columns \('x', 'y'\) but returned no \['y'\]"),
+        ("drop", r"was given 4 rows and returned columns of other lengths: \{'x': 3\}"),
+        ("number", r"returned int, not the columns \('x',\) that it declares"),
+    ],
+)
+def test_results_that_are_not_as_declared_are_refused(role: Careless, method: str, message: str) -> None:
+    calls = {"forget": role.forget, "drop": role.drop, "number": role.number}
+    with pytest.raises(WorkerError, match=rf"^echo\[rank 0, node .*\]\.{method}: {message}"):
+        calls[method](numbers(4))
+
+
+def test_a_missing_column_is_named_before_anything_is_sent(role: Careless) -> None:
+    with pytest.raises(ValueError, match=r"echo.double reads the columns \['x'\], and the batch has no"):
+        role.double(Batch.of({"y": torch.zeros(3)}))
+
+
+def test_a_failure_carries_the_original_traceback(role: Careless) -> None:
+    with pytest.raises(WorkerError, match=r"\.each: can only concatenate str") as caught:
+        role.each(number=["text"])  # type: ignore[arg-type]
+    assert "return number + 10 * self.rank" in str(caught.value)
+
+
+def test_python_objects_reach_the_worker(role: Careless) -> None:
+    texts: list[object] = [{"row": i} for i in range(3)]
+    assert role.same(Batch.of({"texts": texts})).objects("texts") == texts

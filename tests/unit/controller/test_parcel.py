@@ -1,0 +1,69 @@
+"""Parcels: a call as bytes finds its blocks, and its columns are grouped into shards as asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+import torch
+
+from rlhf_lightning.controller.block import Shard, decode, encode
+from rlhf_lightning.controller.call import Call, ColumnInput
+from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.parcel import Parcel, deliver, opened
+from rlhf_lightning.parallel import ParallelLayout
+from tests.ray.echo import Echo
+from tests.unit.controller.devices import host
+
+
+@pytest.fixture
+def device() -> Device:
+    found = Device(0)
+    host(found, Echo(), ParallelLayout())
+    return found
+
+
+def double(*picks: slice, by: object) -> Call:
+    rows = sum(pick.stop - pick.start for pick in picks)
+    return Call("echo", "double", 0, rows, (ColumnInput("x", picks),), {"by": by}, ("x", "rank"))
+
+
+@pytest.mark.parametrize("objects", [(("x", "rank"),), (("x",), ("rank",)), (("rank", "x"),)])
+def test_columns_come_in_the_shards_that_were_asked_for(
+    device: Device, objects: tuple[tuple[str, ...], ...]
+) -> None:
+    value = torch.arange(4)
+    parcel = Parcel(double(slice(1, 3), by=2), ((0, "y"),), objects)
+    report, *shards = deliver(device, parcel.packed(), [{"x": encode(value), "y": encode(value + 10)}])
+    assert opened(cast(bytes, report)).method == "double"
+    assert [tuple(cast(Shard, shard)) for shard in shards] == list(objects)
+    found = {name: block for shard in shards for name, block in cast(Shard, shard).items()}
+    assert cast(torch.Tensor, decode([found["x"]])).tolist() == [22, 24]
+
+
+def test_small_blocks_of_the_controller_come_along(device: Device) -> None:
+    parcel = Parcel(
+        double(slice(0, 1), slice(2, 4), by=1),
+        (encode(torch.tensor([7, 8])), (0, "x")),
+        (("x",), ("rank",)),
+    )
+    _, shard, _ = deliver(device, parcel.packed(), [{"x": encode(torch.arange(4))}])
+    assert cast(torch.Tensor, decode([cast(Shard, shard)["x"]])).tolist() == [7, 2, 3]
+
+
+def test_a_plain_value_needs_no_shard(device: Device) -> None:
+    parcel = Parcel(Call("echo", "ping", 0, 0, (), {"number": 4}, ()), (), ())
+    (report,) = deliver(device, parcel.packed(), [])
+    assert opened(cast(bytes, report)).value == 4
+
+
+def test_an_argument_of_a_class_that_only_this_script_knows_goes_by_value(device: Device) -> None:
+    @dataclass
+    class Twice:
+        def __rmul__(self, other: torch.Tensor) -> torch.Tensor:
+            return other + other
+
+    parcel = Parcel(double(slice(0, 2), by=Twice()), (encode(torch.tensor([1, 2])),), (("x", "rank"),))
+    _, shard = deliver(device, parcel.packed(), [])
+    assert cast(torch.Tensor, decode([cast(Shard, shard)["x"]])).tolist() == [2, 4]

@@ -1,0 +1,116 @@
+"""Transfer protocols: which rank is given which rows, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlhf_lightning.controller import DP, DP_METRIC, ONE_TO_ALL, Batch, Inputs, Metrics, RowTransfer, register
+from rlhf_lightning.controller.transfer import Outputs, Shards
+from rlhf_lightning.parallel import ParallelLayout
+from tests.ray.echo import Echo
+from tests.unit.controller.devices import Devices, echo_on, host
+
+
+def numbers(rows: int) -> Batch:
+    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
+
+
+@dataclass(frozen=True)
+class Dealt(RowTransfer):
+    """Rows are dealt out like cards, and come back in their order."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        hands = [range(rank, len(inputs.batch), layout.num_ranks) for rank in range(layout.num_ranks)]
+        return {rank: replace(inputs, batch=inputs.batch.take(hand)) for rank, hand in enumerate(hands)}
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
+        joined = Batch.joined([outputs[rank].batch for rank in sorted(outputs)])
+        dealt = [row for rank in sorted(outputs) for row in range(rank, len(joined), layout.num_ranks)]
+        return joined.take([dealt.index(row) for row in range(len(joined))])
+
+
+class Dealer(Echo):
+    """A role with a method under the user's protocol."""
+
+    @register(transfer=Dealt(), reads=("x",), returns=("x", "rank"))
+    def deal(self, rows: TensorDict) -> TensorDict:
+        """Its hand."""
+        found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
+        return TensorDict(found, batch_size=rows.batch_size)
+
+    @register(transfer=DP_METRIC, reads=("x",))
+    def which(self, rows: TensorDict) -> Mapping[str, float]:
+        """This rank."""
+        return {"rank": float(self.rank)}
+
+
+def dealer_on(layout: ParallelLayout) -> Dealer:
+    """The role with the user's protocol, where `echo_on` puts the plain one."""
+    group = echo_on(layout).group
+    assert group is not None
+    assert isinstance(group.transport, Devices)
+    for part in group.transport.parts:
+        host(part.device, Dealer(), layout)
+    return Dealer(group)
+
+
+def test_dp_gives_all_ranks_of_a_replica_the_same_rows() -> None:
+    layout = ParallelLayout(p=2, t=2, d=3)
+    shards = DP.distribute(layout, Inputs(numbers(7)))
+    sizes = {layout.coordinate(rank).d: set[int]() for rank in shards}
+    for rank, inputs in shards.items():
+        sizes[layout.coordinate(rank).d].add(len(inputs.batch))
+    assert sizes == {0: {2}, 1: {2}, 2: {3}}
+    assert len(shards) == 12
+
+
+@pytest.mark.parametrize("layout", [ParallelLayout(d=3), ParallelLayout(p=2, t=2, d=2), ParallelLayout(t=2)])
+def test_dp_takes_the_rows_of_the_output_ranks(layout: ParallelLayout) -> None:
+    batch = numbers(7)
+    answer = echo_on(layout).double(batch, by=3)
+    assert torch.equal(answer["x"], 3 * batch["x"])
+    assert sorted(set(answer["rank"].tolist())) == layout.output_ranks
+
+
+def test_dp_metric_averages_over_the_output_ranks() -> None:
+    role = dealer_on(ParallelLayout(t=2, d=2))
+    assert role.total(numbers(4)).fetch() == {"total": (6 + 22) / 2}
+    assert role.which(numbers(4)).fetch() == {"rank": (0 + 2) / 2}
+
+
+def test_metrics_average_over_calls_where_names_meet() -> None:
+    first = Metrics([[{"a": 1.0, "b": 2.0}, {"a": 3.0}]])
+    assert (first | Metrics.of({"a": 6.0, "c": 1.0})).fetch() == {"a": 4.0, "b": 2.0, "c": 1.0}
+
+
+def test_plain_values_for_all_for_each_and_for_the_first() -> None:
+    role = echo_on(ParallelLayout(d=3))
+    assert role.ping(number=5).fetch() == [5, 6, 7]
+    each: object = [3, 2, 1]
+    assert role.each(number=each).fetch() == [3, 12, 21]  # type: ignore[arg-type]
+    assert role.first(number=9).fetch() == (0, 9)
+    assert len(role.ping(number=0)) == 3
+
+
+@pytest.mark.parametrize("wrong", [7, [1, 2], [1, 2, 3, 4]])
+def test_all_to_all_refuses_anything_but_a_value_a_rank(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"ALL_TO_ALL over 3 ranks.*not: \['number'\]"):
+        echo_on(ParallelLayout(d=3)).each(number=wrong)  # type: ignore[arg-type]
+
+
+def test_one_to_all_reaches_every_rank_with_the_same_inputs() -> None:
+    inputs = Inputs(numbers(2), {"k": 1})
+    assert dict(ONE_TO_ALL.distribute(ParallelLayout(t=2), inputs)) == {0: inputs, 1: inputs}
+
+
+def test_a_protocol_of_a_user_splits_and_joins_its_own_way() -> None:
+    role = dealer_on(ParallelLayout(d=3))
+    assert role.last(numbers(4))["rank"].tolist() == [2] * 4
+    answer = role.deal(numbers(7))
+    assert torch.equal(answer["x"], numbers(7)["x"])
+    assert answer["rank"].tolist() == [0, 1, 2, 0, 1, 2, 0]

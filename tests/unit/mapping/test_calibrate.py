@@ -1,0 +1,48 @@
+"""The calibration: the engines' probes run, and the fit finds shares and overheads that explain them."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_lightning.mapping import calibrate, probe
+from rlhf_lightning.mapping.fit import mean_square
+from rlhf_lightning.mapping.hardware import CPU
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_engines_are_probed_and_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_SIZES", ((64, 1),))
+    monkeypatch.setattr(probe, "_ROWS", (2,))
+
+    def once(call: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    seconds = probe.run(tmp_path, torch.device("cpu"), once)
+    assert sorted(seconds) == ["generate 64x1x2", "infer 64x1x2", "train 64x1x2"]
+    observations = probe.observations(seconds)
+    refined = calibrate.refine(CPU, observations)
+    assert mean_square(observations)(refined) < 0.1
+    assert mean_square(observations)(refined) <= mean_square(observations)(CPU)
+
+
+def test_a_refined_machine_predicts_what_made_the_seconds() -> None:
+    """Twice the launches and half the products, found from simulated seconds of every probe."""
+    efficiency = dataclasses.replace(CPU.efficiency, matmul=0.3)
+    truth = dataclasses.replace(
+        CPU, efficiency=efficiency, overhead=dataclasses.replace(CPU.overhead, layer=3e-3, decode_layer=2e-3)
+    )
+    names = [f"{kind} {name}" for name in probe._probes() for kind in ("infer", "train", "generate")]
+    made = [o.predict(truth) for o in probe.observations(dict.fromkeys(names, 1.0))]
+    observations = probe.observations(dict(zip(names, made, strict=True)))
+    assert math.sqrt(mean_square(observations)(CPU)) > 0.3
+    refined = calibrate.refine(CPU, observations)
+    assert math.sqrt(mean_square(observations)(refined)) < 0.03
+    assert refined.overhead.layer == pytest.approx(3e-3, rel=0.1)

@@ -1,0 +1,60 @@
+"""Clusters as data: the files of users, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from rlhf_lightning.mapping import hardware
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_saved_file_is_read_back(tmp_path: Path) -> None:
+    hardware.save(hardware.H200, tmp_path / "mine.yaml")
+    assert hardware.load(str(tmp_path / "mine.yaml")) == hardware.H200
+
+
+def test_a_users_file_needs_no_more_than_the_numbers_of_a_data_sheet(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\ngpus_per_node: 4\nmemory_bytes: 48e9\nmemory_bandwidth: 8.0e+11\npeak_flops: 150e12\n"
+        "intra_bandwidth: 32e9\ninter_bandwidth: 12.5e9\nefficiency: {matmul: 0.5}\n"
+    )
+    mine = hardware.load(str(tmp_path / "mine.yaml"))
+    assert (mine.memory_bytes, mine.peak_flops, mine.efficiency.matmul) == (48e9, 150e12, 0.5)
+    assert mine.efficiency.kv == hardware.Efficiency().kv
+
+
+def test_an_a100_has_nvlink_in_one_direction_and_one_network_card_a_node() -> None:
+    a100 = hardware.load("a100-80gb")
+    assert (a100.gpus_per_node, a100.intra_bandwidth, a100.inter_bandwidth) == (8, 600e9 / 2, 200e9 / 8)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"'b200'.*a100-80gb, h100-80gb, h200-141gb, cpu"):
+        hardware.load("b200")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu_per_node": 8}, "'gpu_per_node' is unknown. Hardware has name, gpus_per_node"),
+        ({"memory_bandwidth": -1.0}, "memory_bandwidth=-1.0: must be positive"),
+        ({"efficiency": {"matmul": 70}}, "matmul=70: is a share"),
+        ({"efficiency": {"matmult": 0.7}}, "'matmult' is unknown. Efficiency has matmul"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**dataclasses.asdict(hardware.A100), **change}))
+    with pytest.raises(ValueError, match=message):
+        hardware.load(str(path))
+
+
+def test_a_file_without_a_bandwidth_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\ngpus_per_node: 4\nmemory_bytes: 48.0e+9\n")
+    with pytest.raises(
+        ValueError, match="lacks memory_bandwidth, peak_flops, intra_bandwidth, inter_bandwidth"
+    ):
+        hardware.load(str(tmp_path / "mine.yaml"))

@@ -1,0 +1,139 @@
+"""Memory: against what the engine and its key-value cache really hold."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlhf_lightning.engines import NativeGenerator
+from rlhf_lightning.engines.fsdp import FSDPEngine
+from rlhf_lightning.engines.kv import Cache
+from rlhf_lightning.functional import Counts, PolicyLoss
+from rlhf_lightning.mapping import memory, shapes
+from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.spec import EMBEDDED, ModelSpec, Sampling
+from tests.unit.mapping.test_shapes import SMOLLM2
+
+pytestmark = pytest.mark.unit
+
+ONE = ParallelLayout()
+ROWS, PROMPT, RESPONSE = 6, 8, 16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_update_of_the_embedded_model(dtype: str) -> None:
+    engine = FSDPEngine(ModelSpec(path=EMBEDDED, dtype=dtype))  # type: ignore[arg-type]
+    rows = _rows()
+    engine.accumulate(rows, PolicyLoss(), Counts.of(rows["response_mask"]), temperature=1.0)
+    gradients = engine.memory()["gradients"]
+    engine.optimizer_step()
+    half = dtype == "bfloat16"
+    predicted = memory.training(
+        shapes.load(EMBEDDED), ONE, Workload(element=2 if half else 4, masters=half, sharding="none")
+    )
+    measured = engine.memory()
+    assert predicted.parameters == pytest.approx(measured["parameters"], rel=0.01)
+    assert predicted.gradients == pytest.approx(gradients, rel=0.01)
+    assert predicted.states == pytest.approx(measured["optimizer"], rel=0.01)
+
+
+def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[Cache] = []
+    make = Cache.__init__
+
+    def noted(self: Cache, slots: int, capacity: int, *, dtype: torch.dtype | None = None) -> None:
+        make(self, slots, capacity, dtype=dtype)
+        caches.append(self)
+
+    monkeypatch.setattr(Cache, "__init__", noted)
+    with FSDPEngine(ModelSpec(path=EMBEDDED)).gathered() as module:
+        generator = NativeGenerator(module, device="cpu", pad_token_id=0, eos_token_ids=())
+        generator.generate(_rows(), sampling=Sampling(max_new_tokens=RESPONSE), seed=0)
+    measured = sum(block.nbytes for cache in caches for pair in cache.layers.values() for block in pair)
+    workload = Workload(
+        prompt=PROMPT, real_prompt=PROMPT, response=RESPONSE, batch=ROWS, mini_batches=1, element=4
+    )
+    predicted = memory.kv_needed(shapes.load(EMBEDDED), ONE, GenerationSizes(), workload)
+    assert predicted == pytest.approx(measured, rel=0.1)
+
+
+def test_a_135m_model(tmp_path: Path) -> None:
+    """Parameters, gradients and moments of the real module, on no device."""
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    predicted = memory.training(shapes.load(str(tmp_path)), ONE, Workload(sharding="none"))
+    assert predicted.parameters == 134_515_008 * (2 + 4)
+    assert (predicted.gradients, predicted.states) == (134_515_008 * 4, 134_515_008 * 8)
+    # 30 layers of 3 key heads of 64, keys and values, in two bytes
+    assert shapes.load(str(tmp_path)).kv_bytes() == 30 * 3 * 64 * 2 * 2
+
+
+def test_what_ranks_share_out_is_divided() -> None:
+    shape, layout = shapes.load("llama-7b"), ParallelLayout(p=1, t=2, d=4)
+    none, states, full = (
+        memory.training(shape, layout, Workload(sharding=how)) for how in ("none", "states", "full")
+    )  # fmt: skip
+    whole = shape.num_parameters / 2
+    assert (none.parameters, none.gradients, none.states) == (6 * whole, 4 * whole, 8 * whole)
+    assert (states.parameters, states.gradients, states.states) == (3 * whole, 4 * whole, 2 * whole)
+    assert (full.parameters, full.gradients, full.states) == (whole, whole, 2 * whole)
+
+
+def test_recomputation_and_sequence_parallelism_save_activations() -> None:
+    """Korthikanti 2022, table 2: 34, 10 + 24 / t and 34 / t bytes a token, layer and hidden unit of a GPT."""
+    shape = dataclasses.replace(
+        shapes.load("llama-7b"), gated=False, intermediate=4 * 4096, head="scalar", vocab=1
+    )
+    keep = Workload(recompute=False, micro_batch_tokens=2048)
+    per_unit = 32 * 2048 * 4096
+    logits = 2048 * 10
+    one = memory.training(shape, ONE, keep).activations - logits
+    eight = memory.training(shape, ParallelLayout(t=8), keep).activations - logits
+    spread = dataclasses.replace(keep, sequence_parallel=True)
+    least = memory.training(shape, ParallelLayout(t=8), spread).activations - logits
+    assert [one / per_unit, eight / per_unit, least / per_unit] == pytest.approx([34, 10 + 24 / 8, 34 / 8])
+    again = memory.training(shape, ONE, dataclasses.replace(keep, recompute=True)).activations - logits
+    assert again / per_unit == pytest.approx(2 + 34 / 32)
+
+
+def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages() -> None:
+    shape, work = shapes.load("llama-7b"), Workload(recompute=False, micro_batch_tokens=2048)
+    whole = memory.training(shape, ParallelLayout(p=1), work)
+    staged = memory.training(shape, ParallelLayout(p=4), work)
+    assert staged.activations == pytest.approx(whole.activations)
+    assert staged.parameters < 0.3 * whole.parameters
+
+
+def test_offload_leaves_the_parameters_of_the_computation() -> None:
+    shape = shapes.load("llama-7b")
+    stays = memory.resting(shape, ONE, Workload(sharding="none"), trained=True)
+    leaves = memory.resting(shape, ONE, Workload(sharding="none", offload=True), trained=True)
+    assert leaves.total == 2 * shape.num_parameters
+    assert leaves.total + leaves.host == stays.total
+
+
+def test_a_training_shard_is_part_of_the_generation_shard() -> None:
+    """HybridFlow section 5.3: no redundancy on the actor's own devices."""
+    shape, layout, sizes = shapes.load("llama-13b"), ParallelLayout(1, 8, 2), GenerationSizes(1, 2)
+    shared = memory.generation(shape, layout, sizes, workload=Workload())
+    apart = memory.generation(shape, layout, sizes, workload=Workload(), shared=False)
+    assert apart.parameters == shape.num_parameters * 2 / 2
+    assert apart.parameters - shared.parameters == pytest.approx(shape.num_parameters * 2 / 8)
+
+
+def _rows() -> TensorDict:
+    generator = torch.Generator().manual_seed(0)
+    prompts, responses = (
+        torch.randint(1, 200, (ROWS, width), generator=generator) for width in (PROMPT, RESPONSE)
+    )
+    zeros = torch.zeros(ROWS, RESPONSE)
+    columns = {
+        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts, dtype=torch.bool),
+        "response_ids": responses, "response_mask": torch.ones_like(responses, dtype=torch.bool),
+        "log_probs": zeros, "advantages": zeros + 1, "row_ids": torch.arange(ROWS),
+    }  # fmt: skip
+    return TensorDict(columns, batch_size=[ROWS])

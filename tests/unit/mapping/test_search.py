@@ -1,0 +1,113 @@
+"""The search finds what trying everything finds."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import pytest
+
+from rlhf_lightning.mapping import allocate
+from rlhf_lightning.mapping.costs import Costs
+from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
+from rlhf_lightning.mapping.search import Search
+from tests.unit.mapping.random_costs import RandomCosts
+
+ROLES = ("actor", "critic", "reference", "reward")
+NUM_CASES = 150
+
+
+def partitions(items: Sequence[str]) -> Iterator[list[list[str]]]:
+    """All set partitions, by giving each item to a set or a set of its own."""
+    if not items:
+        yield []
+        return
+    for rest in partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for i, subset in enumerate(rest):
+            yield [*rest[:i], [items[0], *subset], *rest[i + 1 :]]
+
+
+def every_choice(costs: Costs, roles: Sequence[str], devices: int) -> list[tuple[float, ...]]:
+    """Seconds per stage of a set, for every layout of every model that fits together."""
+    found = []
+    for layouts in product(*(costs.layouts(role, devices) for role in roles)):
+        at = list(zip(roles, layouts, strict=True))
+        resident = sum(costs.resident(role, layout) for role, layout in at)
+        if resident + max(costs.working(role, layout) for role, layout in at) > costs.capacity:
+            continue
+        seconds = [costs.seconds(role, layout, costs.capacity - resident) for role, layout in at]
+        found.append(tuple(sum(column) for column in zip(*seconds, strict=True)))
+    return found
+
+
+def brute_force(costs: Costs, roles: Sequence[str], devices: int, sizes: Sequence[int]) -> list[float]:
+    """Seconds of the best mapping of each partition, by trying everything."""
+    sets = {(frozenset(s), n): every_choice(costs, s, n) for p in partitions(roles) for s in p for n in sizes}
+    best = []
+    for partition in partitions(roles):
+        least = math.inf
+        for allocation in product(sizes, repeat=len(partition)):
+            if sum(allocation) > devices:
+                continue
+            tables = [sets[frozenset(s), n] for s, n in zip(partition, allocation, strict=True)]
+            for choice in product(*tables):
+                least = min(least, sum(max(column) for column in zip(*choice, strict=True)))
+        best.append(least)
+    return sorted(best)
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if part % 2:  # the cases are small: without this, the first pass would keep everything
+        monkeypatch.setattr(allocate, "_BEAM", 1)
+        monkeypatch.setattr(allocate, "_CROWD", 1)
+    fits = 0
+    for seed in range(part * NUM_CASES // 5, (part + 1) * NUM_CASES // 5):
+        draw = random.Random(seed)  # noqa: S311
+        roles = ROLES[: draw.randint(1, 4)]
+        devices, node = draw.choice([1, 2, 4, 8, 16]), draw.choice([1, 2, 4, 8])
+        sizes = pool_sizes(devices, node)
+        costs = RandomCosts(seed, roles, draw.choice([1, 2, 3]), twins=draw.random() < 0.3)
+        expected = [s for s in brute_force(costs, roles, devices, sizes) if math.isfinite(s)]
+        found = Search(costs, roles, devices, sizes=sizes).best(5)
+        fits += bool(expected)
+        if not costs.twins:
+            assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed
+        else:
+            assert [m.seconds for m in found[:1]] == pytest.approx(expected[:1], rel=1e-9), seed
+        for mapping in found:
+            assert sorted(r for pool in mapping.pools for r in pool.roles) == sorted(roles)
+            assert sum(pool.devices for pool in mapping.pools) <= devices
+            assert sum(mapping.stages) == pytest.approx(sum(recomputed(costs, mapping.pools)), rel=1e-9)
+    assert NUM_CASES // 10 < fits < NUM_CASES // 5 + 1
+
+
+def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
+    """Seconds of each stage from the layouts that a mapping names."""
+    from rlhf_lightning.mapping.search import Pool
+
+    slowest = [0.0] * 3
+    for pool in pools:
+        assert isinstance(pool, Pool)
+        at = list(zip(pool.roles, pool.layouts, strict=True))
+        assert all(layout.train.num_ranks == pool.devices for _, layout in at)
+        resident = sum(costs.resident(r, layout) for r, layout in at)
+        assert resident + max(costs.working(r, layout) for r, layout in at) <= costs.capacity
+        seconds = [costs.seconds(r, layout, costs.capacity - resident) for r, layout in at]
+        slowest = [max(a, sum(c)) for a, c in zip(slowest, zip(*seconds, strict=True), strict=True)]
+    return slowest
+
+
+def test_bell_numbers() -> None:
+    for items, bell in enumerate((1, 1, 2, 5, 15, 52, 203)):
+        found = [frozenset(frozenset(s) for s in p) for p in set_partitions(range(items))]
+        assert len(found) == len(set(found)) == bell
+
+
+def test_sizes_tile_nodes() -> None:
+    assert pool_sizes(32, 8) == (1, 2, 4, 8, 16, 24, 32)
+    assert pool_sizes(4, 8) == (1, 2, 4)
+    assert pool_sizes(12, 6) == (1, 2, 6, 12)

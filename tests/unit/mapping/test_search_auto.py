@@ -1,0 +1,95 @@
+"""`--strategy auto` places what the search finds, or what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lightning.pytorch import Trainer
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.mapping import hardware
+from rlhf_lightning.strategies import Auto
+from rlhf_lightning.strategies.auto import MappingOption, PoolOption
+
+ROLES = ("actor", "critic", "reference", "reward")
+
+
+def attached(strategy: Auto, algorithm: PPO) -> Auto:
+    """The strategy as it is when a trainer sets it up."""
+    trainer = Trainer(strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False)
+    strategy.connect(algorithm)
+    algorithm.trainer = trainer
+    trainer.datamodule = data = TaskData(batch_size=64, num_rows=128)  # type: ignore[attr-defined]
+    data.trainer = trainer
+    data.setup("fit")
+    return strategy
+
+
+def test_it_places_what_the_search_finds() -> None:
+    strategy = attached(Auto(devices=3), PPO(mini_batch_size=16, critic_warmup_steps=5))
+    found = strategy.plan(3)
+    best = found.mappings[0]
+    assert {(w.role, w.calls) for w in found.costs.dataflow.stages[-1].work} == {("critic", 4), ("actor", 4)}
+    assert all(
+        layout.train.p == layout.train.t == 1 for m in found.mappings for p in m.pools for layout in p.layouts
+    )
+    assert found.costs.workload.batch == 64
+    pools = strategy.place(ROLES, 3)
+    assert [pool.num_devices for pool in pools] == [pool.devices for pool in best.pools]
+    placed = [set(pool.roles) - {"reward"} for pool in pools]
+    assert placed == [set(pool.roles) for pool in best.pools]
+    assert "reward" in pools[0].roles
+
+
+def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    sets = []
+    for bandwidth in (1e12, 1e5):
+        file = tmp_path_factory.mktemp("hardware") / "machine.yaml"
+        cluster = replace(hardware.CPU, intra_bandwidth=bandwidth, gpus_per_node=3, intra_latency=1e-6)
+        hardware.save(cluster, file)
+        strategy = attached(
+            Auto(devices=3, mapping=MappingOption(hardware=str(file))), PPO(mini_batch_size=16)
+        )
+        sets.append(len(strategy.place(ROLES, 3)))
+    assert sets == [1, 3]
+
+
+def test_what_only_answers_stands_together() -> None:
+    strategy = attached(Auto(), PPO())
+    (pool,) = strategy.place(("actor", "reward"), 2)
+    assert pool.num_devices == 2
+
+
+def test_unknown_hardware() -> None:
+    with pytest.raises(ValueError, match="one of a100-80gb"):
+        attached(Auto(mapping=MappingOption(hardware="tpu")), PPO()).place(ROLES, 2)
+
+
+def test_given_pools() -> None:
+    pools = (
+        PoolOption(roles=("actor", "reward"), devices=2),
+        PoolOption(roles=("critic", "reference"), devices=1),
+    )
+    strategy = Auto(mapping=MappingOption(pools=pools))
+    assert [(p.num_devices, p.roles) for p in strategy.place(ROLES, None)] == [
+        (2, ("actor", "reward")),
+        (1, ("critic", "reference")),
+    ]
+    assert [(p.num_devices, p.roles) for p in strategy.place(("actor",), 3)] == [(2, ("actor",))]
+
+
+@pytest.mark.parametrize(
+    ("pools", "says"),
+    [
+        ([("actor", 1)], "lacks critic"),
+        ([("actor critic", 1), ("critic", 1)], "critic stand in two"),
+        ([("actor", 2), ("critic", 1)], r"devices=2.*all 3"),
+        ([("actor", 1), ("critic", 0)], "at least 1"),
+    ],
+)
+def test_given_pools_are_checked(pools: list[tuple[str, int]], says: str) -> None:
+    option = MappingOption(pools=tuple(PoolOption(roles=tuple(r.split()), devices=n) for r, n in pools))
+    with pytest.raises(ValueError, match=says):
+        Auto(mapping=option).place(("actor", "critic"), 2)

@@ -1,0 +1,117 @@
+"""The dataflow is read from the algorithm: what is called, on how many rows, and what waits for what."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_lightning.algos import GRPO, PPO, SFT
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.dataflow import read_dataflow
+from rlhf_lightning.mapping.dataflow import Dataflow
+from rlhf_lightning.workers import Critic, Reward
+
+Read = dict[str, set[tuple[str, str, int, int]]]
+
+
+def read(flow: Dataflow) -> Read:
+    return {s.name: {(w.role, w.kind, w.rows, w.calls) for w in s.work} for s in flow.stages}
+
+
+def model_reward() -> Reward:
+    return Reward(path="embedded")
+
+
+def test_ppo_after_its_warm_up() -> None:
+    algorithm = PPO(reward=model_reward(), mini_batch_size=8, epochs=2, critic_warmup_steps=50)
+    assert read(read_dataflow(algorithm, 32)) == {
+        "generation": {("actor", "generate", 32, 1)},
+        "preparation": {
+            ("critic", "infer", 32, 1),
+            ("reference", "infer", 32, 1),
+            ("reward", "infer", 32, 1),
+        },
+        "training": {("critic", "train", 64, 8), ("actor", "train", 64, 8)},
+    }
+
+
+def test_the_algorithm_itself_is_left_alone() -> None:
+    algorithm = PPO(kl_target=0.1)
+    read_dataflow(algorithm, 4)
+    assert float(algorithm.get_buffer("kl_coefficient")) == pytest.approx(0.05)
+    assert all(role.place.caller is None for role in algorithm.roles().values())
+
+
+def test_a_group_of_answers_and_a_reward_of_functions() -> None:
+    flow = read_dataflow(GRPO(group_size=4), 8)
+    assert read(flow)["generation"] == {("actor", "generate", 32, 1)}
+    assert read(flow)["preparation"] == {("reference", "infer", 32, 1), ("reward", "function", 32, 1)}
+    assert flow.roles == ("actor", "reference")
+    assert flow.rows == 32
+
+
+def test_training_alone() -> None:
+    assert read(read_dataflow(SFT(mini_batch_size=4), 8)) == {"training": {("actor", "train", 8, 2)}}
+
+
+class Greedy(PPO):
+    """A second, greedy generation as the baseline, as in ReMax."""
+
+    def step(self, batch: Batch) -> Metrics:
+        greedy = batch | self.actor.generate_sequences(batch, greedy=True)
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reference.compute_ref_log_prob(batch)
+        batch |= self.reward.compute_reward(batch)
+        baseline = self.reward.compute_reward(greedy)["scores"]
+        batch |= Batch.of({"advantages": batch["scores"] - baseline})
+        return self.actor.update_actor(batch, loss=self.policy_loss)
+
+
+def test_two_generations_share_a_stage() -> None:
+    flow = read_dataflow(Greedy(reward=model_reward()), 8)
+    assert read(flow) == {
+        "generation": {("actor", "generate", 16, 2)},
+        "preparation": {("reference", "infer", 8, 1), ("reward", "infer", 16, 2)},
+        "training": {("actor", "train", 8, 1)},
+    }
+    assert flow.rows == 8
+
+
+class Revising(PPO):
+    """Answers, has the answer judged, and answers once more; a second judge reads the first one's values."""
+
+    judge: Critic
+
+    def step(self, batch: Batch) -> Metrics:
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.critic.compute_values(batch)
+        mean = batch["values"].mean()
+        again = batch | Batch.of({"row_ids": batch["row_ids"] + int(mean)})
+        batch |= self.actor.generate_sequences(again)
+        batch |= self.critic.compute_values(batch)
+        batch["values"].mean()
+        return self.judge.update_critic(
+            batch | Batch.of({"returns": batch["values"]}) | self.judge.compute_values(batch),
+            loss=self.value_loss,
+        )
+
+
+def test_what_waits_comes_a_stage_later() -> None:
+    flow = read_dataflow(Revising(judge=Critic()), 8)
+    assert [(s.name, [w.role for w in s.work]) for s in flow.stages] == [
+        ("generation", ["actor"]),
+        ("preparation", ["critic"]),
+        ("generation 2", ["actor"]),
+        ("preparation 2", ["critic"]),
+        ("preparation 3", ["judge"]),
+        ("training", ["judge"]),
+    ]
+
+
+class Broken(PPO):
+    def step(self, batch: Batch) -> Metrics:
+        return Metrics.of({"x": float(batch["images"].sum())})
+
+
+def test_a_step_that_fails_is_named() -> None:
+    with pytest.raises(ValueError, match=r"Broken: its dataflow is read.*no column 'images'"):
+        read_dataflow(Broken(), 4)

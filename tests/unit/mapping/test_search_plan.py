@@ -1,0 +1,208 @@
+"""Plans on the real simulators: exact, consistent, quick, and clear about what is impossible."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.cli import class_path
+from rlhf_lightning.commands import map as command
+from rlhf_lightning.dataflow import read_dataflow
+from rlhf_lightning.mapping import hardware, shapes
+from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
+from rlhf_lightning.mapping.partitions import pool_sizes
+from rlhf_lightning.mapping.plan import plan, smallest_cluster
+from rlhf_lightning.mapping.search import Search
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.strategies import Auto
+from rlhf_lightning.strategies.auto import MappingOption, PoolOption
+from tests.unit.mapping.test_search import brute_force
+
+ROLES = ("actor", "critic", "reference", "reward")
+
+
+def flow_of(rows: int, *, updates: int = 8, roles: Sequence[str] = ROLES) -> Dataflow:
+    """PPO of some of its roles."""
+    scored = [Work(role, "infer", rows, 1) for role in roles if role != "actor"]
+    trained = [Work(role, "train", rows, updates) for role in roles if role in ("actor", "critic")]
+    stages = [
+        ("generation", [Work("actor", "generate", rows, 1)]),
+        ("preparation", scored),
+        ("training", trained),
+    ]
+    return Dataflow(tuple(Stage(name, tuple(work)) for name, work in stages if work))
+
+
+def random_case(seed: int) -> tuple[SimulatedCosts, int]:
+    """Models, hardware and work drawn at random, with memory about as large as the models need."""
+    draw = random.Random(seed)  # noqa: S311
+    roles = ROLES[: draw.randint(2, 4)]
+    devices = draw.choice([4, 8, 16])
+    drawn = {
+        role: ModelShape(
+            name=role,
+            layers=draw.choice([2, 6]),
+            hidden=64 * draw.choice([8, 32, 64]),
+            intermediate=1024 * draw.choice([1, 8]),
+            heads=2,
+            kv_heads=draw.choice([1, 2]),
+            vocab=draw.choice([1000, 50000]),
+        )
+        for role in roles
+    }
+    needed = sum(16 * shape.num_parameters for shape in drawn.values()) / devices
+    cluster = replace(
+        hardware.A100,
+        gpus_per_node=draw.choice([2, 4, 8]),
+        memory_bytes=needed * draw.uniform(0.7, 5) + 1e9,
+        memory_bandwidth=2e12 * draw.uniform(0.05, 2),
+        peak_flops=3e14 * draw.uniform(0.05, 2),
+        intra_bandwidth=3e11 * draw.uniform(0.01, 1),
+        inter_bandwidth=2.5e10 * draw.uniform(0.01, 1),
+    )
+    rows = draw.choice([16, 96, 256])
+    lengths = draw.choice([(), (16, 40, 64)])
+    workload = Workload(
+        prompt=64,
+        response=64,
+        lengths=lengths,
+        batch=rows,
+        offload=draw.random() < 0.3,
+        max_resident=draw.choice([0, 8]),
+    )
+    return SimulatedCosts(cluster, flow_of(rows, updates=4, roles=roles), drawn, workload=workload), devices
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_equals_brute_force_on_random_hardware(part: int) -> None:
+    fits = 0
+    for seed in range(10 * part, 10 * part + 10):
+        costs, devices = random_case(seed)
+        sizes, roles = pool_sizes(devices, costs.hardware.gpus_per_node), costs.dataflow.roles
+        expected = brute_force(costs, roles, devices, sizes)[0]
+        found = Search(costs, roles, devices, sizes=sizes).best()
+        fits += bool(found)
+        assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
+    assert fits
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    command.run(arguments, class_path)
+    return capsys.readouterr().out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(
+        run(
+            capsys,
+            "--algo",
+            "ppo",
+            "--devices",
+            "32",
+            "--model",
+            "llama-7b",
+            "--critic",
+            "llama-13b",
+            "--json",
+        )
+    )
+    assert list(found) == [
+        *("mapping", "iteration_s", "tokens_per_s", "stages_s", "memory_gb", "search_s", "baselines")
+    ]
+    assert found["iteration_s"] == pytest.approx(sum(found["stages_s"].values()))
+    assert found["tokens_per_s"] == pytest.approx(1024 * 2048 / found["iteration_s"])
+    assert set(found["baselines"]) == {"colocated", "split", "standalone"}
+    assert max(found["baselines"].values()) <= found["tokens_per_s"] * (1 + 1e-9)
+    assert sorted(role for pool in found["mapping"] for role in pool["roles"]) == sorted(ROLES)
+    assert sum(pool["devices"] for pool in found["mapping"]) <= 32
+    for pool, used in zip(found["mapping"], found["memory_gb"], strict=True):
+        assert max(used.values()) <= 80
+        for phases in pool["layouts"].values():
+            for layout in phases.values():
+                assert layout["p"] * layout["t"] * layout["d"] == pool["devices"]
+    generation = next(p["layouts"]["actor"]["generation"] for p in found["mapping"] if "actor" in p["roles"])
+    assert generation["p"] % generation["pg"] == generation["t"] % generation["tg"] == 0
+
+
+def test_a_baseline_that_cannot_fit_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "--algo", "ppo", "--devices", "8", "--model", "llama-13b", "--json"))
+    assert found["baselines"]["colocated"] == pytest.approx(found["tokens_per_s"])
+    assert found["baselines"]["standalone"] is None
+
+
+def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = ("--yaml", str(tmp_path / "run.yaml"), "--picture", str(tmp_path / "run.svg"))
+    text = run(
+        capsys,
+        "--algo",
+        "grpo",
+        "--devices",
+        "16",
+        "--model",
+        "llama-7b",
+        "--reward",
+        "none",
+        "--top",
+        "2",
+        *files,
+    )
+    assert text.count("s an iteration") == 2
+    assert "does not fit" not in text
+    assert (tmp_path / "run.svg").read_text().count("<path") > 10
+    config = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    pools = config["strategy"]["init_args"]["mapping"]["pools"]
+    strategy = Auto(mapping=MappingOption(pools=tuple(PoolOption(**pool) for pool in pools)))
+    placed = strategy.place(("actor", "reference", "reward"), 16)
+    assert sorted(r for pool in placed for r in pool.roles) == ["actor", "reference", "reward"]
+    assert sum(pool.num_devices for pool in placed) == config["strategy"]["init_args"]["devices"]
+
+
+def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
+    models = {role: shapes.load("llama-70b") for role in ROLES}
+    costs = SimulatedCosts(hardware.A100, flow_of(1024), models, workload=Workload())
+    with pytest.raises(ValueError, match=r"do not fit on 8 x a100-80gb.* GB a\s+device") as err:
+        plan(costs, 8)
+    missing = float(re.findall(r"that ([\d.]+) GB", str(err.value))[0])
+    weights = (18 + 18 + 2 + 2) * models["actor"].num_parameters / 8 / 1e9
+    assert missing == pytest.approx(weights - costs.capacity / 1e9, rel=0.2)
+    enough = smallest_cluster(costs)
+    assert enough is not None
+    assert str(err.value).endswith(f"has {enough}.")
+    assert plan(costs, enough, count=1).mappings
+    with pytest.raises(ValueError, match="do not fit"):
+        plan(costs, pool_sizes(enough - 1, 8)[-1], count=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--devices", "7"), r"7 devices are neither.*t up to 8.*Try --devices 4 or 8; .* has 4"),
+        (("--devices", "12"), "Try --devices 8 or 16"),
+        (("--devices", "0"), "0 is no whole number from 1 up"),
+        (("--devices", "8", "--hardware", "a100"), "one of a100-80gb, "),
+        (("--devices", "8", "--critic", "llama-8b"), "one of llama-7b, "),
+        (("--devices", "8", "--cost", "llama-7b"), "--cost llama-7b: unknown.*ppo has --critic, --reference"),
+    ],
+)
+def test_refused(arguments: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        command.run(("--algo", "ppo", "--model", "llama-7b", *arguments), class_path)
+
+
+def test_four_70b_models_on_128_gpus_in_seconds() -> None:
+    models = {role: shapes.load("llama-70b") for role in ROLES}
+    costs = SimulatedCosts(hardware.A100, read_dataflow(PPO(), 1024), models, workload=Workload())
+    started = time.process_time()
+    assert plan(costs, 128).mappings
+    assert time.process_time() - started < 10

@@ -1,0 +1,63 @@
+"""Shapes: parameters counted as the real models have them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_lightning.mapping import shapes
+
+pytestmark = pytest.mark.unit
+
+SMOLLM2 = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN2 = {
+    "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 101, "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 101}
+
+
+@pytest.mark.parametrize("config", [SMOLLM2, QWEN2])
+@pytest.mark.parametrize("head", ["lm", "scalar"])
+def test_parameters_are_those_of_the_model(
+    tmp_path: Path, config: dict[str, object], head: shapes.Head
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = AutoConfig.from_pretrained(tmp_path)
+    settings.num_labels, settings.pad_token_id = 1, 0
+    make = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    with torch.device("meta"):
+        model = make.from_config(settings)  # type: ignore[no-untyped-call]
+    assert shapes.load(str(tmp_path), head=head).num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_the_known_models_have_the_sizes_of_their_names() -> None:
+    billions = [shape.num_parameters / 1e9 for shape in shapes.KNOWN.values()]
+    assert billions == pytest.approx([6.738, 13.016, 33.744, 68.977], abs=0.001)
+
+
+def test_a_gpt_has_two_matrices_in_its_feed_forward(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    shape = shapes.load(str(tmp_path / "config.json"))
+    assert (shape.gated, shape.tied, shape.intermediate) == (False, True, 256)
+    assert shape.layer_matrix_parameters == 12 * 64**2
+
+
+def test_keys_of_few_heads_are_on_several_devices() -> None:
+    shape = shapes.load("llama-70b")
+    assert shape.kv_bytes() == 2 * 2 * 80 * 1024
+    assert shape.kv_bytes(tensor=16) == shape.kv_bytes(tensor=8) == shape.kv_bytes() / 8
+
+
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'llama-8b'.*llama-7b, llama-13b, llama-34b, llama-70b, embedded"):
+        shapes.load("llama-8b")
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN2, "num_experts": 8}))
+    with pytest.raises(ValueError, match="num_experts says a mixture of experts"):
+        shapes.load(str(tmp_path))

@@ -1,0 +1,162 @@
+"""The simulators: what each effect does, against hand-computed numbers."""
+
+import dataclasses
+import math
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from rlhf_lightning.mapping import network, shapes, simulate
+from rlhf_lightning.mapping.fit import Observation, fit, mean_square
+from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.hardware import A100, Efficiency, Hardware, Overhead
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+pytestmark = pytest.mark.unit
+
+ONES = Efficiency(**{field.name: 1.0 for field in dataclasses.fields(Efficiency)})
+PLAIN = dataclasses.replace(A100, efficiency=ONES, overhead=Overhead(), intra_latency=0.0, inter_latency=0.0)
+"""An A100 without losses, on which numbers can be computed by hand."""
+LLAMA = shapes.load("llama-7b")
+
+
+def test_a_forward_pass_is_two_flop_a_parameter_and_token() -> None:
+    """Kaplan 2020: matrix products 2 N, and causal attention 2 layers hidden length."""
+    work = Workload(batch=8)
+    estimate = simulate.infer(PLAIN, LLAMA, ParallelLayout(), work)
+    tokens = 8 * 2048
+    matrices = LLAMA.num_parameters - LLAMA.vocab * LLAMA.hidden - LLAMA.hidden * 65
+    flop = tokens * (2 * matrices + 2 * LLAMA.layers * LLAMA.hidden * 2048)
+    assert estimate.parts["compute"] == pytest.approx(flop / 312e12)
+    assert sum(estimate.parts.values()) == pytest.approx(estimate.seconds)
+
+
+def test_recomputation_costs_a_third_of_the_matrix_products() -> None:
+    work = Workload(batch=8, mini_batches=1)
+    again = simulate.train(PLAIN, LLAMA, ParallelLayout(), work).parts["compute"]
+    once = simulate.train(PLAIN, LLAMA, ParallelLayout(), dataclasses.replace(work, recompute=False))
+    assert again / once.parts["compute"] == pytest.approx(4 / 3, rel=0.03)
+
+
+def test_few_micro_batches_leave_a_pipeline_empty() -> None:
+    """Narayanan 2021, section 2.2.1: the bubble is (p - 1) / m of the computation."""
+    work = Workload(batch=64, mini_batches=8, micro_batch_tokens=2048, sharding="none")
+    layout = ParallelLayout(p=8)
+    parts = simulate.train(PLAIN, LLAMA, layout, work).parts
+    busy = parts["compute"] + parts["memory bandwidth"] + parts["intra-node network"]
+    assert parts["pipeline bubble"] == pytest.approx(7 / 8 * busy, rel=0.06)
+    assert parts["pipeline bubble"] > 0.7 * busy
+
+
+@pytest.mark.parametrize(("sharding", "bytes_each"), [("none", 2 * 4), ("states", 4 + 2)])
+def test_replicas_share_the_network_of_a_node(sharding: str, bytes_each: int) -> None:
+    """Eight rings of 16 ranks leave each node, whose 25 GB/s they share."""
+    work = Workload(mini_batches=8, sharding=sharding)  # type: ignore[arg-type]
+    parts = simulate.train(PLAIN, LLAMA, ParallelLayout(t=8, d=16), work).parts
+    traffic = bytes_each * LLAMA.num_parameters / 8 * 15 / 16
+    assert parts["inter-node network"] == pytest.approx(8 * traffic / (25e9 / 8))
+
+
+def test_full_sharding_gathers_for_every_micro_batch() -> None:
+    work = Workload(batch=64, mini_batches=8, sharding="full", micro_batch_tokens=2048)
+    parts = simulate.train(PLAIN, LLAMA, ParallelLayout(d=4), work).parts
+    traffic = (2 * 2 + 4) * LLAMA.num_parameters * 3 / 4
+    assert parts["intra-node network"] == pytest.approx(8 * 2 * traffic / 300e9)
+
+
+def test_tensor_shards_reduce_four_times_a_layer_and_twice_more_to_recompute() -> None:
+    """Shoeybi 2019, section 3."""
+    work = Workload(batch=8, mini_batches=1, sharding="none")
+    parts = simulate.train(PLAIN, LLAMA, ParallelLayout(t=8), work).parts
+    message = 8 * 2048 * 4096 * 2
+    assert parts["intra-node network"] == pytest.approx(32 * 6 * 2 * 7 / 8 * message / 300e9)
+
+
+def test_a_group_within_a_node_does_not_use_the_network_between() -> None:
+    assert not network.data_group(A100, ParallelLayout(t=2, d=4)).crosses
+    assert network.data_group(A100, ParallelLayout(t=2, d=8)) == network.Group(8, True, 2)
+    assert network.stage_group(A100, ParallelLayout(p=2, t=8)).crosses
+    assert not network.stage_group(A100, ParallelLayout(p=2, t=4, d=2)).crosses
+
+
+def _generate(work: Workload, *, kv_bytes: float = 1e15, tg: int = 1, hardware: Hardware = PLAIN) -> float:
+    layout = ParallelLayout(t=tg)
+    return simulate.generate(
+        hardware, LLAMA, layout, GenerationSizes(1, tg), workload=work, kv_bytes=kv_bytes
+    ).seconds
+
+
+def test_decoding_reads_weights_and_context_for_every_token() -> None:
+    work = Workload(prompt=256, real_prompt=256, response=1024, batch=8, mini_batches=1)
+    matrices = LLAMA.num_parameters - LLAMA.vocab * LLAMA.hidden - LLAMA.hidden * 65
+    reads = 2 * matrices + 8 * (256 + 512) * LLAMA.kv_bytes()
+    prefill = 8 * 256 * (2 * (matrices - LLAMA.head_parameters) + 2 * 32 * 4096 * 256) / 312e12
+    assert _generate(work) == pytest.approx(1024 * reads / 2.039e12 + prefill, rel=0.001)
+
+
+def _steps(work: Workload, *, kv_bytes: float = 1e15) -> float:
+    """Decoding steps and prefills, by what a second of overhead in each adds."""
+    costly = dataclasses.replace(PLAIN, overhead=Overhead(decode_step=1.0))
+    return _generate(work, kv_bytes=kv_bytes, hardware=costly) - _generate(work, kv_bytes=kv_bytes)
+
+
+def test_too_little_room_makes_waves_and_none_is_refused() -> None:
+    work = Workload(batch=64, mini_batches=1, max_resident=64)
+    row = LLAMA.kv_bytes() * (256 + 1024)
+    assert [_steps(work, kv_bytes=row * n) for n in (64, 32, 16)] == pytest.approx([1025, 2050, 4100])
+    assert math.isinf(_generate(work, kv_bytes=0.9 * row))
+
+
+def test_the_engines_limit_makes_waves_too() -> None:
+    work = Workload(batch=512, mini_batches=1, max_resident=256)
+    assert _steps(work) == pytest.approx(2 * 1025)
+    assert _steps(dataclasses.replace(work, max_resident=0)) == pytest.approx(1025)
+
+
+def test_short_responses_make_room_for_waiting_ones() -> None:
+    """Half of 64 responses have 256 tokens: more steps than all tokens over 32 slots, at most two waves."""
+    work = Workload(batch=64, mini_batches=1, max_resident=32, lengths=(256, 1024))
+    assert 64 * 640 / 32 < _steps(work) < 2 * 1029
+    assert _steps(dataclasses.replace(work, lengths=(640,))) == pytest.approx(2 * 641)
+
+
+def test_the_overhead_of_a_step_is_the_same_on_any_number_of_devices() -> None:
+    costly = dataclasses.replace(PLAIN, overhead=Overhead(decode_layer=1e-3))
+    work = Workload(batch=8, mini_batches=1)
+    for tg in (1, 8):
+        extra = _generate(work, tg=tg, hardware=costly) - _generate(work, tg=tg)
+        assert extra == pytest.approx((1024 + 1) * 32e-3)
+
+
+def test_a_transition_moves_what_table_2_says() -> None:
+    """HybridFlow Table 2: (tp - tg pg) / (tg pg t p) of the weights to each device."""
+    for pg, tg in ((1, 8), (1, 4), (1, 2), (1, 1)):
+        estimate = simulate.transition(PLAIN, LLAMA, ParallelLayout(1, 8, 2), GenerationSizes(pg, tg))
+        share = (8 - tg * pg) / (tg * pg * 8)
+        assert estimate.seconds == pytest.approx(share * 2 * LLAMA.num_parameters / 300e9)
+
+
+def test_more_replicas_speed_up_less_and_less() -> None:
+    """The traffic of gradients does not shrink with d: 8 times the devices are not 8 times as fast."""
+    layouts = [ParallelLayout(t=8, d=d) for d in (2, 4, 8, 16)]
+    seconds = [simulate.train(A100, LLAMA, layout, Workload()).seconds for layout in layouts]
+    gains = [a / b for a, b in pairwise(seconds)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 1.5
+    assert gains[-1] < 1.35
+
+
+def test_a_fit_predicts_what_it_has_not_seen() -> None:
+    truth = dataclasses.replace(PLAIN, efficiency=dataclasses.replace(ONES, matmul=0.4, memory=0.6))
+
+    def seconds(hardware: Hardware, t: int) -> float:
+        return simulate.train(hardware, LLAMA, ParallelLayout(t=t), Workload()).seconds
+
+    seen = [Observation(f"t={t}", seconds(truth, t), partial(seconds, t=t)) for t in (1, 8)]
+    free = [("efficiency", "matmul"), ("efficiency", "memory")]
+    found = fit(PLAIN, mean_square(seen), free, tie=0.0)
+    assert seconds(found, 2) == pytest.approx(seconds(truth, 2), rel=0.01)
+    assert seconds(PLAIN, 2) < 0.6 * seconds(truth, 2)
+    assert found.efficiency.matmul == pytest.approx(0.4, rel=0.05)

@@ -1,0 +1,81 @@
+"""A checkpoint is there whole or not at all, whenever the process that writes it dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from rlhf_lightning import checkpoint as files
+
+DEAD = 9
+
+
+def write(target: Path, step: int) -> None:
+    with files.replacing(target) as directory:
+        files.write_state(directory, {"global_step": step})
+
+
+def step_of(target: Path) -> object:
+    return files.read_state(files.find(target))["global_step"]
+
+
+def found_as_last(directory: Path) -> Path:
+    """What `ckpt_path="last"` takes."""
+    callback = ModelCheckpoint(dirpath=directory, filename="last")
+    trainer = Trainer(callbacks=[callback], logger=False, accelerator="cpu", default_root_dir=directory)
+    return Path(max(callback._find_last_checkpoints(trainer), key=os.path.getmtime))
+
+
+def dies(*, before: str, call: int, run: Callable[[], None]) -> None:
+    """Run it in a process that ends at once before the n-th call of an operation on files."""
+    child = os.fork()
+    if child == 0:
+        owner, name = (Path, before) if hasattr(Path, before) else (shutil, before)
+        calls, original = [0], getattr(owner, name)
+
+        def counted(*arguments: object, **options: object) -> object:
+            calls[0] += 1
+            if calls[0] == call:
+                os._exit(DEAD)
+            return original(*arguments, **options)
+
+        setattr(owner, name, counted)
+        run()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == DEAD
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "expected"),
+    [
+        pytest.param("write_text", 1, 1, id="state-unwritten"),
+        pytest.param("rename", 1, 1, id="old-in-place"),
+        pytest.param("rename", 2, 1, id="old-aside-new-not-in-place"),
+        pytest.param("rename", 3, 2, id="both"),
+        pytest.param("rmtree", 1, 2, id="old-not-deleted"),
+    ],
+)
+def test_the_writer_dies(before: str, call: int, expected: int, tmp_path: Path) -> None:
+    target = tmp_path / "last.ckpt"
+    write(target, 1)
+    dies(before=before, call=call, run=lambda: write(target, 2))
+    assert step_of(target) == expected
+    assert step_of(found_as_last(tmp_path)) == expected
+    write(target, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    assert step_of(target) == 3
+
+
+def test_a_checkpoint_is_removed_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "epoch=0-step=1.ckpt"
+    write(target, 1)
+    dies(before="rmtree", call=1, run=lambda: files.remove(target))
+    with pytest.raises(ValueError, match="is not there; beside it: no checkpoint"):
+        files.find(target)
+    files.remove(target)

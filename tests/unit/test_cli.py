@@ -1,0 +1,227 @@
+"""Wrong input is refused before any worker starts, with one message that says what to type instead."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning import checkpoint
+from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.engines import FSDPEngine, Head
+from rlhf_lightning.spec import ModelSpec
+from tests.unit.rlhf import Rlhf
+
+FIT = ("fit", "--algo", "ppo")
+SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
+QUESTIONS = (*FIT, "--data", "promptdata", "--data.path", "rows.jsonl", "--data.prompt_field", "question")
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The present directory of each test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_rows(*broken: str, count: int = 40) -> None:
+    rows = [json.dumps({"question": f"What is {n} + {n}?", "answer": str(2 * n)}) for n in range(count)]
+    Path("rows.jsonl").write_text("\n".join([*rows[:4], *broken, *rows[4:]]) + "\n", encoding="utf-8")
+
+
+def copy_model(*, without: str = "") -> Path:
+    model = Path("model")
+    shutil.copytree(embedded_directory(), model, ignore=shutil.ignore_patterns(without))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fit", "--algo", "pppo"), ("--algo pppo", "grpo, ppo, sft", "my_package.my_module.Mine")),
+        ((*FIT, "--strategy", "splitt"), ("--strategy splitt", "colocated, split, standalone")),
+        ((*FIT, "--data", "promtdata"), ("--data promtdata", "promptdata")),
+        (("fit", "--algo", "nowhere.Mine"), ("nowhere.Mine", "No module named 'nowhere'")),
+        (("fit", "--algo", "json.JSONDecoder"), ("not correspond to a subclass of RLHFAlgorithm",)),
+        ((*FIT, "--algo.kl_coeff", "1"), ("PPO", "'kl_coeff'", "Did you mean kl_coef?")),
+        ((*FIT, "--algo.actor.optimizer.rate", "1"), ("optimizer.rate", "OptimizerSpec has: lr, betas")),
+        ((*FIT, "--strategy.device", "1"), ("Colocated", "'device'", "Did you mean devices?")),
+        ((*FIT, "--data.batchsize", "8"), ("TaskData", "'batchsize'", "Did you mean batch_size?")),
+        ((*FIT, "--trainer.max_step", "1"), ("--trainer.max_step", "Did you mean max_steps?")),
+        ((*FIT, "--bogus", "1"), ("--bogus", "--help")),
+        ((*FIT, "--algo.gamma", "high"), ("gamma", "float", "high")),
+        ((*FIT, "--algo.actor.sampling.top_p", "2"), ("sampling.top_p=2.0", "(0, 1]")),
+        ((*FIT, "--trainer.max_steps", "-5"), ("max_steps", "-5")),
+        ((*FIT, "--trainer.callbacks", "Nope"), ("trainer.callbacks", "Nope")),
+        ((*FIT, "--data", "promptdata"), ("PromptData", "required: path")),
+        (("fit", "--data", "taskdata"), ("required: fit.algo",)),
+        (("fit", "-c", "nowhere.yaml"), ("-c nowhere.yaml", "cannot be read")),
+        (("fitt",), ("'fitt'", "'fit', 'validate', 'predict'")),
+        (("export",), ("usage: rlhf export CHECKPOINT OUT",)),
+        (("export", "nowhere.ckpt", "out"), ("'nowhere.ckpt' is not there",)),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if value and isinstance(value, tuple) else "",
+)
+def test_a_word_that_nobody_knows(rlhf: Rlhf, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    message = rlhf.refused(*words)
+    assert [part for part in said if part not in message] == [], message
+    assert len(message) < 400
+
+
+def test_an_unknown_key_in_a_configuration(rlhf: Rlhf) -> None:
+    Path("mine.yaml").write_text("algo: ppo\ndata: taskdata\ntrainer: {max_step: 3}\n", encoding="utf-8")
+    assert "does not accept option 'trainer.max_step'. Did you mean max_steps?" in rlhf.refused(
+        "fit", "-c", "mine.yaml"
+    )
+
+
+def test_a_data_file_that_is_not_there(rlhf: Rlhf) -> None:
+    write_rows()
+    message = rlhf.refused(*FIT, "--data", "promptdata", "--data.path", "row.jsonl")
+    assert "data.path=row.jsonl: no such file" in message
+    assert "Did you mean rows.jsonl?" in message
+
+
+def test_a_row_without_the_prompt_field(rlhf: Rlhf) -> None:
+    write_rows('{"quest": "What?", "answer": "1"}')
+    message = rlhf.refused(*QUESTIONS)
+    assert "data.prompt_field=question: rows.jsonl, row 5 has no such field; it has: quest" in message
+
+
+def test_a_corrupt_line(rlhf: Rlhf) -> None:
+    write_rows('{"question": "What')
+    assert "rows.jsonl:5: not JSON" in rlhf.refused(*QUESTIONS)
+
+
+def test_more_rows_a_batch_than_there_are(rlhf: Rlhf) -> None:
+    write_rows(count=20)
+    message = rlhf.refused(*QUESTIONS)
+    assert "data.batch_size=32: rows.jsonl has only 20 rows" in message
+    assert "Try --data.batch_size 20" in message
+
+
+def test_a_model_without_a_config(rlhf: Rlhf) -> None:
+    copy_model(without="config.json")
+    assert "model: has no config.json" in rlhf.refused(*FIT, *SHORT, "--algo.actor.path", "model")
+
+
+def test_a_truncated_weight_file(rlhf: Rlhf) -> None:
+    file = copy_model() / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1000])
+    message = rlhf.refused(*FIT, *SHORT, "--algo.actor.path", "model")
+    assert (
+        f"model.safetensors: is truncated or corrupt, {len(whole) - 1000} bytes for {len(whole)}" in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "said"),
+    [
+        ("split", 1, "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
+        ("split", 3, "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
+        ("standalone", 6, "6 devices cannot be divided over 4 roles (actor, critic, reference, reward)"),
+        ("colocated", 0, "strategy.devices=0: a job needs at least 1 device"),
+    ],
+)
+def test_devices_that_cannot_be_divided(rlhf: Rlhf, strategy: str, devices: int, said: str) -> None:
+    # The data file is missing too: the placement is refused before anything is read.
+    lost = ("--data", "promptdata", "--data.path", "nowhere.jsonl")
+    assert said in rlhf.refused(*FIT, *lost, "--strategy", strategy, "--strategy.devices", str(devices))
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and says nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_cluster_that_does_not_answer(rlhf: Rlhf, silent_port: int, listens: bool) -> None:
+    address = f"127.0.0.1:{silent_port if listens else free_port()}"
+    lost = ("--data", "promptdata", "--data.path", "nowhere.jsonl")
+    started = time.monotonic()
+    message = rlhf.refused(*FIT, *lost, "--strategy.address", address)
+    assert f"strategy.address='{address}': no Ray cluster answers there" in message
+    assert "ray start --head" in message
+    assert time.monotonic() - started < 10
+
+
+def test_the_address_in_the_environment_is_tried_too(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1")
+    assert "strategy.address='127.0.0.1': write host:port" in rlhf.refused(*FIT, *SHORT)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[1.0] * (len(prompts) - 1)", "my_rewards.score: returned 2 scores for 3 rows"),
+        ("[0.0, float('nan'), 0.0]", "row 1 of the batch got nan, which is not a finite number; its prompt"),
+        ("[row['solution'] for row in rows]", "KeyError while it scored 3 rows"),
+    ],
+)
+def test_a_reward_function_that_does_not_work(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    Path("my_rewards.py").write_text(f"def score(prompts, responses, rows):\n    return {body}\n", "utf-8")
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    message = rlhf.refused(*FIT, *SHORT, "--algo.reward.functions", "my_rewards.score")
+    assert said in message
+    assert "'Sort " in message
+
+
+def test_a_reward_function_that_is_not_there(rlhf: Rlhf) -> None:
+    message = rlhf.refused(*FIT, *SHORT, "--algo.reward.functions", "exact_mach")
+    assert "'exact_mach'" in message
+    assert "exact_match" in message
+
+
+def test_more_tokens_than_the_model_has_positions(rlhf: Rlhf) -> None:
+    message = rlhf.refused(*FIT, *SHORT, "--algo.actor.sampling.max_new_tokens", "510")
+    assert "sampling.max_new_tokens=510: with the longest prompt, 13 tokens, that makes 523" in message
+    assert "has 512 positions. Try sampling.max_new_tokens=499" in message
+
+
+def test_a_checkpoint_of_another_model(rlhf: Rlhf) -> None:
+    model = copy_model(without="*.safetensors")
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(config | {"hidden_size": 64}), encoding="utf-8")
+    other = Path("other.ckpt")
+    heads: dict[str, Head] = {"actor": "lm", "critic": "scalar"}
+    for name, head in heads.items():
+        FSDPEngine(ModelSpec(path=str(model)), head=head).save(other / name)
+    checkpoint.write_state(other, {})
+    message = rlhf.refused(*FIT, *SHORT, "--ckpt_path", "other.ckpt")
+    assert (
+        "other.ckpt/actor: is of another model: model.model.embed_tokens.weight has shape [264, 128]"
+        in message
+    )
+    assert "[264, 64]" in message
+
+
+def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
+    assert "'nowhere.ckpt' is not there" in rlhf.refused(*FIT, *SHORT, "--ckpt_path", "nowhere.ckpt")
+
+
+def test_what_is_right_is_not_refused(rlhf: Rlhf) -> None:
+    code, out, _ = rlhf.run(*FIT, "--strategy", "split", "--print_config")
+    assert code == 0
+    assert "class_path: rlhf_lightning.strategies.Split" in out
+    with pytest.raises(AssertionError, match="started Ray"):
+        rlhf.run(*FIT, *SHORT)
