@@ -117,11 +117,10 @@ class Run:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
 
-    def held(self, *, saving: bool, after: int) -> int:
+    def held(self, *, after: int) -> int:
         """Stop a device in the middle of a call, so that the controller waits for it; its process number.
 
         Args:
-            saving: the call is one that writes a checkpoint, and otherwise one of an iteration.
             after: iteration whose checkpoint must be there before.
         """
         began = time.monotonic()
@@ -131,16 +130,16 @@ class Run:
         devices = [pid for pid, title in self.processes().items() if title.startswith(DEVICE)]
         while True:
             for pid in devices:
-                if self._hold(pid, saving=saving):
+                if self._hold(pid):
                     return pid
             self._check_alive(began)
             time.sleep(0.001)
 
-    def _hold(self, pid: int, *, saving: bool) -> bool:
-        if self._is_saving() != saving or _read(str(pid), "cmdline") != BUSY:
+    def _hold(self, pid: int) -> bool:
+        if self._is_saving() or _read(str(pid), "cmdline") != BUSY:
             return False
         os.kill(pid, signal.SIGSTOP)
-        if _read(str(pid), "cmdline") == BUSY and self._is_saving() == saving:
+        if _read(str(pid), "cmdline") == BUSY and not self._is_saving():
             return True
         os.kill(pid, signal.SIGCONT)
         return False
