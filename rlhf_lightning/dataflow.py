@@ -23,8 +23,6 @@ _LATE = 10**9
 """Iterations after which no warm-up is left."""
 _ROWS = 32
 """Rows of a batch where the data module does not say."""
-_CPU_TOKENS, _GPU_TOKENS = 4096, 16384
-"""Tokens of a micro-batch where the settings leave them to the engine."""
 
 
 def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
@@ -71,7 +69,6 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
     data = algorithm.trainer.datamodule  # type: ignore[attr-defined]
     lengths = data.prompt_lengths if isinstance(data, RowData) else []
     longest = max(lengths, default=response)
-    tokens = settings.train.max_tokens_per_micro_batch or (_GPU_TOKENS if num_gpus() else _CPU_TOKENS)
     rows = data.batch_size if isinstance(data, RowData) else _ROWS
     return Workload(
         prompt=longest,
@@ -81,7 +78,7 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
         real_prompt=sum(lengths) / len(lengths) if lengths else 0.0,
         packed=True,
         max_resident=settings.generate.slots,
-        micro_batch_tokens=tokens,
+        micro_batch_tokens=settings.train.micro_batch_tokens(on_cpu=not num_gpus()),
         recompute=actor.gradient_checkpointing,
         sharding="full",
         element=2 if actor.dtype == "bfloat16" else 4,

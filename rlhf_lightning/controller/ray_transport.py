@@ -169,29 +169,35 @@ class RayTransport(Transport):
 
     def _fail(self, err: RayError) -> NoReturn:
         """Raise the failure that explains the others: a device's death before errors that it caused."""
-        deadline = time.monotonic() + GRACE_S
-        while (death := self._death()) is None and time.monotonic() < deadline:
-            time.sleep(0.1)
+        death = first_death([(pending.name, pending.ref) for pending in self._pending])
         self._pending.clear()
         if death is not None:
-            raise WorkerError(f"{death[0].name}: its process died. {death[1]}") from None
+            raise WorkerError(f"{death[0]}: its process died. {death[1]}") from None
         if isinstance(err, ActorDiedError):
             raise WorkerError(f"a device: its process died. {err}") from None
         cause = err.cause if isinstance(err, RayTaskError) else err
         raise WorkerError(str(cause)) from None
 
-    def _death(self) -> tuple[Pending, ActorDiedError] | None:
-        """The first pending call whose device died."""
-        for pending in self._pending:
-            if not ray.wait([pending.ref], timeout=0, fetch_local=False)[0]:
-                continue
-            try:
-                ray.get(pending.ref)
-            except ActorDiedError as err:
-                return pending, err
-            except RayError:
-                continue
-        return None
+
+def first_death(calls: Sequence[tuple[str, Ref]]) -> tuple[str, ActorDiedError] | None:
+    """The name of the first call whose device died, which may be known only after errors that it caused."""
+    deadline = time.monotonic() + GRACE_S
+    while (found := _known_death(calls)) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _known_death(calls: Sequence[tuple[str, Ref]]) -> tuple[str, ActorDiedError] | None:
+    for name, ref in calls:
+        if not ray.wait([ref], timeout=0, fetch_local=False)[0]:
+            continue
+        try:
+            ray.get(ref)
+        except ActorDiedError as err:
+            return name, err
+        except RayError:
+            continue
+    return None
 
 
 def _source(block: Future | Block, shards: dict[Ref, int]) -> Place | Block:

@@ -60,6 +60,10 @@ class FSDP:
                 f"fsdp.max_tokens_per_micro_batch={budget}: is negative. Try 16384, or 0 to derive it."
             )
 
+    def micro_batch_tokens(self, *, on_cpu: bool) -> int:
+        """Tokens computed at once: as told, else what suits the device."""
+        return self.max_tokens_per_micro_batch or (4096 if on_cpu else 16384)
+
 
 class FSDPEngine(TrainEngine):
     """See the head of the module.
@@ -207,7 +211,7 @@ class FSDPEngine(TrainEngine):
     def _plan(self, rows: TensorDict, *, at_least: int) -> list[list[int]]:
         """Row numbers of each micro-batch; as many on every rank, empty where a rank has no rows left."""
         lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
-        budget = self._config.max_tokens_per_micro_batch or (4096 if self._device.type == "cpu" else 16384)
+        budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
         parts = micro_batches(lengths, budget)
         count = torch.tensor(max(len(parts), at_least), device=self._device)
         if self._group is not None:

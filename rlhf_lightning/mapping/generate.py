@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from rlhf_lightning.mapping import network
 from rlhf_lightning.mapping.estimate import Estimate, add
 from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.layers import stage_layers
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
@@ -122,7 +123,7 @@ class Replica:
         self._hardware, self._shape, self._sizes, self._workload = hardware, shape, sizes, workload
         self._layout = ParallelLayout(p=sizes.pg, t=sizes.tg)
         self._group = network.tensor_group(hardware, self._layout)
-        self._depth = -(-shape.layers // sizes.pg)
+        self._depth = stage_layers(shape, sizes.pg)
         self._kv = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
         matrices = self._depth * shape.layer_matrix_parameters + shape.head_parameters
         self._weights = matrices / sizes.tg

@@ -42,7 +42,12 @@ class Setting:
     @property
     def stage_layers(self) -> int:
         """Layers of the longest pipeline stage."""
-        return -(-self.shape.layers // self.layout.p)
+        return stage_layers(self.shape, self.layout.p)
+
+    @property
+    def parameters(self) -> float:
+        """Parameters of the fullest device."""
+        return device_parameters(self.shape, pipeline=self.layout.p, tensor=self.layout.t)
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,14 @@ def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
     return Cost(product, memory), Cost(2 * product, memory)
 
 
+def stage_layers(shape: ModelShape, stages: int) -> int:
+    """Layers of the longest of so many pipeline stages."""
+    return -(-shape.layers // stages)
+
+
 def device_parameters(shape: ModelShape, *, pipeline: int, tensor: int) -> float:
     """Parameters of the fullest device: a stage's layers with the embedding or the head, over `tensor`."""
-    depth = -(-shape.layers // pipeline)
+    depth = stage_layers(shape, pipeline)
     if pipeline == 1:
         return shape.num_parameters / tensor
     ends = max(shape.vocab * shape.hidden, shape.head_parameters)

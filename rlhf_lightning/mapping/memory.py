@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 
 from rlhf_lightning.mapping.generate import GenerationSizes
-from rlhf_lightning.mapping.layers import activation_bytes, device_parameters
+from rlhf_lightning.mapping.layers import activation_bytes, device_parameters, stage_layers
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
@@ -149,7 +149,7 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
     whole = activation_bytes(shape, layout, workload) * tokens
     rows = math.ceil(workload.batch / (workload.mini_batches * layout.d))
     in_flight = min(layout.p, math.ceil(rows / workload.micro_batch))
-    depth = -(-shape.layers // layout.p)
+    depth = stage_layers(shape, layout.p)
     if workload.recompute:
         inputs = workload.element * shape.hidden * tokens
         inputs /= layout.t if workload.sequence_parallel else 1

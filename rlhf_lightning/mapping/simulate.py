@@ -114,7 +114,7 @@ def _pipelined(at: Setting, cost: Cost, *, count: int, sends: int) -> dict[str, 
 def _gradients(at: Setting, micro_batches: int) -> float:
     """Seconds of the data-parallel traffic of an update."""
     group = network.data_group(at.hardware, at.layout)
-    gradients = 4 * layers.device_parameters(at.shape, pipeline=at.layout.p, tensor=at.layout.t)
+    gradients = 4 * at.parameters
     if at.workload.sharding == "none":
         return network.all_reduce(at.hardware, group, gradients)
     scatter, gather = network.all_gather(at.hardware, group, gradients), _gather_parameters(at)
@@ -124,12 +124,12 @@ def _gradients(at: Setting, micro_batches: int) -> float:
 
 
 def _gather_parameters(at: Setting) -> float:
-    size = layers.device_parameters(at.shape, pipeline=at.layout.p, tensor=at.layout.t) * at.workload.element
+    size = at.parameters * at.workload.element
     return network.all_gather(at.hardware, network.data_group(at.hardware, at.layout), size)
 
 
 def _optimizer(at: Setting) -> float:
-    parameters = layers.device_parameters(at.shape, pipeline=at.layout.p, tensor=at.layout.t)
+    parameters = at.parameters
     if at.workload.sharding != "none":
         parameters /= at.layout.d
     traffic = _OPTIMIZER_BYTES * parameters
