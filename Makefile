@@ -22,7 +22,7 @@ if ! { mkdir -p "$$cache" && [ -w "$$cache" ]; } 2>/dev/null; then \
 	export UV_CACHE_DIR="$${UV_CACHE_DIR:-$$PWD/.venv/.cache}" PIP_NO_CACHE_DIR=1; fi; \
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 endef
-UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 
 .PHONY: help setup setup-extras demo test test-unit test-ray test-gpu test-packaging check lint types imports spelling \
 	format bench clean distclean
@@ -58,7 +58,7 @@ demo: $(STAMP)  ## PPO on the embedded model: minutes, ends by itself, leaves a 
 test: test-unit test-ray  ## unit tests, then those on a local Ray cluster
 
 test-unit: $(STAMP)
-	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit --numprocesses logical --maxprocesses 8 $(PYTEST_ARGS)
 
 test-ray: $(STAMP)
 	@$(BIN)/python -m pytest tests/ray $(PYTEST_ARGS)

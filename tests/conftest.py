@@ -27,26 +27,29 @@ DEFAULTS = {
 }
 
 
-def pytest_configure() -> None:
-    """Make the machine quiet and small: one thread, no network, no usage statistics."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the machine quiet and small: no network, no usage statistics."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
-    import torch
-
-    torch.set_num_threads(1)
+    if hasattr(config, "workerinput"):  # one of several sessions of pytest-xdist, which share an environment
+        os.environ[MARK] = DEFAULTS[MARK]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their folder, and skip those that need a device that is not there."""
-    import torch
-
-    no_gpu = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False")
     for item in items:
         tier = item.path.relative_to(ROOT).parts[1] if item.path.is_relative_to(ROOT) else ""
         if tier in TIERS:
             item.add_marker(tier)
-        if tier == "gpu" and not torch.cuda.is_available():
-            item.add_marker(no_gpu)
+        if tier == "gpu" and not _has_gpu():
+            reason = "needs a CUDA device: torch.cuda.is_available() is False"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _leaves_nothing(*, files: Look) -> Iterator[None]:
@@ -66,6 +69,8 @@ _REPORTED: set[str] = set()
 @pytest.fixture(scope="session", autouse=True)
 def session_leaves_nothing() -> Iterator[None]:
     """Look at the whole session; at files only in CI, where nobody edits the repository meanwhile."""
+    if torch := sys.modules.get("torch"):  # the tests at hand have imported it, or none of them needs it
+        torch.set_num_threads(1)
     yield from _leaves_nothing(files="all" if os.environ.get("CI") else "none")
 
 

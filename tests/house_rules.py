@@ -67,6 +67,11 @@ class Source:
         return ast.parse(self.text)
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree: many rules look at each."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def num_lines(self) -> int:
         """Lines, blank ones and comments included."""
         return len(self.text.splitlines())
@@ -78,17 +83,17 @@ class Source:
     def functions(self) -> Iterator[tuple[Function, ast.ClassDef | None]]:
         """Yield every function with the class that it is a method of."""
         owners = {id(f): c for c in self.classes() for f in c.body if isinstance(f, Function)}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, Function):
                 yield node, owners.get(id(node))
 
     def statements(self) -> Iterator[ast.stmt]:
         """Yield every statement, in functions too."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.stmt))
+        return (node for node in self.nodes if isinstance(node, ast.stmt))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """Yield every class."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
 
 def _length(node: Function) -> int:
@@ -176,7 +181,7 @@ def abstract_members(source: Source) -> Iterator[str]:
 
 def blind_except(source: Source) -> Iterator[str]:
     """Whoever catches everything raises again."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.ExceptHandler):
             continue
         caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -187,7 +192,7 @@ def blind_except(source: Source) -> Iterator[str]:
 
 def no_print(source: Source) -> Iterator[str]:
     """Words go to the logger of the module."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
@@ -262,7 +267,7 @@ def file_length_p90(sources: Sequence[Source]) -> Iterator[str]:
 
 def names_no_choice(source: Source, *, classes: frozenset[str], short: frozenset[str]) -> Iterator[str]:
     """The core names no algorithm and no strategy: not the class, not the short name."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
         if name in classes or text in short:

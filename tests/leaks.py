@@ -43,6 +43,15 @@ class Process:
 
 
 @dataclass(frozen=True)
+class _Status:
+    """What /proc tells of a process in one read."""
+
+    parent: int
+    started: int
+    """Clock ticks after the machine came up."""
+
+
+@dataclass(frozen=True)
 class Traces:
     """What is there at one moment."""
 
@@ -116,30 +125,35 @@ def _ancestors(process: Process, table: Mapping[int, Process]) -> Iterator[int]:
 
 def _started_processes() -> list[Process]:
     """Descendants of this process, and orphans that carry its mark."""
-    table = {p.pid: p for p in _process_table()}
+    table = dict(_process_table())
     own = os.getpid()
     mark = f"{MARK}={os.environ.get(MARK, '-')}".encode()
-    started: dict[int, bool] = {own: False}
+    started: dict[int, bool] = {own: True}
 
     def is_started(pid: int) -> bool:
         if pid not in started:
-            process = table.get(pid)
-            by_parent = process is not None and (process.parent == own or is_started(process.parent))
-            started[pid] = by_parent or (process is not None and mark in _read(f"/proc/{pid}/environ"))
+            status = table.get(pid)
+            started[pid] = (
+                status is not None
+                and status.started >= table[own].started  # saves a look at every older process
+                and (is_started(status.parent) or mark in _read(f"/proc/{pid}/environ"))
+            )
         return started[pid]
 
-    def is_ignored(process: Process) -> bool:
-        return any(name in process.command for name in _IGNORED_PROCESSES)
+    pids = [pid for pid in table if pid != own and is_started(pid)]
+    processes = [Process(pid, table[pid].parent, _command(pid)) for pid in pids]
+    return [p for p in processes if not any(name in p.command for name in _IGNORED_PROCESSES)]
 
-    return [process for process in table.values() if is_started(process.pid) and not is_ignored(process)]
 
-
-def _process_table() -> Iterator[Process]:
+def _process_table() -> Iterator[tuple[int, _Status]]:
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         status = _read(f"/proc/{entry}/stat").rpartition(b") ")[2].split() if entry.isdigit() else []
         if len(status) > 1 and status[0] not in (b"Z", b"X"):
-            command = _read(f"/proc/{entry}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-            yield Process(pid=int(entry), parent=int(status[1]), command=command)
+            yield int(entry), _Status(parent=int(status[1]), started=int(status[19]))
+
+
+def _command(pid: int) -> str:
+    return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _listening_ports() -> Iterator[int]:

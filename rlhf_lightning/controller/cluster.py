@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,7 +12,7 @@ from typing import Any, cast
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -26,7 +25,7 @@ from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.parcel import deliver
-from rlhf_lightning.controller.ray_transport import GRACE_S
+from rlhf_lightning.controller.ray_transport import first_death
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import WorldSpec
 
@@ -34,9 +33,9 @@ LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
 RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
-
-_ANSWER_S = 5.0
+ANSWER_S = 5.0
 """Longest wait for the head of a cluster to answer."""
+
 _SETTINGS = b"\x04"
 """The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
@@ -85,7 +84,7 @@ def check_address(address: str) -> None:
             f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379."
         )
     try:
-        with socket.create_connection((host, int(port)), timeout=_ANSWER_S) as head:
+        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as head:
             head.sendall(_GREETING)
             answered = _encrypted() or head.recv(4, socket.MSG_WAITALL)[3:] == _SETTINGS
         reason = "" if answered else "what listens there is not Ray"
@@ -233,12 +232,11 @@ class RayCluster:
             late = [name for name, ref in calls.items() if not ray.wait([ref], timeout=0)[0]]
             raise WorkerTimeoutError(f"waited {self.timeout_s:.0f} s for {', '.join(late[:4])}.") from err
         except RayError as err:
-            dead = _first_dead(calls)
-            if dead is None and isinstance(err, RayTaskError):
+            death = first_death(list(calls.items()))
+            if death is None and isinstance(err, RayTaskError):
                 raise WorkerError(str(err.cause)) from None
-            raise WorkerError(
-                f"{dead or 'waiting for ' + next(iter(calls))}: its process died. {err}"
-            ) from None
+            dead = death[0] if death is not None else f"waiting for {next(iter(calls))}"
+            raise WorkerError(f"{dead}: its process died. {err}") from None
 
     def close(self) -> None:
         """End the actors, give the devices back, and stop Ray where this job started it."""
@@ -263,19 +261,3 @@ def _too_few(needed: int, has: int, kind: str) -> str:
         f"the pools need {needed} devices, and there are {has} {kind}s. Try --strategy.devices {has}, or "
         "--strategy.address of a larger cluster."
     )
-
-
-def _first_dead(calls: Mapping[str, Ref]) -> str | None:
-    """The first call whose process died, which may be known only after errors that the death caused."""
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        for name, ref in calls.items():
-            if ray.wait([ref], timeout=0, fetch_local=False)[0]:
-                try:
-                    ray.get(ref)
-                except ActorDiedError:
-                    return name
-                except RayError:
-                    continue
-        time.sleep(0.1)
-    return None

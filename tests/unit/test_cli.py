@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from rlhf_lightning import checkpoint
+from rlhf_lightning.controller import cluster
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
 from rlhf_lightning.spec import ModelSpec
 from tests.unit.rlhf import Rlhf
 
+SLACK_S = 5.0
+"""What a command takes at most, on a busy machine, before it has said what is wrong."""
 FIT = ("fit", "--algo", "ppo")
 SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
 QUESTIONS = (*FIT, "--data", "promptdata", "--data.path", "rows.jsonl", "--data.prompt_field", "question")
@@ -153,14 +156,17 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_cluster_that_does_not_answer(rlhf: Rlhf, silent_port: int, listens: bool) -> None:
+def test_a_cluster_that_does_not_answer(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, silent_port: int, listens: bool
+) -> None:
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
     address = f"127.0.0.1:{silent_port if listens else free_port()}"
     lost = ("--data", "promptdata", "--data.path", "nowhere.jsonl")
     started = time.monotonic()
     message = rlhf.refused(*FIT, *lost, "--strategy.address", address)
     assert f"strategy.address='{address}': no Ray cluster answers there" in message
     assert "ray start --head" in message
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 1 + SLACK_S
 
 
 def test_the_address_in_the_environment_is_tried_too(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> None:
