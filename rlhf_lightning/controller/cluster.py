@@ -36,6 +36,8 @@ RESERVE_S = 60.0
 ANSWER_S = 5.0
 """Longest wait for the head of a cluster to answer."""
 
+_SETTINGS_OF_RAY = {"worker_niceness": 0}
+"""Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _SETTINGS = b"\x04"
 """The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
@@ -145,7 +147,13 @@ class RayCluster:
         quiet: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
         if self._address is None:
             cpus = max(needed, os.cpu_count() or 1)
-            ray.init(address=LOCAL, num_cpus=cpus, include_dashboard=False, **quiet)
+            ray.init(
+                address=LOCAL,
+                num_cpus=cpus,
+                include_dashboard=False,
+                _system_config=_SETTINGS_OF_RAY,
+                **quiet,
+            )
         else:
             try:
                 ray.init(address=self._address, **quiet)
