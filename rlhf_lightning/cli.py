@@ -20,21 +20,13 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
-from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.strategy import MODELS, Strategy
+from rlhf_lightning.names import FOLDERS, class_path
+from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import refusal
 
-FOLDERS = {
-    "algo": "rlhf_lightning.algos",
-    "strategy": "rlhf_lightning.strategies",
-    "data": "rlhf_lightning.data",
-}
-"""Where the short names of each option are looked up."""
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 OWNED = {
     "strategy",
@@ -48,28 +40,15 @@ OWNED = {
 """Trainer options that the strategy decides."""
 STRICT = {"exit_on_error": False, "allow_abbrev": False}
 """Of every parser: errors are raised, and `--trainer.max_step` is an error."""
-COMMANDS = "rlhf_lightning.commands"
-"""Where the commands that need no trainer are."""
-USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told otherwise)"
-
-
-def class_path(option: str, name: str) -> str:
-    """The class path behind a short name; a name with a dot is one already.
-
-    Raises:
-        ValueError: unknown name; the message lists those there are.
-    """
-    if "." in name:
-        return name
-    module = importlib.import_module(FOLDERS[option])
-    public = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
-    known = {name.lower(): name for name in public}
-    if name.lower() not in known:
-        raise ValueError(
-            f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "
-            "such as my_package.my_module.Mine."
-        )
-    return f"{module.__name__}.{known[name.lower()]}"
+HELP = {
+    "description": "RLHF as a Lightning trainer. `rlhf fit --algo ppo --strategy colocated` trains the model "
+    "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
+    "epilog": "Without a trainer: `rlhf export CHECKPOINT OUT` writes a Hugging Face directory, `rlhf map` "
+    "finds where models run best on a cluster, `rlhf calibrate FILE` measures this machine for it.",
+}
+"""What `rlhf --help` says."""
+COMMANDS = ("export", "map", "calibrate")
+"""Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
 
 def read_config(path: str) -> str:
@@ -108,7 +87,7 @@ def resolved(arguments: Sequence[str]) -> list[str]:
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
     previous = ""
     for word in rest:
-        option = previous.removeprefix("--")
+        option = previous.removeprefix("--").removesuffix(".help")
         if previous in ("-c", "--config"):
             result.append(read_config(word))
         elif previous.startswith("--") and option in FOLDERS:
@@ -142,7 +121,7 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={**STRICT, **{command: dict(STRICT) for command in self.subcommands()}},
+            parser_kwargs={**STRICT, **HELP, **{command: dict(STRICT) for command in self.subcommands()}},
             trainer_defaults={
                 "default_root_dir": "runs",
                 "enable_model_summary": False,
@@ -227,37 +206,15 @@ class CommandLine(LightningCLI):
         sys.stdout.write(f"predictions: {out}\n")
 
 
-def export(arguments: Sequence[str]) -> None:
-    """Write a role's model of a checkpoint as a Hugging Face directory; no Ray, one process.
-
-    Raises:
-        ValueError: there is no checkpoint, or it holds no such role.
-    """
-    if not 2 <= len(arguments) <= 3:
-        raise ValueError(USAGE)
-    directory, out, role = files.find(arguments[0]), Path(arguments[1]), (*arguments[2:], "actor")[0]
-    models = files.read_state(directory)[MODELS]
-    assert isinstance(models, dict)
-    if role not in models:
-        raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
-    engine = FSDPEngine(ModelSpec(path=models[role]["path"]), head=models[role]["head"])
-    engine.load(directory / role)
-    engine.export(out)
-    sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
-
-
 def main() -> None:
     """The console command."""
     sys.path.insert(0, os.getcwd())
     arguments = sys.argv[1:]
     sys.argv = sys.argv[:1]
     try:
-        if arguments[:1] == ["export"]:
-            export(arguments[1:])
-        elif arguments[:1] == ["map"]:
-            importlib.import_module(f"{COMMANDS}.map").run(arguments[1:], class_path)
-        elif arguments[:1] == ["calibrate"]:
-            importlib.import_module(f"{COMMANDS}.calibrate").run(arguments[1:])
+        if arguments and arguments[0] in COMMANDS:
+            command = importlib.import_module(f"rlhf_lightning.commands.{arguments[0]}")
+            command.run(arguments[1:])
         else:
             CommandLine(resolved(arguments))
     except (ValueError, MisconfigurationException, WorkerError, WorkerTimeoutError) as err:

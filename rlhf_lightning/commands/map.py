@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,27 @@ from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.search import Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
 
-STRATEGIES = "rlhf_lightning.strategies"
 NO_MODEL = "none"
 """In place of a model: the role is functions alone."""
 
 
-def run(arguments: Sequence[str], class_path: Callable[[str, str], str]) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Search and write the answer to standard output.
 
     Args:
         arguments: of the command line, without `map`.
-        class_path: finds the class behind an option's short name.
 
     Raises:
         ValueError: an option is wrong, or the models do not fit; the message says what is missing.
     """
-    algorithm, options = _parse(arguments, class_path)
+    algorithm, options = _parse(arguments)
     own = {role: vars(options).get(role) or options.model for role in algorithm.roles()}
     sources = {role: "" if source == NO_MODEL else source for role, source in own.items()}
     found = search(algorithm, sources, options)
-    request = report.Request(options.algo, sources, importlib.import_module(STRATEGIES).MAPPED)
+    request = report.Request(options.algo, sources, importlib.import_module(FOLDERS["strategy"]).MAPPED)
     sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
     if options.yaml:
         Path(options.yaml).write_text(
@@ -97,16 +96,14 @@ def with_updates(flow: Dataflow, updates: int) -> Dataflow:
 def baselines(roles: Sequence[str]) -> dict[str, Sets]:
     """The sets of models of each strategy that searches for nothing."""
     found: dict[str, Sets] = {}
-    kinds: Sequence[type[Strategy]] = importlib.import_module(STRATEGIES).FIXED
+    kinds: Sequence[type[Strategy]] = importlib.import_module(FOLDERS["strategy"]).FIXED
     for kind in kinds:
         pools = kind().place(roles, None)
         found[kind.strategy_name] = tuple(pool.roles for pool in pools)
     return found
 
 
-def _parse(
-    arguments: Sequence[str], class_path: Callable[[str, str], str]
-) -> tuple[RLHFAlgorithm, argparse.Namespace]:
+def _parse(arguments: Sequence[str]) -> tuple[RLHFAlgorithm, argparse.Namespace]:
     """The algorithm first: its roles are options."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")

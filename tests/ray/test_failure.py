@@ -13,8 +13,8 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
-from rlhf_lightning import cli
 from rlhf_lightning.algos import PPO
+from rlhf_lightning.commands import export
 from rlhf_lightning.strategies import Colocated
 from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
 from tests.ray.runs import Run, saved_step, write_config
@@ -61,7 +61,7 @@ def test_a_run_killed_twice_ends_like_an_uninterrupted_one(
         assert last.wait() == 0, last.output.read_text()
     assert [path.name for path in last.checkpoints.iterdir()] == ["last.ckpt"]
     assert saved_step(last.checkpoints) == STEPS
-    cli.export([str(last.checkpoints / "last.ckpt"), str(tmp_path / "exported")])
+    export.run([str(last.checkpoints / "last.ckpt"), str(tmp_path / "exported")])
     assert furthest(load_file(tmp_path / "exported" / "model.safetensors"), alone[1]) < 1e-6
 
 

@@ -199,7 +199,7 @@ def test_a_reward_function_that_is_not_there(rlhf: Rlhf) -> None:
 
 
 def test_more_tokens_than_the_model_has_positions(rlhf: Rlhf) -> None:
-    message = rlhf.refused(*FIT, *SHORT, "--algo.actor.sampling.max_new_tokens", "510")
+    message = rlhf.refused(*FIT, *SHORT, "--algo.actor", "510")
     assert "sampling.max_new_tokens=510: with the longest prompt, 13 tokens, that makes 523" in message
     assert "has 512 positions. Try sampling.max_new_tokens=499" in message
 
@@ -223,6 +223,22 @@ def test_a_checkpoint_of_another_model(rlhf: Rlhf) -> None:
 
 def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
     assert "'nowhere.ckpt' is not there" in rlhf.refused(*FIT, *SHORT, "--ckpt_path", "nowhere.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--help",), ("rlhf fit --algo ppo", "rlhf export", "rlhf map", "rlhf calibrate")),
+        (("fit", "--algo.help", "ppo"), ("PPO", "--algo.kl_coef", "--algo.actor")),
+        (("fit", "--strategy.help", "split"), ("--strategy.actor_devices",)),
+        (("map", "--help"), ("--hardware",)),
+    ],
+    ids=" ".join,
+)
+def test_help(rlhf: Rlhf, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    code, out, _ = rlhf.run(*words)
+    assert code == 0
+    assert [part for part in said if part not in " ".join(out.split())] == [], out
 
 
 def test_what_is_right_is_not_refused(rlhf: Rlhf) -> None:

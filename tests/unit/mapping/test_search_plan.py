@@ -14,7 +14,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.cli import class_path
 from rlhf_lightning.commands import map as command
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping import hardware, shapes
@@ -98,7 +97,7 @@ def test_equals_brute_force_on_random_hardware(part: int) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    command.run(arguments, class_path)
+    command.run(arguments)
     return capsys.readouterr().out
 
 
@@ -197,7 +196,7 @@ def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
 )
 def test_refused(arguments: tuple[str, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        command.run(("--algo", "ppo", "--model", "llama-7b", *arguments), class_path)
+        command.run(("--algo", "ppo", "--model", "llama-7b", *arguments))
 
 
 def test_four_70b_models_on_128_gpus_in_seconds() -> None:

@@ -1,0 +1,33 @@
+"""`rlhf export CHECKPOINT OUT [ROLE]`: a role's model of a checkpoint as a Hugging Face directory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_lightning import checkpoint as files
+from rlhf_lightning.engines import FSDPEngine
+from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.strategy import MODELS
+
+USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told otherwise)"
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Write a role's model of a checkpoint as a Hugging Face directory; no Ray, one process.
+
+    Raises:
+        ValueError: the arguments are others, there is no checkpoint, or it holds no such role.
+    """
+    if not 2 <= len(arguments) <= 3:
+        raise ValueError(USAGE)
+    directory, out, role = files.find(arguments[0]), Path(arguments[1]), (*arguments[2:], "actor")[0]
+    models = files.read_state(directory)[MODELS]
+    assert isinstance(models, dict)
+    if role not in models:
+        raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
+    engine = FSDPEngine(ModelSpec(path=models[role]["path"]), head=models[role]["head"])
+    engine.load(directory / role)
+    engine.export(out)
+    sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")

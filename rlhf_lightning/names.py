@@ -1,0 +1,31 @@
+"""Short names of the command line: the public classes of a folder, in lower case."""
+
+from __future__ import annotations
+
+import importlib
+
+FOLDERS = {
+    "algo": "rlhf_lightning.algos",
+    "strategy": "rlhf_lightning.strategies",
+    "data": "rlhf_lightning.data",
+}
+"""Where the short names of each option are looked up."""
+
+
+def class_path(option: str, name: str) -> str:
+    """The class path behind a short name; a name with a dot is one already.
+
+    Raises:
+        ValueError: unknown name; the message lists those there are.
+    """
+    if "." in name:
+        return name
+    module = importlib.import_module(FOLDERS[option])
+    public = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
+    known = {name.lower(): name for name in public}
+    if name.lower() not in known:
+        raise ValueError(
+            f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "
+            "such as my_package.my_module.Mine."
+        )
+    return f"{module.__name__}.{known[name.lower()]}"
