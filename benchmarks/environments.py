@@ -39,7 +39,15 @@ def python(name: str) -> Path:
     wanted = "\n".join(REQUIREMENTS[name]) + "\n"
     if not (interpreter.exists() and stamp.exists() and stamp.read_text() == wanted):
         _uv("venv", "--quiet", "--clear", "--python", sys.executable, str(directory))
-        _uv("pip", "install", "--quiet", "--python", str(interpreter), *REQUIREMENTS[name])
+        _uv(
+            "pip",
+            "install",
+            "--quiet",
+            "--compile-bytecode",
+            "--python",
+            str(interpreter),
+            *REQUIREMENTS[name],
+        )
         stamp.write_text(wanted)
     return interpreter
 

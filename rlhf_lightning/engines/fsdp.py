@@ -30,7 +30,7 @@ from rlhf_lightning.engines.offload import Parked, size_bytes
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.packing import micro_batches, row_lengths
 from rlhf_lightning.engines.replica import Replica
-from rlhf_lightning.engines.shards import Shards
+from rlhf_lightning.engines.shards import Schedule, Shards
 from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import ModelSpec
@@ -47,11 +47,11 @@ class FSDP:
     """
 
     max_tokens_per_micro_batch: int = 0
-    """Tokens computed at once on a device; a longer row is computed alone. 0: 4,096 on a CPU, else 16,384."""
+    """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
     reshard_after_forward: bool | None = None
     """Free a layer after its forward pass and gather it again for the backward pass. None: not on a CPU."""
-    defer_gradient_reduction: bool = False
-    """Keep whole gradients between micro-batches and reduce them once, after the last."""
+    defer_gradient_reduction: bool | None = None
+    """Keep whole gradients between micro-batches and reduce them once, after the last. None: on a CPU."""
 
     def __post_init__(self) -> None:
         budget = self.max_tokens_per_micro_batch
@@ -62,7 +62,15 @@ class FSDP:
 
     def micro_batch_tokens(self, *, on_cpu: bool) -> int:
         """Tokens computed at once: as told, else what suits the device."""
-        return self.max_tokens_per_micro_batch or (4096 if on_cpu else 16384)
+        return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
+
+    def schedule(self, *, on_cpu: bool) -> Schedule:
+        """When memory is given back: as told, else what suits the device."""
+        reshard, defer = self.reshard_after_forward, self.defer_gradient_reduction
+        return Schedule(
+            reshard_after_forward=not on_cpu if reshard is None else reshard,
+            defer_reduction=on_cpu if defer is None else defer,
+        )
 
 
 class FSDPEngine(TrainEngine):
@@ -200,13 +208,10 @@ class FSDPEngine(TrainEngine):
         if self._group is None:
             nn.Module.to(self._root, self._device)
             return Replica(model, dtype=dtype)
-        shards = Shards(self._root, model, group=self._group, device=self._device, dtype=dtype)
-        reshard = self._config.reshard_after_forward
-        shards.configure(
-            reshard_after_forward=self._device.type != "cpu" if reshard is None else reshard,
-            defer_reduction=self._config.defer_gradient_reduction,
+        schedule = self._config.schedule(on_cpu=self._device.type == "cpu")
+        return Shards(
+            self._root, model, group=self._group, device=self._device, dtype=dtype, schedule=schedule
         )
-        return shards
 
     def _plan(self, rows: TensorDict, *, at_least: int) -> list[list[int]]:
         """Row numbers of each micro-batch; as many on every rank, empty where a rank has no rows left."""

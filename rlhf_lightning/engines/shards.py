@@ -1,10 +1,12 @@
 """The weights of a model that is sharded over the ranks of a group with FSDP2.
 
 between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors)
-forward, backward    layer by layer: all-gather in the type of the computation -> compute -> free
+forward, backward    unit by unit: all-gather in the type of the computation -> compute -> free
 after backward       reduce-scatter of the gradients in float32
-gathered()           all-gather of all layers -> a plain skeleton points at the tensors -> free
+gathered()           all-gather of all units -> a plain skeleton points at the tensors -> free
 
+A unit is a decoder layer where that saves memory; where everything stays gathered until the last gradient,
+the whole model is one, and the ranks wait for each other once a pass instead of once a layer.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,8 +24,21 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When memory is given back; see the fields of `FSDP`."""
+
+    reshard_after_forward: bool
+    defer_reduction: bool
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether anything is given back before the last backward pass has ended."""
+        return self.reshard_after_forward or not self.defer_reduction
+
+
 class Shards:
-    """Weights sharded over a group, one FSDP unit for each decoder layer and one for the rest.
+    """Weights sharded over a group.
 
     Args:
         root: the module whose forward is called; it is, or contains, the model.
@@ -30,6 +46,7 @@ class Shards:
         group: ranks to shard over.
         device: where it computes.
         dtype: what it computes in.
+        schedule: when layers are freed and gradients reduced.
     """
 
     def __init__(
@@ -40,25 +57,21 @@ class Shards:
         group: dist.ProcessGroup,
         device: torch.device,
         dtype: torch.dtype,
+        schedule: Schedule,
     ) -> None:
         self._model, self._skeleton = model, _skeleton(model)
         mesh = DeviceMesh.from_group(group, device.type)
         precision = MixedPrecisionPolicy()
         if dtype != torch.float32:
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        blocks = set(model._no_split_modules or ())
-        units = [module for module in model.modules() if type(module).__name__ in blocks]
-        self._units = [fully_shard(module, mesh=mesh, mp_policy=precision) for module in (*units, root)]
+        layers = _layers(model) if schedule.saves_memory else []
+        self._units = [fully_shard(module, mesh=mesh, mp_policy=precision) for module in (*layers, root)]
+        for unit in self._units[:-1]:
+            unit.set_reshard_after_forward(schedule.reshard_after_forward, recurse=False)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)
         self.masters = dict(model.named_parameters())
-        self._ranks, self._defer = dist.get_world_size(group), False
-
-    def configure(self, *, reshard_after_forward: bool, defer_reduction: bool) -> None:
-        """Trade memory for communication; see the fields of `FSDP`."""
-        self._defer = defer_reduction
-        for unit in self._units[:-1]:
-            unit.set_reshard_after_forward(reshard_after_forward, recurse=False)
+        self._ranks, self._defer = dist.get_world_size(group), schedule.defer_reduction
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch's loss, summed over the ranks, to that of the masters."""
@@ -91,6 +104,12 @@ class Shards:
             for name, parameter in empty.items():
                 _place(self._skeleton, name, parameter)
             self.after_forward()
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _skeleton(model: PreTrainedModel) -> PreTrainedModel:

@@ -89,12 +89,12 @@ def test_loss_and_gradients_do_not_depend_on_ranks_and_micro_batches(
         assert tiny.distance(found, expected.gradients) < SAME
 
 
-@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize(("reshard", "defer"), [(False, False), (True, True), (False, True)])
 def test_ranks_with_no_rows_or_other_numbers_of_micro_batches_take_part(
-    paths: dict[str, Path], defer: bool
+    paths: dict[str, Path], reshard: bool, defer: bool
 ) -> None:
     expected = tiny.expect(paths["lm"], head="lm", temperature=0.7)
-    config = FSDP(max_tokens_per_micro_batch=1, reshard_after_forward=defer, defer_gradient_reduction=defer)
+    config = FSDP(max_tokens_per_micro_batch=1, reshard_after_forward=reshard, defer_gradient_reduction=defer)
     share = {0: [5, 1, 0, 2], 1: [], 2: [3, 4], 3: [2]}.__getitem__
     results = spmd.run(4, accumulated, tiny.spec(paths["lm"]), head="lm", config=config, share=share)
     for totals, found in results:
