@@ -29,10 +29,11 @@ def measure(exchange: Exchange, *, system: str) -> Timing:
     return Timing(**found)  # type: ignore[arg-type]  # written by asdict(Timing)
 
 
-def megabytes_per_s(exchange: Exchange, timing: Timing) -> dict[str, float]:
-    """MB/s of each way to chain, by its median chain but for the first."""
+def megabytes_per_s(exchange: Exchange, timing: Timing, *, cold: bool = False) -> dict[str, float]:
+    """MB/s of each way to chain, by the median of the chains that count, or by the first chain."""
+    counted = slice(0, 1) if cold else slice(exchange.warmup, None)
     return {
-        way: exchange.size_bytes / 1e6 / statistics.median(seconds[1:])
+        way: exchange.size_bytes / 1e6 / statistics.median(seconds[counted])
         for way, seconds in timing.echo_s.items()
     }
 
@@ -65,9 +66,8 @@ def main() -> None:
         timings: dict[str, Timing] = {}
         for system in ("ray", "verl") if args.peers_only else SCRIPTS:
             timings[system] = measure(exchange, system=system)
-            ways = ", ".join(
-                f"{way}: {rate:.0f} MB/s" for way, rate in megabytes_per_s(exchange, timings[system]).items()
-            )
+            warm, cold = (megabytes_per_s(exchange, timings[system], cold=cold) for cold in (False, True))
+            ways = ", ".join(f"{way}: {rate:.0f} MB/s (cold {cold[way]:.0f})" for way, rate in warm.items())
             print(
                 f"round {number + 1}, {system}: {ways}; ping {timings[system].ping_s * 1e3:.2f} ms",
                 flush=True,

@@ -92,7 +92,7 @@ def measure(exchange: Exchange) -> Timing:
         raise ValueError(f"--columns {exchange.columns}: the role declares {len(COLUMNS)} columns.")
     with started(exchange.workers) as (role, transport):
         ping = ping_s(role, calls=exchange.pings)
-        echoes = [echo_s(role, transport, exchange) for _ in range(exchange.chains)]
+        echoes = [echo_s(role, transport, exchange) for _ in range(exchange.warmup + exchange.chains)]
     return Timing(echo_s={"chained": echoes}, ping_s=ping)
 
 

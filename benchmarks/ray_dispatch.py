@@ -85,7 +85,7 @@ def measure(exchange: Exchange) -> Timing:
         ray.get([actor.ping.remote() for actor in actors])
         ping = ping_s(actors, calls=exchange.pings)
         echoes: dict[str, list[float]] = {"one object": [], "object a column": []}
-        for _ in range(exchange.chains):
+        for _ in range(exchange.warmup + exchange.chains):
             echoes["one object"].append(together_s(actors, exchange))
             echoes["object a column"].append(apart_s(actors, exchange))
     finally:

@@ -76,7 +76,7 @@ def measure(exchange: Exchange) -> Timing:
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Echo)))
         ping = ping_s(group, calls=exchange.pings)
         echoes: dict[str, list[float]] = {}
-        for _ in range(exchange.chains):
+        for _ in range(exchange.warmup + exchange.chains):
             for encoding in ("torch", "numpy"):
                 os.environ[ENCODING] = encoding
                 group.encode_with(encoding)
