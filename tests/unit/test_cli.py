@@ -199,7 +199,7 @@ def test_a_reward_function_that_is_not_there(rlhf: Rlhf) -> None:
 
 
 def test_more_tokens_than_the_model_has_positions(rlhf: Rlhf) -> None:
-    message = rlhf.refused(*FIT, *SHORT, "--algo.actor", "510")
+    message = rlhf.refused(*FIT, *SHORT, "--algo.actor.sampling.max_new_tokens", "510")
     assert "sampling.max_new_tokens=510: with the longest prompt, 13 tokens, that makes 523" in message
     assert "has 512 positions. Try sampling.max_new_tokens=499" in message
 
