@@ -301,7 +301,7 @@ def test_config_turns_red(text: str, says: str) -> None:
         ("find-links = /" + "opt/wheels/", True),
         ("open('/" + "home/me/x')", True),
         ("Work" + "place of the team", True),
-        ("network/" + "work/main, ./work/x, ~/home/, framework", False),
+        ("network/" + "work/main, ./" + "work/x, ~/" + "home/, framework", False),
     ],
 )
 def test_a_machine_turns_red(line: str, is_red: bool) -> None:
