@@ -42,7 +42,8 @@ from rlhf_lightning.functional.masked import (
 from rlhf_lightning.functional.moments import mean_std, merged
 from rlhf_lightning.functional.off_policy import OffPolicyCorrection
 from rlhf_lightning.functional.overlong import Overlong, overlong_penalty
-from rlhf_lightning.functional.pairs import split_pairs, whole_pairs
+from rlhf_lightning.functional.pairs import PairLoss, split_pairs, whole_pairs
+from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.policy import PolicyLoss, clipped_policy_loss
 from rlhf_lightning.functional.process_reward import StepLoss
 from rlhf_lightning.functional.ratio import log_ratio
@@ -77,7 +78,9 @@ __all__ = [
     "Loss",
     "OffPolicyCorrection",
     "Overlong",
+    "PairLoss",
     "PairwiseLoss",
+    "PenalizedEstimator",
     "PolicyLoss",
     "PreferenceKind",
     "ReinforceLoss",

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.functional.masked import last_valid, widened
-from rlhf_lightning.functional.pairs import pair_mean, split_pairs
+from rlhf_lightning.functional.pairs import PairLoss, pair_mean, split_pairs
 
 
 def sign_loss(costs: Tensor, safe: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def sign_loss(costs: Tensor, safe: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostLoss(Loss):
+class CostLoss(PairLoss):
     """The loss of Safe-RLHF's cost model, mean over the pairs of the mini-batch.
 
     Dai 2023, arXiv 2310.12773 eq. 7: -log sigma(C_r - C_c) - log sigma(s_r C_r) - log sigma(s_c C_c), where r
@@ -60,11 +60,6 @@ class CostLoss(Loss):
     def columns(self) -> tuple[str, ...]:
         """`safe` [n]: True or above 0 for a safe answer; False, 0 or below for an unsafe one."""
         return ("safe",)
-
-    @property
-    def rows_together(self) -> int:
-        """A safer and a more harmful answer."""
-        return 2
 
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts

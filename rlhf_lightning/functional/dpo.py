@@ -13,9 +13,9 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.functional.masked import masked_mean, widened, zero_masked
-from rlhf_lightning.functional.pairs import chosen_nll, count_pairs, pair_mean, split_pairs
+from rlhf_lightning.functional.pairs import PairLoss, count_pairs, pair_mean, sft_term, split_pairs
 
 PreferenceKind = Literal["sigmoid", "robust", "ipo", "hinge"]
 
@@ -97,7 +97,7 @@ def preference_metrics(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOLoss(Loss):
+class DPOLoss(PairLoss):
     """The loss of DPO and of its relatives, mean over the pairs of the mini-batch.
 
     Metrics: dpo/loss (what is minimised); as means over the pairs dpo/accuracy (pairs whose chosen answer
@@ -135,11 +135,6 @@ class DPOLoss(Loss):
         """The reference's log-probabilities."""
         return ("ref_log_probs",)
 
-    @property
-    def rows_together(self) -> int:
-        """A chosen and a rejected answer."""
-        return 2
-
     def count(self, rows: Mapping[str, Tensor]) -> Counts:
         """Pairs, and tokens of chosen answers."""
         return count_pairs(rows["response_mask"])
@@ -160,11 +155,9 @@ class DPOLoss(Loss):
         metrics = preference_metrics(*rewards, mask, counts, prefix="dpo/")
         of_chosen = split_pairs(log_probs.detach().sum(dim=1))[0]
         metrics["dpo/chosen_log_prob"] = pair_mean(of_chosen, mask, counts)
-        if self.sft_coef:
-            sft = chosen_nll(log_probs, mask, counts)
-            metrics["dpo/sft_loss"] = sft.detach()
-            loss = loss + self.sft_coef * sft
-        return loss, metrics | {"dpo/loss": loss.detach()}
+        sft, of_sft = sft_term(log_probs, mask, counts, coef=self.sft_coef, prefix="dpo/")
+        loss = loss + sft
+        return loss, metrics | of_sft | {"dpo/loss": loss.detach()}
 
     def _log_ratios(self, d: Tensor, mask: Tensor) -> Tensor:
         average = self.kind == "ipo" if self.length_average is None else self.length_average

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_lightning.functional.estimator import Add, Estimator, alone
+from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import Gap, bootstrap_truncated, check_discounts, gae
-from rlhf_lightning.functional.kl import KLKind, kl_columns, kl_estimate, penalized_rewards
+from rlhf_lightning.functional.kl import penalized_rewards
 from rlhf_lightning.functional.masked import at_last_valid, masked_sum, widened, zero_masked
-from rlhf_lightning.functional.rollout import row_totals
+from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.whiten import whiten
 
 
 @dataclass(frozen=True, kw_only=True)
-class GAEEstimator(Estimator):
+class GAEEstimator(PenalizedEstimator):
     """Generalized advantage estimation, Schulman 2016 eq. 16, of r_t = score_t - beta kl_t, Ziegler 2019.
 
-    Reads response_mask, scores, log_probs, ref_log_probs and values. Makes, [B, R] float32: `rewards`,
-    `advantages`, `returns` (in the units of the values) and `kl`; [B]: `row_scores` (as they came),
-    `row_tokens`, `row_kl`, and float64 `row_returns` and `row_squares`, sums over tokens of the returns in
-    the units of the rewards and of their squares, for `merged`.
+    Beside the columns of `PenalizedEstimator` with the divergence it reads values, and makes `rewards` and
+    `returns` (in the units of the values), [B, R] float32; `row_returns` and `row_squares`, [B] float64, sums
+    over tokens of the returns in the units of the rewards and of their squares, for `merged`.
 
     Raises:
         ValueError: a value is outside its range.
@@ -40,10 +39,6 @@ class GAEEstimator(Estimator):
     """Give the advantages of the whole batch mean 0 and variance 1."""
     unbiased: bool = True
     """Divide that variance by n - 1 (verl) or, if False, by n (OpenRLHF)."""
-    kl_coef: float = 0.0
-    """Weight of the KL penalty in the reward."""
-    kl_estimator: KLKind = "k1"
-    """Which estimate of the divergence."""
     score_shift: float = 0.0
     """Taken off the score of each response, at its last valid token; a running mean, say."""
     score_scale: float = 1.0
@@ -63,21 +58,25 @@ class GAEEstimator(Estimator):
             raise ValueError(f"GAEEstimator(value_std={self.value_std}): must be above 0. Try 1.0.")
 
     @property
+    def measures_kl(self) -> bool:
+        """Always: the divergence is logged whatever its weight."""
+        return True
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """What the rollout, its critic and the reference say."""
-        return ("response_mask", "scores", "log_probs", "ref_log_probs", "values")
+        return (*super().columns, "values")
 
     @property
     def returns(self) -> tuple[str, ...]:
         """Advantages and returns, what they were made of, and sums by row."""
-        rows = ("row_scores", "row_tokens", "row_kl", "row_returns", "row_squares")
-        return ("rewards", "advantages", "returns", "kl", *rows)
+        return (*super().returns, "rewards", "returns", "row_returns", "row_squares")
 
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
         values = widened(rows["values"]) * self.value_std + self.value_mean
-        kl = kl_estimate(rows["log_probs"], rows["ref_log_probs"], self.kl_estimator, mask=mask)
+        found, kl = self.begun(rows)
         rewards = penalized_rewards(self._scores(rows["scores"], mask), kl, mask, coef=self.kl_coef)
         received = rewards
         if self.bootstrap:
@@ -86,14 +85,13 @@ class GAEEstimator(Estimator):
         advantages, returns = gae(received, values, mask, gamma=self.gamma, lam=self.lam, gap=self.gap)
         if self.whiten:
             advantages = whiten(advantages, mask, unbiased=self.unbiased, add=add)
-        found = {
+        return found | {
             "rewards": rewards,
             "advantages": advantages,
             "returns": zero_masked((returns - self.value_mean) / self.value_std, mask),
             "row_returns": masked_sum(returns.double(), mask, dim=1),
             "row_squares": masked_sum(returns.double().square(), mask, dim=1),
         }
-        return found | row_totals(rows["scores"], mask) | kl_columns(kl, mask)
 
     def _scores(self, scores: Tensor, mask: Tensor) -> Tensor:
         scores = zero_masked(scores, mask)

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_lightning.functional.estimator import Add, Estimator, alone
+from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import Gap, check_discounts, gae
-from rlhf_lightning.functional.kl import KLKind, kl_columns, kl_estimate, penalized_rewards
+from rlhf_lightning.functional.kl import penalized_rewards
 from rlhf_lightning.functional.masked import masked_sum
+from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.returns import discounted_returns
-from rlhf_lightning.functional.rollout import row_totals
 from rlhf_lightning.functional.whiten import whiten
 
 
 @dataclass(frozen=True, kw_only=True)
-class LagrangianEstimator(Estimator):
+class LagrangianEstimator(PenalizedEstimator):
     """A = (A_r - L A_c) / (1 + L) of r_t = R - beta kl_t and c_t = C + beta kl_t; Safe RLHF appendix B.
 
     So it is in the authors' code. R and C stand at the last valid token. Each advantage is estimated against
     its own critic; without a critic of costs A_c is the cost still to come.
 
-    Reads response_mask, scores, costs [B, R] (as scores), log_probs, ref_log_probs, values, and with a critic
-    of costs, cost_values. Makes, [B, R] float32: `advantages`, `returns`, `cost_advantages`, `cost_returns`
-    and `kl`; [B]: `row_scores`, `row_costs` (as they came), `row_tokens` and `row_kl`.
+    Beside the columns of `PenalizedEstimator` with the divergence it reads costs [B, R] (as scores), values
+    and, with a critic of costs, cost_values; it makes `returns`, `cost_advantages` and `cost_returns` [B, R]
+    float32, and `row_costs` [B] (as they came).
 
     Raises:
         ValueError: a value is outside its range.
@@ -43,8 +43,6 @@ class LagrangianEstimator(Estimator):
     """What a masked position inside a response is: nothing (`carry`), or a step worth `zero`."""
     kl_coef: float = 0.01
     """beta, weight of the KL penalty in reward and cost."""
-    kl_estimator: KLKind = "k1"
-    """Which estimate of the divergence."""
     clip: float | None = 50.0
     """Largest size of a token's reward and cost, penalty included; None is no limit."""
     whiten: bool = False
@@ -58,21 +56,24 @@ class LagrangianEstimator(Estimator):
             raise ValueError(f"LagrangianEstimator(clip={self.clip}): must be above 0. Try 50.0 or None.")
 
     @property
+    def measures_kl(self) -> bool:
+        """Always: the divergence is logged whatever its weight."""
+        return True
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """What the rollout, its critics and the reference say."""
-        more = ("cost_values",) if self.cost_critic else ()
-        return ("response_mask", "scores", "costs", "log_probs", "ref_log_probs", "values", *more)
+        return (*super().columns, "costs", "values", *(("cost_values",) if self.cost_critic else ()))
 
     @property
     def returns(self) -> tuple[str, ...]:
         """Advantages and returns of both, and sums by row."""
-        rows = ("row_scores", "row_costs", "row_tokens", "row_kl")
-        return ("advantages", "returns", "cost_advantages", "cost_returns", "kl", *rows)
+        return (*super().returns, "returns", "cost_advantages", "cost_returns", "row_costs")
 
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
-        kl = kl_estimate(rows["log_probs"], rows["ref_log_probs"], self.kl_estimator, mask=mask)
+        found, kl = self.begun(rows)
         rewards = self._limited(penalized_rewards(rows["scores"], kl, mask, coef=self.kl_coef))
         costs = self._limited(penalized_rewards(rows["costs"], kl, mask, coef=-self.kl_coef))
         advantages, returns = self._estimated(rewards, rows["values"], mask)
@@ -82,14 +83,13 @@ class LagrangianEstimator(Estimator):
             cost_returns = discounted_returns(costs, mask, gamma=self.gamma, gap=self.gap)
             cost_advantages = cost_returns
         advantages = (advantages - self.multiplier * cost_advantages) / (1 + self.multiplier)
-        found = {
+        return found | {
             "advantages": whiten(advantages, mask, add=add) if self.whiten else advantages,
             "returns": returns,
             "cost_advantages": cost_advantages,
             "cost_returns": cost_returns,
             "row_costs": masked_sum(rows["costs"], mask, dim=1),
         }
-        return found | row_totals(rows["scores"], mask) | kl_columns(kl, mask)
 
     def _estimated(self, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return gae(rewards, values, mask, gamma=self.gamma, lam=self.lam, gap=self.gap)

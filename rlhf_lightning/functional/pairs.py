@@ -1,8 +1,8 @@
 """Pairs of answers to one prompt in neighbouring rows: chosen, rejected, chosen, rejected, ...
 
 Legend: B rows, R response width, P = B / 2 pairs; row 2i is the chosen answer of pair i, row 2i + 1 the
-rejected. A pair counts where both rows have a valid token, and only then; `Counts.groups` of a loss with
-`rows_together = 2` is the number of those.
+rejected. A pair counts where both rows have a valid token, and only then; `Counts.groups` of a `PairLoss` is
+the number of those.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from rlhf_lightning.functional.aggregate import Counts, aggregate
+from rlhf_lightning.functional.aggregate import Counts, Loss, aggregate
 from rlhf_lightning.functional.masked import masked_sum
+
+
+class PairLoss(Loss):
+    """A loss that compares the two answers of a pair."""
+
+    @property
+    def rows_together(self) -> int:
+        """A chosen and a rejected answer."""
+        return 2
 
 
 def split_pairs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,13 +55,23 @@ def pair_mean(x: Tensor, mask: Tensor, counts: Counts) -> Tensor:
     return masked_sum(x, whole_pairs(mask)) / max(counts.groups, 1)
 
 
-def chosen_nll(log_probs: Tensor, mask: Tensor, counts: Counts) -> Tensor:
+def sft_term(
+    log_probs: Tensor, mask: Tensor, counts: Counts, *, coef: float, prefix: str
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute these rows' part of the mean negative log-likelihood of the chosen tokens, as TRL has it.
 
     Args:
         log_probs: [B, R].
         mask: [B, R] bool.
         counts: of the whole mini-batch, by `count_pairs`.
+        coef: weight of the term.
+        prefix: beginning of the metric's name.
+
+    Returns:
+        What is added to the loss; sft_loss, the term without its weight. 0 and nothing where the weight is 0.
     """
+    if not coef:
+        return log_probs.new_zeros(()), {}
     chosen = split_pairs(mask)[0] & whole_pairs(mask)[:, None]
-    return aggregate(-split_pairs(log_probs)[0], chosen, "token-mean", counts)
+    nll = aggregate(-split_pairs(log_probs)[0], chosen, "token-mean", counts)
+    return coef * nll, {f"{prefix}sft_loss": nll.detach()}

@@ -9,25 +9,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional.estimator import Add, Estimator, alone
+from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import check_discounts
 from rlhf_lightning.functional.groups import Single, group_advantages, spread
-from rlhf_lightning.functional.kl import KLKind, kl_columns, kl_estimate, penalized_rewards
+from rlhf_lightning.functional.kl import penalized_rewards
 from rlhf_lightning.functional.masked import at_last_valid, masked_sum, zero_masked
+from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.returns import ReturnGap, discounted_returns
-from rlhf_lightning.functional.rollout import row_totals
 from rlhf_lightning.functional.whiten import whiten
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReturnEstimator(Estimator):
+class ReturnEstimator(PenalizedEstimator):
     """The discounted reward to go of r_t = score_t - beta kl_t, whitened over the whole batch; section 3.
 
     With a `group_size` above 1 it is the baseline variant: each outcome has its group's mean taken off first.
-
-    Reads response_mask and scores; with a KL penalty log_probs and ref_log_probs too. Makes `advantages`
-    [B, R] float32, `row_scores` [B] (as they came) and `row_tokens` [B]; with a KL penalty `kl` [B, R] and
-    `row_kl` [B].
+    The columns are those of `PenalizedEstimator`.
 
     Raises:
         ValueError: a value is outside its range.
@@ -48,10 +45,6 @@ class ReturnEstimator(Estimator):
     """Outcome of an answer without others to compare it with: `zero`, or its own `score` (verl)."""
     credit: Literal["to_go", "outcome"] = "to_go"
     """Give a token the rewards from it on, or the response's whole sum (verl's baseline variant)."""
-    kl_coef: float = 0.0
-    """Weight of the KL penalty in the reward; 0 reads no reference."""
-    kl_estimator: KLKind = "k1"
-    """Which estimate of the divergence."""
 
     def __post_init__(self) -> None:
         check_discounts("ReturnEstimator", gamma=self.gamma)
@@ -66,16 +59,6 @@ class ReturnEstimator(Estimator):
             )
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Masks and scores; log-probabilities for a KL penalty."""
-        return ("response_mask", "scores", *(("log_probs", "ref_log_probs") if self.kl_coef else ()))
-
-    @property
-    def returns(self) -> tuple[str, ...]:
-        """Advantages and sums by row."""
-        return ("advantages", "row_scores", "row_tokens", *(("kl", "row_kl") if self.kl_coef else ()))
-
-    @property
     def rows_together(self) -> int:
         """A whole group."""
         return self.group_size
@@ -83,11 +66,8 @@ class ReturnEstimator(Estimator):
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
-        found, penalties = row_totals(rows["scores"], mask), torch.zeros_like(mask, dtype=torch.float32)
-        if self.kl_coef:
-            penalties = kl_estimate(rows["log_probs"], rows["ref_log_probs"], self.kl_estimator, mask=mask)
-            found |= kl_columns(penalties, mask)
-        advantages = self._credited(rows["scores"], penalties, mask)
+        found, kl = self.begun(rows)
+        advantages = self._credited(rows["scores"], kl, mask)
         if self.whiten:
             advantages = whiten(advantages, mask, unbiased=self.unbiased, add=add)
         return found | {"advantages": advantages}

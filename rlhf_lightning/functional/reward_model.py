@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.functional.masked import last_valid, widened, zero_masked
-from rlhf_lightning.functional.pairs import pair_mean, split_pairs, whole_pairs
+from rlhf_lightning.functional.pairs import PairLoss, pair_mean, split_pairs, whole_pairs
 
 
 def pairwise_loss(
@@ -41,7 +41,7 @@ def pairwise_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairwiseLoss(Loss):
+class PairwiseLoss(PairLoss):
     """The loss of a reward model, mean over the pairs of the mini-batch.
 
     Metrics: reward_model/loss (what is minimised); as means over the pairs reward_model/accuracy (pairs in
@@ -67,11 +67,6 @@ class PairwiseLoss(Loss):
     def columns(self) -> tuple[str, ...]:
         """If asked for `margins` [n], of which the chosen row of a pair is read."""
         return ("margins",) if self.margin else ()
-
-    @property
-    def rows_together(self) -> int:
-        """A chosen and a rejected answer."""
-        return 2
 
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts

@@ -11,14 +11,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.functional.dpo import check_preference, preference_loss, preference_metrics
 from rlhf_lightning.functional.masked import masked_mean, zero_masked
-from rlhf_lightning.functional.pairs import chosen_nll, count_pairs, pair_mean, split_pairs
+from rlhf_lightning.functional.pairs import PairLoss, count_pairs, pair_mean, sft_term, split_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimPOLoss(Loss):
+class SimPOLoss(PairLoss):
     """SimPO, Meng 2024, arXiv 2405.14734 eq. 6: -log sigma(beta (r(chosen) - r(rejected)) - gamma).
 
     With `length_average=False`, `gamma=0` and `sft_coef=1` it is CPO (Xu 2024, arXiv 2401.08417).
@@ -55,11 +55,6 @@ class SimPOLoss(Loss):
                 "above 0, the others not below. Try 2.0, 1.0 and 0.0."
             )
 
-    @property
-    def rows_together(self) -> int:
-        """A chosen and a rejected answer."""
-        return 2
-
     def count(self, rows: Mapping[str, Tensor]) -> Counts:
         """Pairs, and tokens of chosen answers."""
         return count_pairs(rows["response_mask"])
@@ -81,8 +76,6 @@ class SimPOLoss(Loss):
         loss = pair_mean(each, mask, counts)
         metrics = preference_metrics(self.beta * chosen, self.beta * rejected, mask, counts, prefix="simpo/")
         metrics["simpo/chosen_log_prob"] = pair_mean(chosen.detach(), mask, counts)
-        if self.sft_coef:
-            sft = chosen_nll(log_probs, mask, counts)
-            metrics["simpo/sft_loss"] = sft.detach()
-            loss = loss + self.sft_coef * sft
-        return loss, metrics | {"simpo/loss": loss.detach()}
+        sft, of_sft = sft_term(log_probs, mask, counts, coef=self.sft_coef, prefix="simpo/")
+        loss = loss + sft
+        return loss, metrics | of_sft | {"simpo/loss": loss.detach()}

@@ -1,6 +1,6 @@
 """Rewards: functions `(prompts, responses, rows) -> scores` or services, by data source, with weights."""
 
-from rlhf_lightning.rewards.http import RETRIES, HTTPOptions, ServiceError
+from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError
 from rlhf_lightning.rewards.registry import REWARDS, resolve
 from rlhf_lightning.rewards.score import preflight, score
 from rlhf_lightning.rewards.spec import Kind, RewardFunction, RewardSpec
@@ -9,6 +9,7 @@ from rlhf_lightning.rewards.steps import step_ends
 __all__ = [
     "RETRIES",
     "REWARDS",
+    "SCHEMES",
     "HTTPOptions",
     "Kind",
     "RewardFunction",

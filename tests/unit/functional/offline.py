@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import torch
@@ -23,6 +24,10 @@ MASKS = {
 
 Batch = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Outputs and rows."""
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x))
 
 
 def mask_of(name: str) -> Tensor:

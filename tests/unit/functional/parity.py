@@ -15,6 +15,8 @@ from rlhf_lightning.functional import (
     OffPolicyCorrection,
     PolicyLoss,
     ReturnEstimator,
+    adapted_kl_coef,
+    overlong_penalty,
 )
 from tests.parity import cases, references
 from tests.parity.cases import Batch
@@ -28,6 +30,46 @@ float32: found are 2e-7 and 2.3e-2, the latter in whitened advantages."""
 def far(formula: Formula, key: str, wanted: Outputs) -> float:
     """Distance from the reference of what a formula makes of the batch `key`, garbage under its mask."""
     return references.farthest(references.outputs(formula(_garbled(key)), cases.named(key)), wanted)
+
+
+def agrees(
+    name: str,
+    values: Mapping[str, Outputs],
+    formulas: Mapping[str, Formula],
+    exceptions: Mapping[tuple[str, str], Formula],
+    *,
+    may_raise: bool = False,
+) -> None:
+    """Hold a formula to the reference on every batch, or what stands for it in `exceptions` for that mask.
+
+    Args:
+        name: of the formula.
+        values: what the other system gave, by batch.
+        formulas: ours, by name.
+        exceptions: what it does in our terms where it does something else, by name and mask.
+        may_raise: leave out batches that the system refused.
+    """
+    for key, wanted in values.items():
+        if may_raise and "raises" in wanted:
+            continue
+        case, dtype = key.split("/")
+        distance = far(exceptions.get((name, case), formulas[name]), key, wanted)
+        assert distance <= TOLERANCE[dtype], f"{key}: {distance}"
+
+
+def adapted_coefs() -> list[float]:
+    """The KL coefficient after each of the readings."""
+    coef, coefs = 0.2, []
+    for current in cases.KL_READINGS:
+        coef = adapted_kl_coef(coef, current=current, target=6.0, horizon=100, num_rows=8)
+        coefs.append(coef)
+    return coefs
+
+
+def overlong_penalties() -> list[float]:
+    """The penalties of the lengths."""
+    lengths = torch.tensor(cases.LENGTHS)
+    return overlong_penalty(lengths, max_tokens=cases.HORIZON, buffer=cases.BUFFER, factor=0.5).tolist()
 
 
 @cache

@@ -7,13 +7,16 @@ import torch
 
 from rlhf_lightning.functional import CostLoss, sign_loss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import MASKS, batch_of, keeps_its_promises, keeps_the_contract, mask_of
+from tests.unit.functional.offline import (
+    MASKS,
+    batch_of,
+    keeps_its_promises,
+    keeps_the_contract,
+    log_sigmoid,
+    mask_of,
+)
 
 LOSSES = {"plain": CostLoss(), "weighted": CostLoss(sign_coef=0.5), "pairs_only": CostLoss(sign_coef=0.0)}
-
-
-def log_sigmoid(x: float) -> float:
-    return -math.log1p(math.exp(-x))
 
 
 @pytest.mark.parametrize("name", LOSSES)

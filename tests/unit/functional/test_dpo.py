@@ -8,7 +8,14 @@ from torch import Tensor
 
 from rlhf_lightning.functional import DPOLoss, PreferenceKind, preference_loss
 from tests.unit.functional.cases import close, valid
-from tests.unit.functional.offline import MASKS, batch_of, keeps_its_promises, keeps_the_contract, mask_of
+from tests.unit.functional.offline import (
+    MASKS,
+    batch_of,
+    keeps_its_promises,
+    keeps_the_contract,
+    log_sigmoid,
+    mask_of,
+)
 
 LOSSES = {
     "sigmoid": DPOLoss(),
@@ -19,10 +26,6 @@ LOSSES = {
     "hinge": DPOLoss(kind="hinge", beta=1.0, sft_coef=1.0),
 }
 H = torch.tensor([2.0, 0.0, -1.0])
-
-
-def log_sigmoid(x: float) -> float:
-    return -math.log1p(math.exp(-x))
 
 
 @pytest.mark.parametrize("name", LOSSES)

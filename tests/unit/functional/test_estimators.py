@@ -112,6 +112,12 @@ def test_a_penalty_of_nothing_reads_no_reference() -> None:
         assert "kl" not in estimator.returns
 
 
+def test_a_critic_comes_with_the_divergence_whatever_its_weight() -> None:
+    for estimator in (GAEEstimator(kl_coef=0.0), LagrangianEstimator(kl_coef=0.0)):
+        assert {"log_probs", "ref_log_probs"} < set(estimator.columns)
+        assert {"kl", "row_kl"} < set(estimator.returns)
+
+
 @pytest.mark.parametrize(
     ("estimator", "fields", "message"),
     [

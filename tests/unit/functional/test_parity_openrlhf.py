@@ -22,7 +22,6 @@ from rlhf_lightning.functional import (
     SequencePolicyLoss,
     SFTLoss,
     ValueLoss,
-    adapted_kl_coef,
     aggregate,
     at_last_valid,
     clipped_policy_loss,
@@ -33,7 +32,6 @@ from rlhf_lightning.functional import (
     log_ratio,
     masked_mean,
     masked_var,
-    overlong_penalty,
     penalized_rewards,
     spread,
     whiten,
@@ -44,9 +42,12 @@ from tests.parity.cases import Batch
 from tests.parity.references import Formula, Found, shrunk
 from tests.unit.functional.parity import (
     TOLERANCE,
+    adapted_coefs,
+    agrees,
     corrected,
     estimated,
     far,
+    overlong_penalties,
     returned,
     rows_of,
     trained,
@@ -230,10 +231,7 @@ def test_every_reference_is_compared() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula(name: str) -> None:
-    for key, wanted in VALUES[name].items():
-        case, dtype = key.split("/")
-        formula = EXCEPTIONS.get((name, case), FORMULAS[name])
-        assert far(formula, key, wanted) <= TOLERANCE[dtype], key
+    agrees(name, VALUES[name], FORMULAS, EXCEPTIONS)
 
 
 @pytest.mark.parametrize(("name", "case"), EXCEPTIONS)
@@ -257,17 +255,11 @@ def test_kl_estimates(kind: KLKind, limit: float | None) -> None:
 
 
 def test_kl_controller() -> None:
-    coef, coefs = 0.2, []
-    for current in cases.KL_READINGS:
-        coef = adapted_kl_coef(coef, current=current, target=6.0, horizon=100, num_rows=8)
-        coefs.append(coef)
-    assert coefs == pytest.approx(VALUES["controller"]["float64"]["coefs"], rel=1e-8)
+    assert adapted_coefs() == pytest.approx(VALUES["controller"]["float64"]["coefs"], rel=1e-8)
 
 
 def test_overlong_penalty() -> None:
-    lengths = torch.tensor(cases.LENGTHS)
-    found = overlong_penalty(lengths, max_tokens=cases.HORIZON, buffer=cases.BUFFER, factor=0.5)
-    assert found.tolist() == pytest.approx(VALUES["overlong"]["float32"]["penalties"], abs=1e-7)
+    assert overlong_penalties() == pytest.approx(VALUES["overlong"]["float32"]["penalties"], abs=1e-7)
 
 
 def test_equal_scores_are_exactly_zero_here() -> None:

@@ -20,7 +20,7 @@ from rlhf_lightning.functional import (
 from tests.parity import cases, references
 from tests.parity.cases import Batch
 from tests.parity.references import Formula, Found, shrunk
-from tests.unit.functional.parity import TOLERANCE, corrected, estimated, far, trained
+from tests.unit.functional.parity import agrees, corrected, estimated, far, trained
 
 REFERENCES = references.load("trl_online")
 VALUES: dict[str, dict[str, references.Outputs]] = REFERENCES["values"]
@@ -106,10 +106,7 @@ def test_every_reference_is_compared() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula(name: str) -> None:
-    for key, wanted in VALUES[name].items():
-        case, dtype = key.split("/")
-        formula = EXCEPTIONS.get((name, case), FORMULAS[name])
-        assert far(formula, key, wanted) <= TOLERANCE[dtype], key
+    agrees(name, VALUES[name], FORMULAS, EXCEPTIONS)
 
 
 @pytest.mark.parametrize(("name", "case"), EXCEPTIONS)

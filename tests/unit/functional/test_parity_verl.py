@@ -30,7 +30,6 @@ from rlhf_lightning.functional import (
     leave_one_out,
     masked_sum,
     optimal_baseline,
-    overlong_penalty,
     penalized_rewards,
     sequence_kl,
     spread,
@@ -38,7 +37,18 @@ from rlhf_lightning.functional import (
 from tests.parity import cases, references
 from tests.parity.cases import Batch
 from tests.parity.references import Formula, Found, shrunk
-from tests.unit.functional.parity import TOLERANCE, corrected, estimated, far, returned, trained, valued
+from tests.unit.functional.parity import (
+    TOLERANCE,
+    adapted_coefs,
+    agrees,
+    corrected,
+    estimated,
+    far,
+    overlong_penalties,
+    returned,
+    trained,
+    valued,
+)
 
 REFERENCES = references.load("verl")
 VALUES: dict[str, dict[str, references.Outputs]] = REFERENCES["values"]
@@ -196,11 +206,7 @@ def test_every_reference_is_compared() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula(name: str) -> None:
-    for key, wanted in VALUES[name].items():
-        case, dtype = key.split("/")
-        if "raises" not in wanted:
-            formula = EXCEPTIONS.get((name, case), FORMULAS[name])
-            assert far(formula, key, wanted) <= TOLERANCE[dtype], key
+    agrees(name, VALUES[name], FORMULAS, EXCEPTIONS, may_raise=name in REFUSED)
 
 
 @pytest.mark.parametrize(("name", "case"), EXCEPTIONS)
@@ -270,17 +276,11 @@ def test_ratios_beyond_the_clamps(name: str, loss: Loss, beyond: int) -> None:
 
 
 def test_kl_controller() -> None:
-    coef, coefs = 0.2, []
-    for current in cases.KL_READINGS:
-        coef = adapted_kl_coef(coef, current=current, target=6.0, horizon=100, num_rows=8)
-        coefs.append(coef)
-    assert coefs == pytest.approx(VALUES["controller"]["float64"]["coefs"], rel=1e-8)
+    assert adapted_coefs() == pytest.approx(VALUES["controller"]["float64"]["coefs"], rel=1e-8)
 
 
 def test_overlong_penalty() -> None:
-    lengths = torch.tensor(cases.LENGTHS)
-    found = overlong_penalty(lengths, max_tokens=cases.HORIZON, buffer=cases.BUFFER, factor=0.5)
-    assert found.tolist() == pytest.approx(VALUES["overlong"]["float32"]["penalties"], abs=1e-7)
+    assert overlong_penalties() == pytest.approx(VALUES["overlong"]["float32"]["penalties"], abs=1e-7)
 
 
 def test_equal_scores_are_exactly_zero_here() -> None:

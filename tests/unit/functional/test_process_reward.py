@@ -7,11 +7,14 @@ import torch
 
 from rlhf_lightning.functional import Counts, StepLoss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import MASKS, batch_of, keeps_its_promises, keeps_the_contract, mask_of
-
-
-def log_sigmoid(x: float) -> float:
-    return -math.log1p(math.exp(-x))
+from tests.unit.functional.offline import (
+    MASKS,
+    batch_of,
+    keeps_its_promises,
+    keeps_the_contract,
+    log_sigmoid,
+    mask_of,
+)
 
 
 @pytest.mark.parametrize("case", MASKS)

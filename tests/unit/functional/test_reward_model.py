@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lightning.functional import PairwiseLoss, pairwise_loss
 from tests.unit.functional.cases import close, noise
-from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract
+from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract, log_sigmoid
 
 LOSSES = {
     "plain": PairwiseLoss(),
@@ -16,10 +16,6 @@ LOSSES = {
 }
 VALUES = torch.tensor([[9.0, 2.0, math.nan], [0.5, math.inf, 9.0], [1.0, 1.0, 1.0], [9.0, 9.0, 3.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)
-
-
-def log_sigmoid(x: float) -> float:
-    return -math.log1p(math.exp(-x))
 
 
 @pytest.mark.parametrize("name", LOSSES)

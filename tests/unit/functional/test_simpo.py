@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lightning.functional import SimPOLoss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract
+from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract, log_sigmoid
 
 LOSSES = {
     "sigmoid": SimPOLoss(),
@@ -15,10 +15,6 @@ LOSSES = {
     "smoothed": SimPOLoss(label_smoothing=0.1, sft_coef=0.2),
     "cpo": SimPOLoss(beta=0.1, gamma=0.0, length_average=False, sft_coef=1.0),
 }
-
-
-def log_sigmoid(x: float) -> float:
-    return -math.log1p(math.exp(-x))
 
 
 @pytest.mark.parametrize("name", LOSSES)
