@@ -1,4 +1,4 @@
-"""`rlhf fit | validate | predict | export | map | calibrate`: Lightning's command line on short names.
+"""`rlhf fit | validate | predict | export | map | calibrate | reshard`: Lightning's command line.
 
 Algorithms, strategies and data modules are given by short name (`--algo ppo`) or by the class path of your
 own, in flags and in YAML. With neither a configuration nor data, the task that ships in the package runs.
@@ -44,10 +44,11 @@ HELP = {
     "description": "RLHF as a Lightning trainer. `rlhf fit --algo ppo --strategy colocated` trains the model "
     "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
     "epilog": "Without a trainer: `rlhf export CHECKPOINT OUT` writes a Hugging Face directory, `rlhf map` "
-    "finds where models run best on a cluster, `rlhf calibrate FILE` measures this machine for it.",
+    "finds where models run best on a cluster, `rlhf calibrate FILE` measures this machine for it, `rlhf "
+    "reshard` shows what it takes to get from training to generation.",
 }
 """What `rlhf --help` says."""
-COMMANDS = ("export", "map", "calibrate")
+COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
 

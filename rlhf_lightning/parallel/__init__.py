@@ -1,6 +1,22 @@
-"""Where each rank of a model stands: layouts of pipeline, tensor and data parallel ranks; their groups."""
+"""Where each rank of a model stands, training and generating; its groups; how parameters are divided."""
 
-from rlhf_lightning.parallel.layout import ParallelLayout
-from rlhf_lightning.parallel.world import World, WorldSpec, subgroups
+from rlhf_lightning.parallel.groups import ModelGroups, all_ranks, named_groups
+from rlhf_lightning.parallel.layout import Generation, GenerationLayout, ParallelLayout
+from rlhf_lightning.parallel.sharding import Sharded, even_stages, holds
+from rlhf_lightning.parallel.world import Seat, World, WorldSpec, subgroups
 
-__all__ = ["ParallelLayout", "World", "WorldSpec", "subgroups"]
+__all__ = [
+    "Generation",
+    "GenerationLayout",
+    "ModelGroups",
+    "ParallelLayout",
+    "Seat",
+    "Sharded",
+    "World",
+    "WorldSpec",
+    "all_ranks",
+    "even_stages",
+    "holds",
+    "named_groups",
+    "subgroups",
+]

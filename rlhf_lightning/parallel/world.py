@@ -8,7 +8,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
+from rlhf_lightning.parallel.groups import ModelGroups, all_ranks
 from rlhf_lightning.parallel.layout import Axis, ParallelLayout
 
 
@@ -33,6 +35,25 @@ def subgroups(layout: ParallelLayout, devices: Sequence[int]) -> list[tuple[int,
     return [group for group in found if len(group) > 1]
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where one rank of a model stands."""
+
+    rank: int
+    """Within the model's layout."""
+    layout: ParallelLayout
+    device: torch.device
+    dp_group: dist.ProcessGroup | None
+    """The data-parallel group of this rank; None where d = 1."""
+    groups: ModelGroups | None
+    """All groups of this rank; None where the job has made those of replicas only."""
+
+    @property
+    def gives_output(self) -> bool:
+        """Whether the outputs of this rank are those that come back: last stage, first tensor shard."""
+        return self.rank in self.layout.output_ranks
+
+
 @dataclass
 class World:
     """A device's membership in the world."""
@@ -43,18 +64,19 @@ class World:
 
     @classmethod
     def join(cls, rank: int, spec: WorldSpec) -> World:
-        """Meet the other devices and make every subgroup; a job of one device needs neither."""
+        """Meet the other devices and make every subgroup; one device without subgroups needs neither."""
         cuda = torch.cuda.is_available()
         world = cls(rank, torch.device("cuda", 0) if cuda else torch.device("cpu"))
         if cuda:
             torch.cuda.set_device(0)
-        if spec.size > 1:
+        if spec.size > 1 or spec.groups:
+            where = {"init_method": f"tcp://{spec.address}"} if spec.size > 1 else {"store": HashStore()}
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
-                init_method=f"tcp://{spec.address}",
                 rank=rank,
                 world_size=spec.size,
                 timeout=timedelta(seconds=spec.timeout_s),
+                **where,
             )
             world.groups = {ranks: dist.new_group(list(ranks)) for ranks in spec.groups}
         return world
@@ -66,6 +88,25 @@ class World:
             if self.rank in members and len(members) > 1:
                 return self.groups[members]
         return None
+
+    def seat(self, layout: ParallelLayout, devices: Sequence[int]) -> Seat:
+        """The place of this device in a model that stands on these."""
+        rank = list(devices).index(self.rank)
+        data, groups = self.group(layout, devices, "d"), self._model_groups(layout, devices)
+        return Seat(rank, layout, self.device, data, groups)
+
+    def _model_groups(self, layout: ParallelLayout, devices: Sequence[int]) -> ModelGroups | None:
+        """All groups of this device in a layout; None where the job has not made them (`all_ranks`)."""
+        members = [tuple(devices[r] for r in ranks) for ranks in all_ranks(layout)]
+        if any(self.groups.get(ranks) is None for ranks in members):
+            return None
+
+        def find(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+            group = self.groups[tuple(devices[r] for r in ranks)]
+            assert group is not None
+            return group
+
+        return ModelGroups.create(layout, list(devices).index(self.rank), find)
 
     @staticmethod
     def leave() -> None:

@@ -1,0 +1,181 @@
+"""`rlhf reshard`: how the actor's weights get from training to generation, and what that costs each rank.
+
+rlhf reshard --train 1,4,2 --generate 1,2 --model llama-7b
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
+from rlhf_lightning.commands.parser import Parser, count
+from rlhf_lightning.mapping import shapes
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelLayout
+from rlhf_lightning.parallel.planners import PLANNERS
+from rlhf_lightning.parallel.reshard import ReshardPlan, reshard
+from rlhf_lightning.parallel.sharding import even_stages
+from rlhf_lightning.parallel.weights import Bytes, Weights, generation_stages
+
+MODEL = "llama-7b"
+BF16_BYTES = 2
+AXES: dict[str, GenerationAxis] = {"generation tensor": "t", "generation pipeline": "p", "micro-DP": "micro"}
+"""What the groups are called."""
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Plan, and write the answer to standard output.
+
+    Args:
+        arguments: of the command line, without `reshard`.
+
+    Raises:
+        ValueError: an option is wrong, or the layout does not divide the model.
+    """
+    options = _parser().parse_args(arguments)
+    (p, t, d), (pg, tg) = options.train, options.generate
+    rule = PLANNERS[options.rule].rule
+    layout = ParallelLayout(p, t, d, order=options.order, generation=Generation(pg, tg, rule))
+    if options.bytes:
+        name, size_bytes, layers = "a model", options.bytes, p * options.chunks
+    else:
+        shape = shapes.load(options.model)
+        _check(shape, layout)
+        name, size_bytes, layers = shape.name, BF16_BYTES * shape.num_parameters, shape.layers
+    generation_stages(even_stages(layers, p, chunks=options.chunks), pg)
+    plan = reshard(Weights.opaque(size_bytes, layout), layout, planner=options.rule)
+    if options.picture:
+        from rlhf_lightning.commands.reshard_picture import draw  # noqa: PLC0415
+
+        draw(plan, Path(options.picture), title=_title(plan, name))
+    sys.stdout.write(as_json(plan) + "\n" if options.json else as_text(plan, name))
+
+
+def as_json(plan: ReshardPlan) -> str:
+    """The groups, and for each rank what it receives, holds at most, and holds for training alone."""
+    return json.dumps(
+        {
+            "gen_tp_groups": _groups(plan, "t"),
+            "gen_pp_groups": _groups(plan, "p"),
+            "micro_dp_groups": _groups(plan, "micro"),
+            "volume_bytes": [_number(part.received_bytes) for part in plan.ranks],
+            "peak_bytes": [_number(part.peak_bytes) for part in plan.ranks],
+            "redundant_bytes": [_number(part.redundant_bytes) for part in plan.ranks],
+        }
+    )
+
+
+def as_text(plan: ReshardPlan, name: str) -> str:
+    """The groups, a line for each rank, and the worst rank beside the paper's Table 2."""
+    blocks = Blocks(plan)
+    lines = [_title(plan, name), ""]
+    for label, axis in AXES.items():
+        groups = " ".join(f"[{' '.join(map(str, group))}]" for group in _groups(plan, axis))
+        lines.append(f"{label:<19} groups  {groups}")
+    pictures = [f"|{blocks.text(part)}|" for part in plan.ranks]
+    width = max(len("the model"), *map(len, pictures))
+    heads = "".join(f"{head:>12}" for head in ("overlap", "volume", "peak", "redundant"))
+    lines += ["", f"{'rank':>10}  {'the model':<{width}}{heads}"]
+    for part, picture in zip(plan.ranks, pictures, strict=True):
+        sizes = (part.kept_bytes, part.received_bytes, part.peak_bytes, part.redundant_bytes)
+        lines.append(f"{part.rank:>10}  {picture:<{width}}{_sizes(sizes)}")
+    worst = [
+        max(getattr(part, f"{column}_bytes") for part in plan.ranks)
+        for column in ("received", "peak", "redundant")
+    ]
+    lines += [
+        f"{'worst rank':>10}  {'':<{width}}{'':>12}{_sizes(worst)}",
+        f"{'Table 2':>10}  {'':<{width}}{'':>12}{_sizes(plan.table)}",
+        "",
+        "   ".join(f"{SIGNS[kind]} {meaning}" for kind, meaning in MEANING.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _title(plan: ReshardPlan, name: str) -> str:
+    layout, generating = plan.layout, plan.layout.generating
+    return (
+        f"{name}, {_size(plan.weights.size_bytes)}: train (p={layout.p}, t={layout.t}, d={layout.d}) -> "
+        f"generate (pg={generating.p}, tg={generating.t}, dg={generating.num_micro}), "
+        f"{plan.planner}, order {layout.order}"
+    )
+
+
+def _groups(plan: ReshardPlan, axis: GenerationAxis) -> list[list[int]]:
+    """The groups along an axis, ranks in the order of the axis, groups in that of their first ranks."""
+    return sorted(plan.layout.generating.groups(axis))
+
+
+def _sizes(sizes: Sequence[Bytes]) -> str:
+    return "".join(f"{_size(size):>12}" for size in sizes)
+
+
+def _size(size_bytes: Bytes) -> str:
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= scale:
+            return f"{float(size_bytes) / scale:.2f} {unit}"
+    return f"{float(size_bytes):g} B"
+
+
+def _number(size_bytes: Bytes) -> int | float:
+    return size_bytes if isinstance(size_bytes, int) else float(size_bytes)
+
+
+def _check(shape: ModelShape, layout: ParallelLayout) -> None:
+    """Refuse tensor parallelism that does not divide the model, as Megatron does.
+
+    Raises:
+        ValueError: the layout does not divide it.
+    """
+
+    def fits(t: int) -> bool:
+        shared = shape.kv_heads % t == 0 or t % shape.kv_heads == 0
+        return shape.heads % t == 0 and shape.intermediate % t == 0 and shared
+
+    if not fits(layout.t):
+        below = max(t for t in range(1, layout.t) if fits(t))
+        above = next((str(t) for t in range(layout.t, shape.heads + 1) if fits(t)), "")
+        raise ValueError(
+            f"--train with t={layout.t}: {shape.name} has {shape.heads} heads, {shape.kv_heads} key-value "
+            f"heads and feed-forward layers of {shape.intermediate}, which {layout.t} does not divide. "
+            f"Try t={' or '.join(filter(None, (str(below), above)))}."
+        )
+
+
+def _counts(names: str, example: str) -> Callable[[str], tuple[int, ...]]:
+    """A type of options: whole numbers from 1 up, as many as there are names."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        words = text.split(",")
+        if len(words) != len(names.split(",")) or not all(w.isdigit() and int(w) > 0 for w in words):
+            raise argparse.ArgumentTypeError(
+                f"{text} is not {names}, whole numbers from 1 up, such as {example}"
+            )
+        return tuple(map(int, words))
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="rlhf reshard",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--train", type=_counts("p,t,d", "1,4,2"), required=True, help="p,t,d of training, such as 1,4,2")
+    add("--generate", type=_counts("pg,tg", "1,2"), required=True, help="pg,tg of generation, such as 1,2")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--model", default=MODEL, help="a known name, or a Hugging Face config.json; in bf16")
+    size.add_argument("--bytes", type=count, help="bytes of all parameters, in place of a model")
+    add("--rule", choices=tuple(PLANNERS), default="hybridflow", help="how weights are gathered")
+    add("--order", choices=("tpd", "tdp"), default="tpd", help="axes of the ranks, fastest first")
+    add("--chunks", type=count, default=1, help="runs of layers of a stage, in an interleaved pipeline")
+    add("--json", action="store_true", help="the groups and the bytes of each rank as JSON")
+    add("--picture", default="", help="file (.svg, .png) for a picture")
+    return parser

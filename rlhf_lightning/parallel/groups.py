@@ -1,0 +1,94 @@
+"""The groups of ranks that one model's training and generation communicate in.
+
+train (p=1, t=4, d=2), generate (1, 2)        tensor 0123 4567        generation_tensor 02 13 46 57
+                                              data 04 15 26 37        micro 01 23 45 67
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+Ranks = tuple[int, ...]
+
+
+def named_groups(layout: ParallelLayout) -> dict[str, list[list[int]]]:
+    """All groups of a layout by name, those of one rank too; each rank is in at most one of each name."""
+    pipelines, generating = layout.groups("p"), layout.generating
+    return {
+        "tensor": layout.groups("t"),
+        "pipeline": pipelines,
+        "data": layout.groups("d"),
+        "replica": layout.replicas,
+        "ends": [sorted({ranks[0], ranks[-1]}) for ranks in pipelines],
+        "alone": [[rank] for rank in range(layout.num_ranks)],
+        "micro": generating.groups("micro"),
+        "generation_tensor": generating.groups("t"),
+        "generation_pipeline": generating.groups("p"),
+    }
+
+
+@dataclass(frozen=True)
+class ModelGroups:
+    """The process groups that one rank of a model is in, those of one rank too."""
+
+    tensor: dist.ProcessGroup
+    """Same stage and replica."""
+    pipeline: dist.ProcessGroup
+    """Same tensor rank and replica, stage by stage."""
+    data: dist.ProcessGroup
+    """Same stage and tensor rank."""
+    replica: dist.ProcessGroup
+    """Same replica: p t ranks."""
+    ends: dist.ProcessGroup | None
+    """First and last stage of a pipeline, which share a tied embedding; None on stages between."""
+    alone: dist.ProcessGroup
+    """This rank."""
+    micro: dist.ProcessGroup
+    """Micro-DP: under HybridFlow's rule the ranks whose shards make one generation shard."""
+    generation_tensor: dist.ProcessGroup
+    """Tensor shards of one copy as it generates."""
+    generation_pipeline: dist.ProcessGroup
+    """Stages of one copy as it generates."""
+
+    @classmethod
+    def create(
+        cls, layout: ParallelLayout, rank: int, group: Callable[[Ranks], dist.ProcessGroup]
+    ) -> ModelGroups:
+        """Look the groups of a rank of the layout up.
+
+        Args:
+            layout: of the model.
+            rank: within the layout.
+            group: makes or finds the group of these ranks of the layout; `dist.new_group` must be called on
+                every rank of the world for every group, so give `create_all` where none exist yet.
+        """
+        found = {}
+        for name, groups in named_groups(layout).items():
+            mine = next((ranks for ranks in groups if rank in ranks), None)
+            found[name] = None if mine is None else group(tuple(mine))
+        return cls(**found)  # type: ignore[arg-type]
+
+    @classmethod
+    def create_all(cls, layout: ParallelLayout, devices: Sequence[int] | None = None) -> ModelGroups:
+        """Make all groups of a layout; every rank of the world calls it.
+
+        Args:
+            layout: of the model.
+            devices: global rank behind each rank of the layout; the same numbers by default.
+        """
+        devices = range(layout.num_ranks) if devices is None else devices
+        made: dict[Ranks, dist.ProcessGroup] = {}
+        for ranks in all_ranks(layout):
+            made[ranks] = dist.new_group([devices[r] for r in ranks])
+        return cls.create(layout, list(devices).index(dist.get_rank()), made.__getitem__)
+
+
+def all_ranks(layout: ParallelLayout) -> list[Ranks]:
+    """The members of every group of a layout, each once, in an order that all ranks share."""
+    every = (tuple(ranks) for groups in named_groups(layout).values() for ranks in groups)
+    return list(dict.fromkeys(every))

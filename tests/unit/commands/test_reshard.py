@@ -1,0 +1,130 @@
+"""`rlhf reshard` on good input and on bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from rlhf_lightning.commands.blocks import WIDTH
+from rlhf_lightning.data.tokenizer import embedded_directory
+from tests.unit.rlhf import Rlhf
+
+FIGURE_8 = ("reshard", "--train", "1,4,2", "--generate", "1,2")
+KEYS = ["gen_tp_groups", "gen_pp_groups", "micro_dp_groups", "volume_bytes", "peak_bytes", "redundant_bytes"]
+
+
+def answer(rlhf: Rlhf, *words: str) -> dict[str, list[object]]:
+    code, out, err = rlhf.run(*words, "--json")
+    assert (code, err) == (0, "")
+    found: dict[str, list[object]] = json.loads(out)
+    assert list(found) == KEYS
+    return found
+
+
+def lines(rlhf: Rlhf, *words: str) -> list[str]:
+    code, out, err = rlhf.run(*words)
+    assert (code, err) == (0, "")
+    return out.splitlines()
+
+
+def test_json_of_the_figure(rlhf: Rlhf) -> None:
+    found = answer(rlhf, *FIGURE_8)
+    assert found["gen_tp_groups"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert found["gen_pp_groups"] == [[rank] for rank in range(8)]
+    assert found["micro_dp_groups"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert found["volume_bytes"] == [3_369_207_808] * 8  # a quarter of 13,476,831,232
+    assert found["peak_bytes"] == [6_738_415_616] * 8
+    assert found["redundant_bytes"] == [0] * 8
+
+
+def test_json_of_the_other_rules(rlhf: Rlhf) -> None:
+    found = answer(rlhf, *FIGURE_8, "--rule", "vanilla", "--bytes", "800")
+    assert found["gen_tp_groups"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert found["micro_dp_groups"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert (found["volume_bytes"], found["peak_bytes"]) == ([600] * 8, [800] * 8)
+    assert found["redundant_bytes"] == [0, 200, 200, 0, 0, 200, 200, 0]
+    found = answer(rlhf, *FIGURE_8, "--rule", "deepspeed-chat", "--bytes", "100")
+    assert found["volume_bytes"] == [87.5] * 8
+    assert found["redundant_bytes"] == [12.5] * 8
+
+
+def test_the_order_of_ranks(rlhf: Rlhf) -> None:
+    words = ("reshard", "--train", "2,2,2", "--generate", "1,1", "--bytes", "80")
+    assert answer(rlhf, *words)["micro_dp_groups"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert answer(rlhf, *words, "--order", "tdp")["micro_dp_groups"] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+def test_text_draws_what_each_rank_keeps_and_receives(rlhf: Rlhf) -> None:
+    found = lines(rlhf, *FIGURE_8)
+    assert found[0].startswith("llama-7b, 13.48 GB: train (p=1, t=4, d=2) -> generate (pg=1, tg=2, dg=2)")
+    assert found[2].split("groups  ")[1] == "[0 2] [1 3] [4 6] [5 7]"
+    assert found[7].split() == ["0", "|#+", "|", "3.37", "GB", "3.37", "GB", "6.74", "GB", "0", "B"]
+    pictures = [line.split("|")[1] for line in found if "|" in line]
+    assert pictures == ["#+  ", "+#  ", "  #+", "  +#"] * 2
+    found = lines(rlhf, *FIGURE_8, "--rule", "vanilla")
+    assert [line.split("|")[1] for line in found if "|" in line] == ["#+..", ".x++", "++x.", "..+#"] * 2
+    assert [line.split()[2:] for line in found if line.startswith("worst rank")] == [
+        ["10.11", "GB", "13.48", "GB", "3.37", "GB"]
+    ]
+
+
+def test_a_wide_layout_is_drawn_on_a_line(rlhf: Rlhf) -> None:
+    found = lines(rlhf, "reshard", "--train", "4,8,2", "--generate", "1,8", "--rule", "deepspeed-chat")
+    pictures = [line.split("|")[1] for line in found if "|" in line]
+    assert len(pictures) == 64
+    assert {len(picture) for picture in pictures} == {WIDTH}
+
+
+def test_models_are_those_of_the_mapping(rlhf: Rlhf) -> None:
+    words = ("reshard", "--train", "1,2,1", "--generate", "1,1", "--model")
+    assert answer(rlhf, *words, "llama-70b")["peak_bytes"] == [137_953_296_384] * 2
+    found = answer(rlhf, *words, str(embedded_directory()))
+    assert found == answer(rlhf, *words, "embedded")
+
+
+@pytest.mark.parametrize("rule", ["hybridflow", "vanilla", "deepspeed-chat"])
+def test_the_picture_is_an_image(rlhf: Rlhf, tmp_path: Path, rule: str) -> None:
+    picture = tmp_path / "plan.svg"
+    lines(rlhf, *FIGURE_8, "--rule", rule, "--picture", str(picture))
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")  # noqa: S314 - our own file
+    patches = picture.read_text().count('id="patch_')
+    assert patches > 8 * (2 if rule == "hybridflow" else 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("1,4,2", "1,3"), ("train t=4, generate t=3", "Try generate t=1 or 2 or 4")),
+        (("4,1,1", "3,1"), ("train p=4, generate p=3", "Try generate p=1 or 2 or 4")),
+        (("1,4", "1,2"), ("--train: 1,4 is not p,t,d", "such as 1,4,2")),
+        (("1,4,0", "1,2"), ("--train: 1,4,0 is not p,t,d", "from 1 up")),
+        (("1,four,2", "1,2"), ("--train: 1,four,2 is not p,t,d",)),
+        (("1,4,2", "2"), ("--generate: 2 is not pg,tg", "such as 1,2")),
+        (("1,4,2", "0,2"), ("--generate: 0,2 is not pg,tg",)),
+        (("1,3,1", "1,1"), ("t=3: llama-7b has 32 heads", "Try t=2 or 4")),
+        (("1,64,1", "1,1"), ("t=64: llama-7b has 32 heads", "Try t=32")),
+        (("1,12,1", "1,1", "--model", "llama-70b"), ("64 heads, 8 key-value heads", "Try t=8 or 16")),
+        (("33,1,1", "1,1"), ("p=33 stages", "32 layers", "Try p=32")),
+        (("4,1,1", "2,1", "--chunks", "2"), ("p=4 and generate p=2", "Try generate p=1 or 4")),
+        (("1,1,1", "1,1", "--model", "llama-8b"), ("'llama-8b'", "llama-7b, llama-13b")),
+        (("1,1,1", "1,1", "--bytes", "0"), ("--bytes: 0 is no whole number",)),
+        (("1,1,1", "1,1", "--bytes", "5", "--model", "llama-7b"), ("not allowed with argument --bytes",)),
+        (("1,1,1", "1,1", "--rule", "verl"), ("'verl'", "'hybridflow', 'vanilla', 'deepspeed-chat'")),
+        (("1,1,1", "1,1", "--order", "dtp"), ("'dtp'", "'tpd', 'tdp'")),
+        (("1,1,1", "1,1", "--picture", "plan.doc"), ("plan.doc", "Try plan.svg or .png")),
+        (("1,1,1", "1,1", "--jsn"), ("--jsn", "--help")),
+    ],
+    ids=lambda value: " ".join(value) if value and isinstance(value, tuple) and "1," in value[0] else "",
+)
+def test_what_is_impossible_is_refused(rlhf: Rlhf, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    train, generate, *rest = words
+    message = rlhf.refused("reshard", "--train", train, "--generate", generate, *rest)
+    assert [part for part in said if part not in message] == [], message
+
+
+def test_both_layouts_are_asked_for(rlhf: Rlhf) -> None:
+    assert "--generate" in rlhf.refused("reshard", "--train", "1,1,1")
+    assert "--train" in rlhf.refused("reshard")

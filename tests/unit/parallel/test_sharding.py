@@ -1,0 +1,80 @@
+"""How parameters are cut over tensor ranks and stages: by hand, and there and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_lightning.parallel import Sharded, even_stages, holds
+
+COLUMN = Sharded("column", (8, 3), 0, 0)
+ROW = Sharded("row", (3, 8), 0, 1)
+FUSED = Sharded("gate and up", (16, 3), 0, 0, (8, 8))
+UNEVEN = Sharded("uneven sections", (12, 2), 0, 0, (8, 4))
+BIAS = Sharded("bias", (8,), 0, 0)
+NORM = Sharded("norm", (5,), 0)
+ALL = (COLUMN, ROW, FUSED, UNEVEN, BIAS, NORM)
+
+
+def values(param: Sharded) -> torch.Tensor:
+    return torch.arange(float(param.numel)).view(param.shape)
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize("param", ALL, ids=lambda param: param.name)
+def test_shards_make_the_whole_again(param: Sharded, t: int) -> None:
+    shards = [param.shard(values(param), t, index) for index in range(t)]
+    assert all(shard.shape == param.shard_shape(t) for shard in shards)
+    assert torch.equal(param.whole(shards), values(param))
+
+
+def test_shards_by_hand() -> None:
+    assert COLUMN.intervals(2, 1) == [(4, 8)]
+    assert FUSED.intervals(2, 1) == [(4, 8), (12, 16)]
+    assert UNEVEN.intervals(4, 3) == [(6, 8), (11, 12)]
+    assert NORM.intervals(2, 1) == []
+    assert torch.equal(FUSED.shard(values(FUSED), 4, 1), values(FUSED)[[2, 3, 10, 11]])
+    assert torch.equal(ROW.shard(values(ROW), 4, 1), values(ROW)[:, 2:4])
+    assert NORM.shard(values(NORM), 4, 1).shape == (5,)
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"uneven sections: 4 along dimension 0 is not divisible by t=8"):
+        UNEVEN.intervals(8, 0)
+    with pytest.raises(ValueError, match=r"the sections add up to 7. Make them 8"):
+        Sharded("fc1", (8, 2), 0, 0, (4, 3))
+
+
+@pytest.mark.parametrize(
+    ("layers", "p", "chunks", "stages"),
+    [
+        (4, 2, 1, ((0, 1), (2, 3))),
+        (5, 2, 1, ((0, 1, 2), (3, 4))),
+        (7, 4, 1, ((0, 1), (2, 3), (4, 5), (6,))),
+        (8, 2, 2, ((0, 1, 4, 5), (2, 3, 6, 7))),
+        (5, 2, 2, ((0, 1, 3), (2, 4))),
+    ],
+)
+def test_stages_by_hand(layers: int, p: int, chunks: int, stages: tuple[tuple[int, ...], ...]) -> None:
+    assert even_stages(layers, p, chunks=chunks) == stages
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"p=5 .* 4 layers: .* Try p=4"):
+        even_stages(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"), [(2, (False, True, False)), ("first", (True, False, False))], ids=str
+)
+def test_stages_that_hold_a_parameter(place: object, expected: tuple[bool, ...]) -> None:
+    param = Sharded("it", (1,), place)  # type: ignore[arg-type]
+    stages = ((0, 1), (2, 3), (4,))
+    assert tuple(holds(param, stages, stage) for stage in range(3)) == expected
+
+
+def test_stages_that_hold_the_ends() -> None:
+    stages = ((0,), (1,), (2,))
+    assert [holds(Sharded("tied", (1,), "ends"), stages, stage) for stage in range(3)] == [True, False, True]
+    assert [holds(Sharded("head", (1,), "last"), stages, stage) for stage in range(3)] == [False, False, True]
+    assert holds(Sharded("tied", (1,), "ends"), ((0, 1, 2),), 0)
