@@ -11,11 +11,10 @@ decoded now, V the size of the vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.attention import IMPLEMENTATION, Packed, Sequences
+from rlhf_lightning.engines.attention import Packed, Sequences
+from rlhf_lightning.engines.decoder import Decoder, Drawn, WholeDecoder
 from rlhf_lightning.engines.kv import Cache, Decode, Prefill
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.spec import Sampling
@@ -59,23 +59,23 @@ class Native:
 
 
 class NativeGenerator:
-    """Generates with a plain Hugging Face causal language model prepared by `use_interface`."""
+    """Generates with a Hugging Face causal language model prepared by `use_interface`, or with a decoder.
+
+    Where several ranks share one copy of the model, each has a generator and calls it with the same rows; one
+    of them draws, and all return the same answers.
+    """
 
     def __init__(
         self,
-        module: PreTrainedModel,
+        module: PreTrainedModel | Decoder,
         *,
         device: torch.device | str,
         pad_token_id: int,
         eos_token_ids: tuple[int, ...],
         config: Native | None = None,
     ) -> None:
-        name, attention = type(module).__name__, module.config._attn_implementation
-        if attention != IMPLEMENTATION:
-            raise ValueError(
-                f"NativeGenerator({name}): its attention is {attention!r}. Call use_interface(module) first."
-            )
-        self.module, self.device, self.config = module, torch.device(device), config or Native()
+        self.decoder = WholeDecoder(module) if isinstance(module, PreTrainedModel) else module
+        self.device, self.config = torch.device(device), config or Native()
         self.pad_token_id, self.eos_token_ids = pad_token_id, tuple(eos_token_ids)
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
@@ -98,7 +98,7 @@ class NativeGenerator:
         row_ids = rows["row_ids"].to(self.device)[:, None]
         columns = torch.arange(sampling.max_new_tokens, device=self.device)
         responses = _Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
-        with torch.no_grad(), _evaluating(self.module):
+        with torch.no_grad(), self.decoder.evaluating():
             numbers = uniform(seed, row_ids, columns)
             slots = _Slots(self, prompts, sampling, responses)
             while slots.busy:
@@ -107,7 +107,7 @@ class NativeGenerator:
 
     def _limit(self, sampling: Sampling) -> int:
         """Most tokens a prompt may have."""
-        most: int = getattr(self.module.config.get_text_config(), "max_position_embeddings", None) or 2**40
+        most: int = getattr(self.decoder.config.get_text_config(), "max_position_embeddings", None) or 2**40
         if most <= sampling.max_new_tokens:
             raise ValueError(
                 f"sampling.max_new_tokens={sampling.max_new_tokens}: the model has {most} positions, the"
@@ -154,7 +154,7 @@ class _Slots:
     def __init__(
         self, generator: NativeGenerator, prompts: list[Prompt], sampling: Sampling, responses: _Responses
     ) -> None:
-        self.config, self.module, self.device = generator.config, generator.module, generator.device
+        self.config, self.decoder, self.device = generator.config, generator.decoder, generator.device
         self.prompts, self.sampling, self.responses = prompts, sampling, responses
         self.waiting = deque(range(len(prompts)))
         self.size = min(self.config.slots or len(prompts), len(prompts))
@@ -183,7 +183,8 @@ class _Slots:
             seated = 0
             logits = self._decode()
         row, column, _, token = (x[seated : len(self.seats)] for x in self.state)
-        token[:], log_prob = sample(logits, numbers[row, column], self.sampling)
+        drawn = None if logits is None else Drawn(*sample(logits, numbers[row, column], self.sampling))
+        token[:], log_prob = self.decoder.share(drawn, len(row))
         self.responses.record(row, column, token, log_prob)
         column += 1
         self._retire()
@@ -199,7 +200,7 @@ class _Slots:
             rows.append(self.waiting.popleft())
         return rows
 
-    def _prefill(self, rows: list[int]) -> Tensor:
+    def _prefill(self, rows: list[int]) -> Tensor | None:
         """Seat these rows and return the logits [rows, V] of their first tokens; equal prompts run once."""
         distinct: dict[bytes, int] = {}
         which = [distinct.setdefault(self.prompts[row].tobytes(), len(distinct)) for row in rows]
@@ -209,7 +210,9 @@ class _Slots:
         prefill = self._seat(rows, [int(ends[prompt]) for prompt in which], packed)
         ids = self._tensor(np.concatenate(prompts))
         logits = self._logits(ids, packed.position_ids[0], prefill, ends - 1)
-        return logits.index_select(0, self._tensor(which)) if len(distinct) < len(rows) else logits
+        if logits is None or len(distinct) == len(rows):
+            return logits
+        return logits.index_select(0, self._tensor(which))
 
     def _seat(self, rows: list[int], ends: list[int], packed: Packed) -> Prefill:
         """Give the next slots to these rows, whose prompts end at `ends` of the pack."""
@@ -225,7 +228,7 @@ class _Slots:
         where = {"slot": self._tensor(slot), "position": self._tensor(position)}
         return Prefill(packed, self.cache, source=source, **where)
 
-    def _decode(self) -> Tensor:
+    def _decode(self) -> Tensor | None:
         """Feed the last token of every row and return the logits [n, V] of the next."""
         starts = [seat.start for seat in self.seats]
         _, _, place, token = self.state[:, : len(self.seats)]
@@ -236,16 +239,18 @@ class _Slots:
         self.steps += 1
         return logits
 
-    def _logits(self, ids: Tensor, places: Tensor, sequences: Sequences, keep: np.ndarray | None) -> Tensor:
-        """[kept tokens, V] of one forward."""
-        output = self.module(
+    def _logits(
+        self, ids: Tensor, places: Tensor, sequences: Sequences, keep: np.ndarray | None
+    ) -> Tensor | None:
+        """[kept tokens, V] of one forward, on the rank that draws."""
+        output = self.decoder(
             input_ids=ids[None],
             position_ids=places[None],
             use_cache=False,
             sequences=sequences,
             logits_to_keep=0 if keep is None else self._tensor(keep),
         )
-        return cast(Tensor, output.logits[0])
+        return None if output.logits is None else output.logits[0]
 
     def _retire(self) -> None:
         """Close the rows that said a stop token or have all their tokens; the last rows take their slots."""
@@ -285,14 +290,3 @@ def _prompts(rows: TensorDict, limit: int) -> list[Prompt]:
                 f" model's positions. Drop prompts of more than {limit} tokens, or lower max_new_tokens."
             )
     return prompts
-
-
-@contextmanager
-def _evaluating(module: PreTrainedModel) -> Iterator[None]:
-    """Without dropout and gradient checkpointing for a while."""
-    training = module.training
-    module.train(False)
-    try:
-        yield
-    finally:
-        module.train(training)

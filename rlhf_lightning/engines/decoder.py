@@ -1,0 +1,120 @@
+"""What the native generator asks of a model: a whole Hugging Face module, or a rank's part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple, Protocol, cast
+
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from rlhf_lightning.engines.attention import IMPLEMENTATION, Sequences
+
+
+class Drawn(NamedTuple):
+    """The next tokens of n rows."""
+
+    token: Tensor
+    """[n] int64."""
+    log_prob: Tensor
+    """[n] float32, natural log, at the sampling temperature, before truncation."""
+
+
+class Output(NamedTuple):
+    """What a decoder computed."""
+
+    logits: Tensor | None
+    """[1, K, V] of the K kept tokens; None on a rank that does not draw."""
+
+
+class Decoder(Protocol):
+    """A causal language model, or what one rank has of it: all ranks that share one copy call it alike."""
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """Of the whole model."""
+        ...
+
+    def __call__(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        use_cache: bool,
+        sequences: Sequences,
+        logits_to_keep: int | Tensor,
+    ) -> Output:
+        """Compute T tokens.
+
+        Args:
+            input_ids: [1, T] int64.
+            position_ids: [1, T] int64.
+            use_cache: False; `sequences` keeps keys and values.
+            sequences: what each token attends to.
+            logits_to_keep: [K] int64, the tokens whose logits are wanted; 0 for all.
+        """
+        ...
+
+    def share(self, drawn: Drawn | None, count: int) -> Drawn:
+        """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
+        ...
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Without dropout and gradient checkpointing for a while."""
+        ...
+
+
+class WholeDecoder:
+    """A Hugging Face causal language model prepared by `use_interface`, whole on this rank.
+
+    Raises:
+        ValueError: it is not prepared.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        name, attention = type(module).__name__, module.config._attn_implementation
+        if attention != IMPLEMENTATION:
+            raise ValueError(
+                f"NativeGenerator({name}): its attention is {attention!r}. Call use_interface(module) first."
+            )
+        self.module = module
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """See `Decoder.config`."""
+        return self.module.config
+
+    def __call__(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        use_cache: bool,
+        sequences: Sequences,
+        logits_to_keep: int | Tensor,
+    ) -> Output:
+        """See `Decoder.__call__`."""
+        output = self.module(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            use_cache=use_cache,
+            sequences=sequences,
+            logits_to_keep=logits_to_keep,
+        )
+        return Output(cast(Tensor, output.logits))
+
+    def share(self, drawn: Drawn | None, count: int) -> Drawn:
+        """What this rank drew."""
+        assert drawn is not None
+        return drawn
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See `Decoder.evaluating`."""
+        training = self.module.training
+        self.module.train(False)
+        try:
+            yield
+        finally:
+            self.module.train(training)

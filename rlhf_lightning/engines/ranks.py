@@ -1,0 +1,58 @@
+"""The ranks of one group, and what they say to each other while they generate; a rank alone says nothing."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """A process group, or one rank alone.
+
+    Args:
+        group: None, or one that this rank is in.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.size = 1 if group is None else dist.get_world_size(group)
+        """Number of ranks."""
+        self.index = 0 if group is None else dist.get_rank(group)
+        """Of this rank, from 0."""
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' tensors, in place of `x`."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self._group)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[ranks, *x.shape] on every rank."""
+        if self.size == 1:
+            return x[None]
+        every = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(every, x.contiguous(), group=self._group)
+        return every.view(self.size, *x.shape)
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        """All ranks' tensors on the first rank, None on the others."""
+        if self.size == 1:
+            return [x]
+        every = [torch.empty_like(x) for _ in range(self.size)] if self.index == 0 else None
+        dist.gather(x, every, group=self._group, group_dst=0)
+        return every
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Overwrite `x` with that of rank `source`."""
+        if self.size > 1:
+            dist.broadcast(x, group=self._group, group_src=source)
+
+    def send(self, x: Tensor, target: int) -> None:
+        """Give `x` to another rank, which calls `receive`."""
+        dist.send(x, group=self._group, group_dst=target)
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Overwrite `x` with what another rank sends."""
+        dist.recv(x, group=self._group, group_src=source)
+        return x

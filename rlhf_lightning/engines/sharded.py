@@ -1,0 +1,291 @@
+"""Computes a Llama or Qwen2 decoder with one rank's generation shard, in place, as Megatron has it fused.
+
+    stage 0 ── hidden states ──> stage 1 ── ... ──> last stage, tensor rank 0: logits, which draws
+       ^                            ^                          |
+       └──────── tokens ────────────┴──────────────────────────┘   to its tensor ranks, then to all stages
+    within a stage, tensor ranks: embedding, linear_proj and linear_fc2 are summed, linear_qkv is gathered
+    where there are fewer groups than ranks
+
+One rank draws, so that no rounding can make two ranks of a copy differ about a token or about a row's end.
+
+T is the number of tokens, H the hidden size, D the size of a head, G the groups (key-value heads) of this
+rank, Q the query heads of a group on this rank, F the inner size of this rank, k the training shards in a
+generation shard, V the size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, silu
+from transformers import PreTrainedConfig
+
+from rlhf_lightning.engines.attention import Layer, Sequences
+from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
+from rlhf_lightning.engines.decoder import Drawn, Output
+from rlhf_lightning.engines.ranks import Ranks
+from rlhf_lightning.engines.rotary import Angles, Rotary
+from rlhf_lightning.parallel.sharding import holds
+
+
+class ShardedDecoder:
+    """See the head of the module.
+
+    Args:
+        conversion: of the whole model.
+        weights: the generation shard of this rank by `Sharded.name`; divided along dimension 0, training
+            shard by training shard, or along dimension 1 as a transposed view of the same. None is copied.
+        layers: of each generation stage; one of an interleaved pipeline has several runs of layers.
+        chunks: k.
+        tensor: tensor ranks of this stage; None for one.
+        pipeline: stages, in order; None for one.
+
+    Raises:
+        ValueError: the weights, the layers or the heads do not fit the groups.
+    """
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        weights: Mapping[str, Tensor],
+        *,
+        layers: Sequence[Sequence[int]],
+        chunks: int,
+        tensor: dist.ProcessGroup | None,
+        pipeline: dist.ProcessGroup | None,
+    ) -> None:
+        self._config, self._chunks = conversion.config, chunks
+        self._tensor, self._pipeline = Ranks(tensor), Ranks(pipeline)
+        stage = self._pipeline.index
+        self._runs = _runs(layers, stages=self._pipeline.size, count=self._config.num_hidden_layers)[stage]
+        self._heads = _Heads(conversion, self._tensor)
+        _check(conversion, weights, stages=layers, stage=stage, t=self._tensor.size)
+        self._layers = {number: _Weights.of(weights, number) for number in layers[stage]}
+        self._embedding, self._norm = weights.get(EMBEDDING), weights.get("decoder.final_layernorm.weight")
+        self._output = weights.get(EMBEDDING if conversion.tied else OUTPUT)
+        some = next(iter(weights.values()))
+        self._dtype, self._device = some.dtype, some.device
+        self._rotary = Rotary(self._config, self._device)
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """See `Decoder.config`."""
+        return self._config
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        use_cache: bool,
+        sequences: Sequences,
+        logits_to_keep: int | Tensor,
+    ) -> Output:
+        """See `Decoder.__call__`; the logits are on tensor rank 0 of the last stage."""
+        angles = self._rotary(position_ids, self._dtype)
+        for run in self._runs:
+            hidden = (
+                self._first(input_ids[0]) if run.source is None else self._received(input_ids, run.source)
+            )
+            for number in run.layers:
+                hidden = self._layer(hidden, number, angles, sequences)
+            if run.target is not None:
+                self._pipeline.send(hidden, run.target)
+        if run.target is not None:
+            return Output(None)
+        return Output(self._logits(hidden if isinstance(logits_to_keep, int) else hidden[logits_to_keep]))
+
+    def share(self, drawn: Drawn | None, count: int) -> Drawn:
+        """See `Decoder.share`."""
+        if self._tensor.size == self._pipeline.size == 1 and drawn is not None:
+            return drawn
+        # Both numbers are exact in float64, and so go in one message.
+        if drawn is None:
+            both = torch.empty(2, count, dtype=torch.float64, device=self._device)
+        else:
+            both = torch.stack([drawn.token.double(), drawn.log_prob.double()])
+        if self._runs[-1].target is None:
+            self._tensor.broadcast(both, source=0)
+        self._pipeline.broadcast(both, source=self._pipeline.size - 1)
+        return Drawn(both[0].long(), both[1].float())
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Nothing to do: it neither drops nor recomputes."""
+        return nullcontext()
+
+    def _first(self, ids: Tensor) -> Tensor:
+        """[T] -> [T, H], the embedding of tokens of which this rank knows some."""
+        table = _present(self._embedding)
+        if self._tensor.size == 1:
+            return embedding(ids, table)
+        ids = ids - self._tensor.index * len(table)
+        unknown = (ids < 0) | (ids >= len(table))
+        found = embedding(ids.masked_fill(unknown, 0), table)
+        return self._tensor.total(found.masked_fill_(unknown[:, None], 0))
+
+    def _received(self, ids: Tensor, source: int) -> Tensor:
+        """[T, H] of another stage."""
+        shape = (ids.shape[1], self._config.hidden_size)
+        return self._pipeline.receive(torch.empty(shape, dtype=self._dtype, device=self._device), source)
+
+    def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Sequences) -> Tensor:
+        """[T, H] -> [T, H]; the memory of `hidden` is used."""
+        weights = self._layers[number]
+        fused = linear(self._normal(hidden, weights.norm), weights.qkv, weights.qkv_bias)
+        layer = Layer(number, self._heads.scaling, self._window(number))
+        attended = sequences.attend(*self._heads.split(fused, angles), layer)
+        hidden = self._add(hidden, attended[0].flatten(1), weights.proj, weights.proj_bias)
+        fused = linear(self._normal(hidden, weights.mlp_norm), weights.fc1)
+        gate, up = fused.unflatten(1, (self._chunks, 2, -1)).unbind(2)
+        return self._add(hidden, silu(gate).mul_(up).flatten(1), weights.fc2)
+
+    def _normal(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)
+
+    def _window(self, number: int) -> int:
+        """How far back a layer sees; 0: to the beginning."""
+        kinds = getattr(self._config, "layer_types", None)
+        return self._config.sliding_window if kinds and kinds[number] == "sliding_attention" else 0
+
+    def _add(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`hidden` + x weight^T + bias over all tensor ranks; the first adds what all of them have."""
+        if self._tensor.index > 0:
+            return self._tensor.total(linear(x, weight))
+        hidden.addmm_(x, weight.t())
+        return self._tensor.total(hidden if bias is None else hidden.add_(bias))
+
+    def _logits(self, hidden: Tensor) -> Tensor | None:
+        """[K, H] -> [1, K, V] on tensor rank 0, without the columns that pad the vocabulary."""
+        part = linear(self._normal(hidden, _present(self._norm)), _present(self._output))
+        parts = self._tensor.gather(part)
+        if parts is None:
+            return None
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return whole[None, :, : self._config.vocab_size]
+
+
+class _Run(NamedTuple):
+    """Layers that a stage computes without a break."""
+
+    layers: tuple[int, ...]
+    source: int | None
+    """Stage that the hidden states come from; None: they are embedded here."""
+    target: int | None
+    """Stage that they go to; None: the logits are made here."""
+
+
+class _Weights(NamedTuple):
+    """Of a layer."""
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    proj: Tensor
+    proj_bias: Tensor | None
+    mlp_norm: Tensor
+    fc1: Tensor
+    fc2: Tensor
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], number: int) -> _Weights:
+        """Look them up."""
+        prefix = f"decoder.layers.{number}."
+        return cls(
+            norm=weights[prefix + "input_layernorm.weight"],
+            qkv=weights[prefix + "self_attention.linear_qkv.weight"],
+            qkv_bias=weights.get(prefix + "self_attention.linear_qkv.bias"),
+            proj=weights[prefix + "self_attention.linear_proj.weight"],
+            proj_bias=weights.get(prefix + "self_attention.linear_proj.bias"),
+            mlp_norm=weights[prefix + "pre_mlp_layernorm.weight"],
+            fc1=weights[prefix + "mlp.linear_fc1.weight"],
+            fc2=weights[prefix + "mlp.linear_fc2.weight"],
+        )
+
+
+class _Heads:
+    """The heads of this rank; ranks share a group where there are more of them than groups."""
+
+    def __init__(self, conversion: Conversion, tensor: Ranks) -> None:
+        heads, groups, t = conversion.heads, conversion.groups, tensor.size
+        if heads % t or (groups % t and t % groups):
+            raise ValueError(
+                f"ShardedDecoder(generate t={t}): {heads} heads in {groups} groups do not divide. "
+                f"Try t={' or '.join(str(n) for n in range(1, heads + 1) if not (heads % n or groups % n))}."
+            )
+        self.scaling = conversion.head_size**-0.5
+        self._tensor, self._sharing = tensor, max(1, t // groups)
+        self._shape = (heads // groups + 2, conversion.head_size)
+        own = heads // groups // self._sharing
+        first = tensor.index % self._sharing * own
+        self._queries = slice(first, first + own)
+
+    def split(self, fused: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """This rank's [T, G (Q + 2) D] -> query [1, G Q, T, D], turned key and value [1, G, T, D]."""
+        if self._sharing > 1:
+            fused = self._group(fused)
+        mixed = fused.unflatten(1, (-1, *self._shape))
+        turned = angles.turn(mixed[:, :, :-1])
+        query = turned[:, :, self._queries].flatten(1, 2)
+        key, value = turned[:, :, -1], mixed[:, :, -1]
+        return query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+
+    def _group(self, fused: Tensor) -> Tensor:
+        """The whole group that this rank has a part of."""
+        first = self._tensor.index // self._sharing * self._sharing
+        return self._tensor.all_gather(fused)[first : first + self._sharing].transpose(0, 1).flatten(1)
+
+
+def _present(weight: Tensor | None) -> Tensor:
+    assert weight is not None
+    return weight
+
+
+def _runs(layers: Sequence[Sequence[int]], *, stages: int, count: int) -> list[list[_Run]]:
+    """The runs of each stage, in order."""
+    owner = {number: stage for stage, numbers in enumerate(layers) for number in numbers}
+    walk = [
+        (stage, tuple(numbers))
+        for stage, numbers in groupby(range(count), lambda number: owner.get(number, -1))
+    ]
+    if len(layers) != stages or sum(map(len, layers)) != count or {s for s, _ in walk} != set(range(stages)):
+        raise ValueError(
+            f"ShardedDecoder(layers={layers}): {stages} stages hold {count} layers, each once. "
+            "Take those of even_stages."
+        )
+    if (walk[0][0], walk[-1][0]) != (0, stages - 1):
+        raise ValueError(
+            f"ShardedDecoder(layers={layers}): stage 0, which embeds, has layer 0, and stage {stages - 1}, "
+            f"which has the output layer, has layer {count - 1}. Take those of even_stages."
+        )
+    around = [None, *(stage for stage, _ in walk), None]
+    runs: list[list[_Run]] = [[] for _ in range(stages)]
+    for (stage, numbers), source, target in zip(walk, around[:-2], around[2:], strict=True):
+        runs[stage].append(_Run(numbers, source, target))
+    return runs
+
+
+def _check(
+    conversion: Conversion,
+    weights: Mapping[str, Tensor],
+    *,
+    stages: Sequence[Sequence[int]],
+    stage: int,
+    t: int,
+) -> None:
+    """Refuse a shard that is not this rank's."""
+    for param in conversion.parameters:
+        if not holds(param, stages, stage):
+            continue
+        shape = tuple(weights[param.name].shape) if param.name in weights else "none"
+        if shape != param.shard_shape(t):
+            raise ValueError(
+                f"ShardedDecoder(stage={stage}, generate t={t}): {param.name} has the shape {shape}, not "
+                f"{param.shard_shape(t)}. Give the generation shard of this rank."
+            )

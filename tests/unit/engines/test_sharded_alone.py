@@ -1,0 +1,170 @@
+"""One rank of a sharded decoder: what its weights are, where they lie, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rlhf_lightning.engines.attention import Packed, use_interface
+from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.generation_shard import generation_shard
+from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from tests.unit import spmd
+from tests.unit.engines.decoders import token_lists
+from tests.unit.engines.test_sharded import GREEDY, KINDS, Case, answers, expected, whole
+
+
+def alone(
+    kind: str, *, k: int = 1, dtype: torch.dtype = torch.float32
+) -> tuple[ShardedDecoder, dict[str, Tensor]]:
+    """A decoder of one rank and its weights."""
+    case = Case(kind, 1, 1, k)
+    weights = {name: weight.to(dtype) for name, weight in case.shard(0, 0).items()}
+    made = ShardedDecoder(case.conversion, weights, layers=case.stages, chunks=k, tensor=None, pipeline=None)
+    return made, weights
+
+
+class _Made(TorchDispatchMode):
+    """Notes the size of every block of memory that an operation fills."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.bytes.append(x.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_weight_is_copied(kind: str) -> None:
+    decoder, weights = alone(kind, k=4)
+    held = [
+        decoder._embedding,
+        decoder._norm,
+        decoder._output,
+        *(w for x in decoder._layers.values() for w in x),
+    ]
+    assert {w.data_ptr() for w in held if w is not None} == {w.data_ptr() for w in weights.values()}
+    with _Made() as made:
+        decoder(
+            input_ids=torch.ones(1, 1, dtype=torch.int64),
+            position_ids=torch.zeros(1, 1, dtype=torch.int64),
+            use_cache=False,
+            sequences=Packed([1]),
+            logits_to_keep=0,
+        )
+    matrices = [w.nbytes for w in weights.values() if w.dim() == 2]
+    assert len(made.bytes) > 20
+    assert max(made.bytes) < min(matrices)
+
+
+def test_a_generation_shard_is_its_training_shards_one_behind_the_other() -> None:
+    layout = ParallelLayout(p=2, t=4, generation=Generation(2, 2)).generating
+    case = Case("qwen2", 2, 2, 2)
+    parameters = dict(whole("qwen2").named_parameters(remove_duplicate=False))
+    seen = set()
+    for rank in range(8):
+        at = layout.train.coordinate(rank)
+        shard = generation_shard(
+            case.conversion, parameters.__getitem__, layout=layout, stages=case.stages, rank=rank
+        )
+        for param in case.conversion.parameters:
+            if param.name not in shard:
+                continue
+            complete = case.conversion.from_hugging_face(param, parameters.__getitem__)
+            memory = shard[param.name].t() if param.dim == 1 else shard[param.name]
+            assert memory.is_contiguous()
+            piece = memory if param.dim is None else memory.chunk(2)[at.t % 2]
+            right = param.shard(complete, 4, at.t)
+            assert torch.equal(piece, right.t() if param.dim == 1 else right)
+            seen.add((at.p, param.name))
+    assert {name for p, name in seen if p == 1 and "layers" not in name} == {
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+    }
+
+
+def test_bfloat16() -> None:
+    decoder, weights = alone("qwen2", dtype=torch.bfloat16)
+    assert len(weights) == len(Case("qwen2", 1, 1, 1).conversion.parameters)
+    inputs: dict[str, Any] = {"input_ids": token_lists([7])[0][None], "position_ids": torch.arange(7)[None]}
+    inputs |= {"use_cache": False, "sequences": Packed([7]), "logits_to_keep": 0}
+    logits = decoder(**inputs).logits
+    assert logits is not None
+    with torch.no_grad():
+        right = whole("qwen2")(**inputs).logits
+    assert logits.dtype == torch.bfloat16
+    assert float((logits - right).norm() / right.norm()) < 0.02
+
+
+def test_sliding_windows_are_kept() -> None:
+    module = whole("qwen2")
+    config = AutoConfig.for_model(
+        "qwen2", **{k: v for k, v in KINDS["qwen2"].items() if k != "model_type"},
+        use_sliding_window=True, sliding_window=3, max_window_layers=1,
+    )  # fmt: skip
+    windowed = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
+    windowed.load_state_dict(module.state_dict())
+    use_interface(windowed.train(False))
+    decoder = ShardedDecoder(
+        Conversion(config), alone("qwen2")[1], layers=((0, 1, 2),), chunks=1, tensor=None, pipeline=None
+    )
+    found, right = answers(decoder, GREEDY), answers(windowed, GREEDY)
+    torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
+    assert not torch.equal(right["response_ids"], expected("qwen2", GREEDY)["response_ids"])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    case = Case("llama", 1, 1, 1)
+    weights = case.shard(0, 0)
+
+    def make(changed: Mapping[str, Tensor], layers: tuple[tuple[int, ...], ...]) -> None:
+        ShardedDecoder(case.conversion, changed, layers=layers, chunks=1, tensor=None, pipeline=None)
+
+    with pytest.raises(ValueError, match=r"1 stages hold 3 layers, each once"):
+        make(weights, ((0, 1),))
+    with pytest.raises(
+        ValueError, match=r"layers.1.mlp.linear_fc2.weight has the shape none, not \(32, 48\)"
+    ):
+        make({name: w for name, w in weights.items() if "1.mlp.linear_fc2" not in name}, case.stages)
+    with pytest.raises(ValueError, match=r"word_embeddings.weight has the shape \(71, 32\), not \(70, 32\)"):
+        make(weights | {"embedding.word_embeddings.weight": torch.zeros(71, 32)}, case.stages)
+
+
+def test_layouts_that_do_not_fit_are_refused() -> None:
+    def refused(_: dist.ProcessGroup) -> list[str]:
+        every = dist.new_group([0, 1, 2])
+        case, messages = Case("llama", 1, 1, 1), []
+        for tensor, pipeline, layers in (
+            (every, None, case.stages),
+            (None, every, ((0,), (2,), (1,))),
+            (None, every, ((0, 1), (2,), ())),
+        ):
+            with pytest.raises(ValueError, match="ShardedDecoder") as caught:
+                ShardedDecoder(case.conversion, {}, layers=layers, chunks=1, tensor=tensor, pipeline=pipeline)
+            messages.append(str(caught.value))
+        return messages
+
+    heads, ends, empty = spmd.run(3, refused)[0]
+    assert "generate t=3): 4 heads in 2 groups do not divide. Try t=1 or 2." in heads
+    assert "stage 2, which has the output layer, has layer 2" in ends
+    assert "3 stages hold 3 layers, each once" in empty
