@@ -1,0 +1,218 @@
+"""The actor's way from its training shards to its generation shard and back, each number held once.
+
+training                        gather                                 generation
+own chunk  ── copied into ──> [ own | remote ]  <── micro-DP group     all of it computes; the parameters
+parameter.data ──────────────── a view of it                           that train are views of it
+                                release
+own chunk  <── copied out ─── [ own | remote ]  ──> freed
+
+Bucket by bucket: while one is on its way, the own part of the next is copied. So the peak is the generation
+shard and the largest training parameter (and, with gloo, the buffers of its all-gathers).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlhf_lightning.parallel.buckets import Slot, buckets, param_of, stored_as
+from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.sharding import Sharded, holds
+
+IN_FLIGHT = 2
+"""Buckets on their way at the same time."""
+
+
+@dataclass(eq=False)
+class HybridBuffer:
+    """One rank's parameters: a training shard in training, in generation the shard that it is a part of.
+
+    The `nn.Parameter` objects stay, only their `.data` moves; a parameter divided along dimension 1 lies
+    transposed in memory, in training too, so that its strides never change.
+
+    Raises:
+        ValueError: the layout generates by the vanilla rule; the group or the parameters are not this rank's.
+    """
+
+    params: Sequence[Sharded]
+    """All parameters of the model."""
+    stages: Sequence[Sequence[int]]
+    """Layers of each training stage."""
+    layout: ParallelLayout
+    """Training and generation."""
+    _: KW_ONLY
+    rank: int
+    """Within the layout."""
+    group: dist.ProcessGroup
+    """The rank's micro-DP group, ranks in the order of the micro index."""
+    parameters: Mapping[str, nn.Parameter]
+    """This rank's training shards by name, in the shape `Sharded.shard_shape(t)`."""
+    keep: bool = False
+    """Whether the remote part stays allocated after generation, so that no pointer ever changes."""
+    received_bytes: int = field(default=0, init=False)
+    """What the last `gather` asked of other ranks."""
+    sent_bytes: int = field(default=0, init=False)
+    """What the last `gather` gave to other ranks, counted once for each receiver."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        at = self.layout.generating.coordinate(self.rank)
+        self._member = at.micro
+        self._buckets = buckets(self.params, self.stages, self.layout.generating, stage=at.p)
+        self._stores: dict[str, Tensor] = {}
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for slot in self._slots():
+                self._settle(slot)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all memory that the parameters and the generation shard lie in, each piece once."""
+        tensors = [*self._stores.values(), *(parameter.data for parameter in self.parameters.values())]
+        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+
+    def gather(self) -> dict[str, Tensor]:
+        """Make the generation shard; every member of the micro-DP group calls it.
+
+        Returns:
+            The tensors by name. A divided one has its chunks in their order along `dim`, each with all its
+            sections. Drop them before `release`, or the memory stays.
+        """
+        self.received_bytes = self.sent_bytes = 0
+        shard: dict[str, Tensor] = {}
+        running: deque[list[dist.Work]] = deque()
+        with torch.inference_mode(mode=False), torch.no_grad():  # the parameters are to be trained again
+            for bucket in self._buckets:
+                works = []
+                for slot in bucket:
+                    store = self._store(slot)
+                    self.received_bytes += store[0].nbytes * len(slot.missing(self._member))
+                    self.sent_bytes += store[0].nbytes * slot.num_sent(self._member)
+                    works += exchange(slot, store, member=self._member, group=self.group)
+                    shard |= slot.tensors(store)
+                running.append(works)
+                if len(running) > IN_FLIGHT:
+                    _wait(running.popleft())
+            for works in running:
+                _wait(works)
+        return shard
+
+    def release(self) -> None:
+        """Free what other ranks train, unless it is kept; the own part moves into memory of its own."""
+        if self.keep:
+            return
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for slot in self._slots():
+                store = self._stores.pop(slot.params[0].name, None)
+                trained = self._trained(slot)
+                if store is not None and trained is not None:
+                    param, parameter = trained
+                    parameter.data = param_of(param, stored_as(param, parameter.data).clone())
+
+    def _slots(self) -> Iterable[Slot]:
+        return (slot for bucket in self._buckets for slot in bucket)
+
+    def _trained(self, slot: Slot) -> tuple[Sharded, nn.Parameter] | None:
+        """The parameter of a slot that this rank trains."""
+        return next(((q, self.parameters[q.name]) for q in slot.params if q.name in self.parameters), None)
+
+    def _settle(self, slot: Slot) -> None:
+        """Lay this rank's parameter of a slot out as it lies in a generation shard."""
+        if (trained := self._trained(slot)) is not None:
+            param, parameter = trained
+            stored = stored_as(param, parameter.data)
+            if not stored.is_contiguous():
+                parameter.data = param_of(param, stored.contiguous())
+
+    def _store(self, slot: Slot) -> Tensor:
+        """The memory of a slot, `[pieces, *stored]`, of which this rank's parameter is a view."""
+        trained = self._trained(slot)
+        if trained is not None and not slot.missing(self._member):
+            self._settle(slot)
+            return stored_as(trained[0], trained[1].data).unsqueeze(0)
+        name = slot.params[0].name
+        if name not in self._stores:
+            like = next(iter(self.parameters.values())).data
+            self._stores[name] = like.new_empty((len(slot.owners), *slot.stored))
+        store, own = self._stores[name], slot.own(self._member)
+        if trained is not None and own is not None:
+            param, parameter = trained
+            view = param_of(param, store[own])
+            if parameter.data_ptr() != view.data_ptr():
+                parameter.data = view.copy_(parameter.data)
+        return store
+
+
+def exchange(slot: Slot, store: Tensor, *, member: int, group: dist.ProcessGroup) -> list[dist.Work]:
+    """Start what fills the memory of a slot; every member of the micro-DP group calls it.
+
+    Args:
+        slot: what it holds.
+        store: [pieces, *slot.stored], the own piece in its place.
+        member: this rank's place in the group.
+        group: all members, in their order.
+    """
+    if slot.how == "nothing":
+        return []
+    if slot.how == "gather":
+        work = dist.all_gather_single(store.flatten(), store[member].flatten(), group=group, async_op=True)
+        return [_started(work)]
+    if slot.how == "broadcast":
+        works = [
+            dist.broadcast(piece, group=group, async_op=True, group_src=owner)
+            for piece, (owner,) in zip(store, slot.owners, strict=True)
+        ]
+        return [_started(work) for work in works]
+    operations = []
+    for piece, sender, receiver in slot.routes:
+        if sender == member:
+            operations.append(dist.P2POp(dist.isend, store[piece], group=group, group_peer=receiver))
+        elif receiver == member:
+            operations.append(dist.P2POp(dist.irecv, store[piece], group=group, group_peer=sender))
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None
+    return work
+
+
+def _wait(works: Iterable[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _check(buffer: HybridBuffer) -> None:
+    """Refuse what would only fail, or hang, in the first transition."""
+    generating = buffer.layout.generating
+    at, train = generating.coordinate(buffer.rank), buffer.layout.coordinate(buffer.rank)
+    if generating.rule != "hybridflow":
+        raise ValueError(
+            f"HybridBuffer(rule={generating.rule!r}): under this rule a rank's training shard is no part of "
+            "its generation shard. Take rule='hybridflow'."
+        )
+    size, member = dist.get_world_size(buffer.group), dist.get_rank(buffer.group)
+    if (size, member) != (generating.num_micro, at.micro):
+        raise ValueError(
+            f"HybridBuffer(rank={buffer.rank}): the group has this rank as {member} of {size}, the layout "
+            f"as {at.micro} of {generating.num_micro}. Give ModelGroups.micro, devices in the ranks' order."
+        )
+    wanted = {
+        param.name: param.shard_shape(buffer.layout.t)
+        for param in buffer.params
+        if holds(param, buffer.stages, train.p)
+    }
+    given = {name: tuple(parameter.shape) for name, parameter in buffer.parameters.items()}
+    wrong = sorted(n for n in wanted.keys() | given.keys() if wanted.get(n) != given.get(n))
+    if wrong:
+        raise ValueError(
+            f"HybridBuffer(rank={buffer.rank}): {wrong[0]} is {given.get(wrong[0])}, and stage {train.p} "
+            f"trains {wanted.get(wrong[0])} ({len(wrong)} such parameters). Give all that the stage trains."
+        )
+    kinds = sorted({f"{p.dtype} on {p.device}" for p in buffer.parameters.values()})
+    if len(kinds) > 1:
+        raise ValueError(f"HybridBuffer: parameters are {' and '.join(kinds)}. Make them all alike.")
