@@ -5,18 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.functional.aggregate import Counts, Loss
 
 Part = Literal["parameters", "gradients", "optimizer"]
 """What of a model can be kept off the device."""
 PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """What the last way from training to generation took on one rank."""
+
+    seconds: float = 0.0
+    """Until the last byte was here."""
+    received_bytes: int = 0
+    """Parameters that other ranks gave."""
+    training_bytes: int = 0
+    """Memory of the parameters in training."""
+    generation_bytes: int = 0
+    """Memory of the parameters in generation, those of training among them."""
 
 
 class TrainEngine(ABC):
@@ -60,8 +75,12 @@ class TrainEngine(ABC):
         """Clip the gradients, step, and clear them; returns grad_norm, lr and skipped_steps."""
 
     @abstractmethod
-    def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
+    def generating(self) -> AbstractContextManager[Decoder]:
+        """The model as a generator computes with it, in the type of the computation."""
+
+    def transition(self) -> Transition:
+        """What the last `generating` took; nothing where nothing moves."""
+        return Transition()
 
     @abstractmethod
     def save(self, directory: Path) -> None:

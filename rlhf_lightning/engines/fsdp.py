@@ -9,8 +9,8 @@ has run out of rows computes on one filler token that no loss sees.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
+from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine
 from rlhf_lightning.engines.forward import Head, forward
 from rlhf_lightning.engines.host_memory import keep_freed_memory
@@ -146,8 +147,14 @@ class FSDPEngine(TrainEngine):
         self._weights.changed()
         return report
 
+    @contextmanager
+    def generating(self) -> Iterator[Decoder]:
+        """See `TrainEngine.generating`."""
+        with self.gathered() as module:
+            yield WholeDecoder(module)
+
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """See `TrainEngine.gathered`."""
+        """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
         self._need("parameters")
         return self._weights.gathered()
 

@@ -22,7 +22,7 @@ from rlhf_lightning.engines.attention import Sequences, use_interface
 from rlhf_lightning.engines.source import check_model, resolve, weight_files
 from rlhf_lightning.spec import ModelSpec
 
-__all__ = ["ScalarModel", "check_model", "load_causal_lm", "load_scalar", "quiet"]
+__all__ = ["ScalarModel", "check_model", "load_causal_lm", "load_scalar", "quiet", "read_config"]
 
 _HEAD = "score.weight"
 
@@ -84,6 +84,15 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
         _initialise_head(model, spec.init_seed or 0)
     use_interface(model)
     return ScalarModel(model)
+
+
+def read_config(spec: ModelSpec) -> PreTrainedConfig:
+    """The configuration of a model, as it computes here: without dropout.
+
+    Raises:
+        ValueError: the directory cannot be loaded.
+    """
+    return _config(_checked(spec))
 
 
 def _load(

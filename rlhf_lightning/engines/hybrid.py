@@ -1,0 +1,100 @@
+"""The 3D-HybridEngine of one rank: its model trains in (p, t, d) and generates in (pg, tg), held once.
+
+train ── generating(): gather within the micro-DP group ──> a decoder over the generation shard
+  ^                                                              │
+  └──────────── on exit: what others train is freed ─────────────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.decoder import Decoder
+from rlhf_lightning.engines.engine import Transition
+from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.parallel import Seat
+from rlhf_lightning.parallel.transition import HybridBuffer
+
+
+class HybridEngine:
+    """See the head of the module.
+
+    Args:
+        conversion: of the whole model.
+        stages: layers of each training stage.
+        seat: the rank's place; its layout says how the model generates.
+        parameters: the rank's training shards by `Sharded.name`; their memory is laid out anew.
+        keep: do not free what other ranks train: more memory, and pointers that never change.
+
+    Raises:
+        ValueError: the layout generates by another rule than HybridFlow's.
+    """
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        stages: Sequence[Sequence[int]],
+        *,
+        seat: Seat,
+        parameters: Mapping[str, nn.Parameter],
+        keep: bool = False,
+    ) -> None:
+        assert seat.groups is not None
+        self._conversion, self._groups, self._device = conversion, seat.groups, seat.device
+        self._generating = seat.layout.generating
+        each = seat.layout.p // self._generating.p
+        joined = [stages[first : first + each] for first in range(0, len(stages), each)]
+        self._layers = [sorted(chain.from_iterable(part)) for part in joined]
+        self._buffer = HybridBuffer(
+            conversion.parameters,
+            stages,
+            seat.layout,
+            rank=seat.rank,
+            group=seat.groups.micro,
+            parameters=parameters,
+            keep=keep,
+        )
+        self.last = Transition()
+
+    @contextmanager
+    def generating(self) -> Iterator[Decoder]:
+        """The generation shard, as a decoder that the ranks of one copy call alike.
+
+        Whoever asks lets go of it before the end, or the memory of other ranks' parameters stays.
+        """
+        before, started = self._buffer.size_bytes, time.perf_counter()
+        shard = self._buffer.gather()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.last = Transition(
+            seconds=time.perf_counter() - started,
+            received_bytes=self._buffer.received_bytes,
+            training_bytes=before,
+            generation_bytes=self._buffer.size_bytes,
+        )
+        decoder = ShardedDecoder(
+            self._conversion,
+            shard,
+            layers=self._layers,
+            chunks=self._generating.train.t // self._generating.t,
+            tensor=_several(self._groups.generation_tensor),
+            pipeline=_several(self._groups.generation_pipeline),
+        )
+        try:
+            yield decoder
+        finally:
+            del decoder, shard
+            self._buffer.release()
+
+
+def _several(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """The group, None where it is of one rank."""
+    return group if dist.get_world_size(group) > 1 else None

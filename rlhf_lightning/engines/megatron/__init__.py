@@ -1,0 +1,5 @@
+"""The Megatron engine: see `engine`, which imports Megatron; what stands here does not."""
+
+from rlhf_lightning.engines.megatron.config import Megatron, check_layout
+
+__all__ = ["Megatron", "check_layout"]

@@ -1,0 +1,86 @@
+"""Rows of a replica -> micro-batches of a token budget -> packed -> what is said about each token."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.engines.megatron.schedule import Rows
+from rlhf_lightning.engines.packing import PackedRows, Place, micro_batches, pack, row_lengths
+from rlhf_lightning.engines.vocabulary import parallel_token_log_probs
+from rlhf_lightning.functional.aggregate import Loss
+
+_COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
+
+
+def plan(rows: TensorDict, budget: int, *, loss: Loss | None, multiple: int) -> list[list[int]]:
+    """Row numbers of each micro-batch, empty ones behind them.
+
+    Args:
+        rows: of the replica.
+        budget: most tokens in a micro-batch.
+        loss: with one there is at least one micro-batch, so that there are metrics.
+        multiple: there is a multiple of so many.
+    """
+    lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
+    parts = micro_batches(lengths, budget, together=loss.rows_together if loss else 1)
+    count = max(len(parts), int(loss is not None))
+    return parts + [[] for _ in range(count + -count % multiple - len(parts))]
+
+
+def packed(
+    rows: TensorDict, index: list[int], *, device: torch.device, place: Place, loss: Loss | None
+) -> tuple[Rows, PackedRows]:
+    """Some rows on the device, with the columns that the loss reads; fully masked ones where there are none.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    names, have = (*_COLUMNS, *(loss.columns if loss else ())), set(rows.keys())
+    missing = [name for name in names if name not in have]
+    if missing:
+        raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
+    part = {}
+    for name in names:
+        column = cast(Tensor, rows[name])
+        filler = loss.rows_together if loss else 1
+        part[name] = (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)
+    return part, pack(part, place=place)
+
+
+def probabilities(
+    logits: Tensor,
+    packed: PackedRows,
+    *,
+    vocabulary: int,
+    temperature: float,
+    entropy: bool,
+    group: dist.ProcessGroup,
+) -> dict[str, Tensor]:
+    """Log-probabilities and, if asked for, entropies of a micro-batch.
+
+    Args:
+        logits: [K, S], of this rank's words for the kept tokens.
+        packed: the micro-batch.
+        vocabulary: words without padding.
+        temperature: divides the logits; 0 (greedy) counts as 1.
+        entropy: whether it is asked for.
+        group: the tensor ranks.
+
+    Returns:
+        [n, R] float32, 0 where the response mask is False.
+    """
+    log_probs, entropies = parallel_token_log_probs(
+        logits,
+        packed.targets,
+        vocabulary=vocabulary,
+        temperature=temperature or 1.0,
+        entropy=entropy,
+        group=group,
+    )
+    outputs = {"log_probs": packed.unpack(log_probs)}
+    return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs

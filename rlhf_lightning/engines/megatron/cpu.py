@@ -1,0 +1,73 @@
+"""What Megatron asks of "the current CUDA device", answered with the host where there is none.
+
+Only inside the context, and (the mode) only in the thread that entered it: nothing else in the process sees
+it. What Megatron compiles is not on the way of these models, so the compiler needs no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import cast
+
+import torch
+from megatron.core.tensor_parallel import random
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def replaced(owner: object, values: Mapping[str, object]) -> Iterator[None]:
+    """Attributes of a module with other values, until the end of the context."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """Let Megatron compute on a CPU."""
+    device = {
+        "current_device": lambda: "cpu",  # buffers, and what stages receive, are allocated there
+        "synchronize": _nothing,  # after each exchange between stages
+    }
+    # Recomputation repeats random numbers, of which there are none here; it saves the generator all the same.
+    generator = {"_get_cuda_rng_state": _host_rng_state, "_set_cuda_rng_state": _nothing}
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch.cuda, device))
+        stack.enter_context(replaced(random, generator))
+        stack.enter_context(_CudaIsHost())
+        yield
+
+
+class _CudaIsHost(TorchFunctionMode):
+    """`device="cuda"` makes a tensor on the host, and tensors there say what those on a device would."""
+
+    def __torch_function__(  # type: ignore[override]  # torch always gives the arguments
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):  # counters, scales and overflow flags
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.cuda:  # a tied embedding, before the stages add it up
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:  # optimizers sort parameters by it
+            return cast(Tensor, args[0]).type().replace("torch.", "torch.cuda.", 1)
+        return func(*args, **kwargs)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    pass
+
+
+def _host_rng_state(*args: object, **kwargs: object) -> Tensor:
+    return torch.get_rng_state()

@@ -1,0 +1,297 @@
+"""The Megatron engine: a Hugging Face decoder in p stages of t tensor shards, d times (3-D parallelism).
+
+    rows -> micro-batches of a token budget -> packed without padding -> stages, one after the other (1F1B)
+         -> log-probabilities from logits that stay divided by word -> [n, R] -> loss
+         -> gradients add up over micro-batches, replicas and the ends of a tied embedding -> AdamW step
+All ranks of a replica are given the same rows, replicas different ones, any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.decoder import Decoder
+from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.hybrid import HybridEngine
+from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
+from rlhf_lightning.engines.megatron.config import Megatron, check_layout
+from rlhf_lightning.engines.megatron.freed import Freed
+from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
+from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
+from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
+from rlhf_lightning.engines.megatron.scope import Scope
+from rlhf_lightning.engines.megatron.state import export, load, save
+from rlhf_lightning.engines.megatron.weights import Weights
+from rlhf_lightning.engines.models import read_config
+from rlhf_lightning.engines.offload import Parked, size_bytes
+from rlhf_lightning.engines.packing import PackedRows, Place
+from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.parallel.sharding import even_stages
+from rlhf_lightning.parallel.world import Seat
+from rlhf_lightning.spec import ModelSpec
+
+
+class MegatronEngine(TrainEngine):
+    """See the head of the module.
+
+    Args:
+        model: what to load, and how to optimise it.
+        head: what it computes per response token.
+        seat: of this rank, with all its groups.
+        config: memory and time.
+
+    Raises:
+        ValueError: the model cannot be loaded, or not be divided so.
+    """
+
+    def __init__(
+        self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: Megatron | None = None
+    ) -> None:
+        assert seat.groups is not None
+        self._spec, self._head, self._config = model, head, config or Megatron()
+        self.layout, self.rank, self.groups, self._seat = seat.layout, seat.rank, seat.groups, seat
+        self._at, self._device = seat.layout.coordinate(seat.rank), seat.device
+        source_config = read_config(model)
+        check_layout(source_config, seat.layout, head=head, settings=self._config)
+        self.conversion = Conversion(source_config, head=head, vocabulary_multiple=seat.layout.t)
+        self.stages = even_stages(source_config.num_hidden_layers, seat.layout.p, chunks=self._config.chunks)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        else:
+            keep_freed_memory()
+        self._scope = Scope(seat.groups, chunks=self._config.chunks, device=self._device)
+        with self._scope.entered():
+            self._build()
+        self._weights = Weights(self.conversion, self.stages, seat=seat, optimizer=self._optimizer)
+        self._weights.load(model)
+        self._away: dict[Part, Parked | Freed | None] = {}
+        self._accumulated, self._last = False, Transition()
+        self._hybrid: HybridEngine | None = None
+        self._frees = self._device.type != "cpu"
+
+    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+        """See `TrainEngine.infer`; zeros on stages before the last."""
+        self._need("parameters")
+        names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
+        zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
+        results = {name: zeros.clone() for name in names}
+        parts = self._plan(rows)
+
+        def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[None, object]:
+            return None, self._outputs(output, packed, temperature=temperature, entropy=entropy)
+
+        with torch.no_grad(), self._scope.entered():
+            found = self._pipeline.run(parts, partial(self._packed, rows), judge, backward=False)
+        for index, outputs in zip(parts, found, strict=False):
+            for name in names if index else ():
+                results[name][index] = cast(Rows, outputs)[name].cpu()
+        return TensorDict(results, batch_size=rows.batch_size)
+
+    def accumulate(
+        self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
+    ) -> dict[str, Tensor]:
+        """See `TrainEngine.accumulate`; no metrics on ranks that give no output."""
+        self._need(*PARTS[:2])
+        parts, self._accumulated = self._plan(rows, loss), True
+
+        def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
+            outputs = self._outputs(output, packed, temperature=temperature, entropy=loss.needs_entropy)
+            value, metrics = loss(outputs, part, counts)
+            return value, {name: metric.detach().clone() for name, metric in metrics.items()}
+
+        for run in self._runs:
+            run.train()  # recomputation is for training mode only
+        with self._scope.entered():
+            make = partial(self._packed, rows, loss=loss)
+            found = self._pipeline.run(parts, make, judge, backward=True)
+        for run in self._runs:
+            run.eval()
+        totals: dict[str, Tensor] = {}
+        for metrics in found if self._seat.gives_output else ():
+            for name, metric in cast(Rows, metrics).items():
+                totals[name] = totals.get(name, 0.0) + metric
+        return {name: total.cpu() for name, total in totals.items()}
+
+    def optimizer_step(self) -> dict[str, float]:
+        """See `TrainEngine.optimizer_step`."""
+        self._need(*PARTS)
+        with self._scope.entered():
+            finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
+            report = self._optimizer.step()
+            for run in self._wrapped:
+                run.zero_grad_buffer()
+        self._accumulated = False
+        return report
+
+    def generating(self) -> AbstractContextManager[Decoder]:
+        """See `TrainEngine.generating`."""
+        self._need("parameters")
+        if self._config.distributed_optimizer:
+            return self._from_copies()
+        self._hybrid = self._hybrid or self._hybrid_of(self.shards)
+        return self._hybrid.generating()
+
+    @contextmanager
+    def _from_copies(self) -> Iterator[Decoder]:
+        """Generate from copies, since a distributed optimizer's parameters cannot leave their buffer."""
+        hybrid = self._hybrid_of({name: nn.Parameter(p.detach().clone()) for name, p in self.shards.items()})
+        with hybrid.generating() as decoder:
+            self._last = hybrid.last
+            yield decoder
+
+    def _hybrid_of(self, parameters: Mapping[str, nn.Parameter]) -> HybridEngine:
+        return HybridEngine(self.conversion, self.stages, seat=self._seat, parameters=parameters)
+
+    def transition(self) -> Transition:
+        """See `TrainEngine.transition`."""
+        return self._hybrid.last if self._hybrid else self._last
+
+    def save(self, directory: Path) -> None:
+        """See `TrainEngine.save`; the files are those of the FSDP engine."""
+        self._need("parameters", "optimizer")
+        save(directory, self._weights, self._optimizer, seat=self._seat)
+
+    def load(self, directory: Path) -> None:
+        """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
+        self._need("parameters", "optimizer")
+        load(directory, self._weights, self._optimizer)
+
+    def export(self, directory: Path) -> None:
+        """See `TrainEngine.export`."""
+        self._need("parameters")
+        values = self._weights.everything(lambda name: self.shards[name].detach())
+        whole = {name: value.cpu() for name, value in values if self.rank == 0}
+        if self.rank == 0:
+            export(directory, whole, self.conversion, self._spec)
+        dist.barrier(self.groups.replica)
+        dist.barrier(self.groups.data)
+
+    def give_weights(self) -> Tensor:
+        """See `TrainEngine.give_weights`."""
+        self._need(*self._mastered)
+        whole = {name: value.cpu() for name, value in self._weights.everything(self._optimizer.read)}
+        return torch.cat([whole[name].flatten() for name in self._weights.shapes])
+
+    def follow_weights(self, weights: Tensor, *, decay: float) -> None:
+        """See `TrainEngine.follow_weights`."""
+        self._need(*self._mastered)
+        theirs = self._weights.in_order(weights)
+        for param in self._weights.held:
+            own = self._optimizer.read(param.name).clone()
+            self._weights.fill(param, theirs.__getitem__)
+            self._optimizer.write(param.name, self._optimizer.read(param.name).lerp(own, decay))
+
+    def offload(self, parts: Iterable[Part]) -> None:
+        """Move parts to the host; where the device is the host nothing moves, but using them is refused.
+
+        Gradients between a step and the next micro-batch are zeros, which are freed and made again.
+        """
+        for part in parts:
+            if part not in self._away:
+                kind = Freed if part == "gradients" and not self._accumulated else Parked
+                self._away[part] = kind(self._tensors(part)) if self._frees else None
+
+    def reload(self, parts: Iterable[Part]) -> None:
+        """See `TrainEngine.reload`."""
+        for part in parts:
+            parked = self._away.pop(part, None)
+            if parked is not None:
+                parked.restore()
+
+    def memory(self) -> dict[str, int]:
+        """See `TrainEngine.memory`; masters that are no parameters count as the optimizer's."""
+        sizes = dict.fromkeys((*PARTS, "host"), 0)
+        for part in PARTS:
+            parked = self._away.get(part)
+            size = parked.size_bytes if parked else size_bytes(self._tensors(part))
+            sizes["host" if part in self._away else part] += size
+        return sizes
+
+    def _build(self) -> None:
+        """Make the runs of layers, their gradients' memory, the optimizer and the pipeline."""
+        spec, settings, conversion = self._spec, self._config, self.conversion
+        config = transformer_config(
+            conversion,
+            self.layout,
+            settings,
+            dtype=getattr(torch, spec.dtype),
+            device=self._device,
+            recompute=spec.gradient_checkpointing,
+        )
+        collection = self._scope.collection
+        runs = even_stages(conversion.config.num_hidden_layers, self.layout.p * settings.chunks)
+        self._runs = [
+            Run(config, conversion, numbers, place=RunPlace(chunk, collection)).eval()
+            for chunk, numbers in enumerate(runs[self._at.p :: self.layout.p])
+        ]
+        named = {run.whole_name(name): p for run in self._runs for name, p in run.named_parameters()}
+        self.shards: dict[str, nn.Parameter] = {
+            param.name: named[param.name] for param in conversion.parameters if param.name in named
+        }
+        for param in conversion.parameters:
+            if param.name in named:
+                mark(named[param.name], param)
+        memory = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=settings.distributed_optimizer
+        )
+        self._wrapped = [
+            DistributedDataParallel(config, memory, run, pg_collection=collection) for run in self._runs
+        ]
+        self._optimizer = ShardedAdamW(self.shards, self._wrapped, spec.optimizer, groups=self.groups)
+        self._pipeline = Pipeline(self._wrapped, config, collection)
+
+    def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
+        budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
+        return plan(rows, budget, loss=loss, multiple=self._pipeline.multiple)
+
+    def _packed(
+        self, rows: TensorDict, index: list[int], loss: Loss | None = None
+    ) -> tuple[Rows, PackedRows]:
+        place: Place = "after" if self._head == "reward" else "before"
+        return packed(rows, index, device=self._device, place=place, loss=loss)
+
+    def _outputs(
+        self, output: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
+    ) -> dict[str, Tensor]:
+        if self._head != "lm":
+            return {"values": packed.unpack(output[:, 0])}
+        words, group = self.conversion.config.vocab_size, self.groups.tensor
+        return probabilities(
+            output, packed, vocabulary=words, temperature=temperature, entropy=entropy, group=group
+        )
+
+    @property
+    def _mastered(self) -> tuple[Part, ...]:
+        """The parts that hold the masters."""
+        return ("parameters", "optimizer") if self._optimizer.copies else ("parameters",)
+
+    def _tensors(self, part: Part) -> list[Tensor]:
+        if part == "parameters":
+            return list(self.shards.values())
+        if part == "gradients":
+            return [buffer.grad_data for run in self._wrapped for buffer in run.buffers]
+        return self._optimizer.tensors()
+
+    def _need(self, *parts: Part) -> None:
+        away = [part for part in parts if part in self._away]
+        if away:
+            raise RuntimeError(
+                f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
+            )

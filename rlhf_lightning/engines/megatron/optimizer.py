@@ -1,0 +1,210 @@
+"""Megatron's AdamW over a rank's shards, with the schedule and the clipping of `ClippedAdamW`.
+
+float32                      the parameters are the masters
+bfloat16                     masters are float32 copies
+distributed optimizer        masters and moments are pieces of the flattened parameters: one for a replica
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import (
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MegatronOptimizer,
+)
+from torch import Tensor, nn
+
+from rlhf_lightning.engines.optimizer import gradient_norm, learning_rate
+from rlhf_lightning.parallel.groups import ModelGroups
+from rlhf_lightning.spec import OptimizerSpec
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank updates of one of its parameters."""
+
+    master: Tensor
+    """float32; the parameter's shape, or flat where it is an interval of it."""
+    interval: tuple[int, int] | None
+    """[start, stop) of the flattened parameter; None for all of it."""
+
+
+class ShardedAdamW:
+    """AdamW on float32 masters; a step whose gradient is not finite is left out and counted.
+
+    Args:
+        parameters: of this rank, by name.
+        runs: the modules that they belong to.
+        spec: rates, clipping and schedule.
+        groups: of this rank.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        runs: list[DistributedDataParallel],
+        spec: OptimizerSpec,
+        *,
+        groups: ModelGroups,
+    ) -> None:
+        self.spec, self.steps, self.skipped_steps = spec, 0, 0
+        self._parameters, self._groups = dict(parameters), groups
+        self._distributed = bool(runs[0].ddp_config.use_distributed_optimizer)
+        self._optimizer = self._wrap(runs)
+        self._adamw: torch.optim.Optimizer = self._optimizer.optimizer
+
+    def step(self) -> dict[str, float]:
+        """Clip and step; whoever owns the gradients clears them."""
+        self._optimizer.prepare_grads()
+        norm = self._norm()
+        rate = learning_rate(self.spec, self.steps)
+        if math.isfinite(norm):
+            gradients = [p.grad for p in self._optimizer.get_parameters() if p.grad is not None]
+            if 0 < self.spec.grad_clip < norm:
+                torch._foreach_mul_(gradients, self.spec.grad_clip / norm)
+            for settings in self._adamw.param_groups:
+                settings["lr"] = rate
+            self._optimizer.step_with_ready_grads()
+            self.steps += 1
+        else:
+            self.skipped_steps += 1
+        self._optimizer.zero_grad()
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
+
+    def _norm(self) -> float:
+        """Of all gradients of the model, each number once."""
+        norm = gradient_norm(self._optimizer.get_main_grads_for_grad_norm(), group=self._groups.replica)
+        if self._distributed:
+            squared = norm.square()
+            dist.all_reduce(squared, group=self._groups.data)
+            norm = squared.sqrt()
+        return float(norm)
+
+    def piece(self, name: str) -> Piece | None:
+        """What this rank updates of a parameter; None where that is nothing."""
+        parameter = self._parameters[name]
+        if not self._distributed:
+            return Piece(getattr(parameter, "main_param", parameter), None)
+        place = self._optimizer.model_param_group_index_map.get(parameter)
+        if place is None:
+            return None
+        group, number = place
+        span = self._optimizer._get_model_param_range_map(parameter)["param"]
+        return Piece(self._adamw.param_groups[group]["params"][number], (span.start, span.end))
+
+    def read(self, name: str, moment: str | None = None) -> Tensor:
+        """This rank's part of a parameter's master or moment; with a distributed optimizer all replicas ask.
+
+        Returns:
+            float32, in the shape of the parameter.
+        """
+        parameter, piece = self._parameters[name], self.piece(name)
+        mine = None if piece is None else self._tensor(piece, moment)
+        if not self._distributed:
+            assert mine is not None
+            return mine
+        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        if piece is not None and mine is not None and piece.interval is not None:
+            whole[slice(*piece.interval)] = mine
+        dist.all_reduce(whole, group=self._groups.data)
+        return whole.view(parameter.shape)
+
+    def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
+        """Set this rank's part of a parameter's master, and the parameter with it, or its moment."""
+        parameter, piece = self._parameters[name], self.piece(name)
+        if moment is None:
+            parameter.data.copy_(values)
+        if piece is not None:
+            part = values if piece.interval is None else values.flatten()[slice(*piece.interval)]
+            self._tensor(piece, moment).copy_(part)
+
+    def tensors(self) -> list[Tensor]:
+        """All that is kept beside the parameters: moments, and masters that are no parameters."""
+        moments = [state[moment] for state in self._adamw.state.values() for moment in MOMENTS]
+        owned = {p.untyped_storage().data_ptr() for p in self._parameters.values()}
+        masters = [m.detach() for group in self._adamw.param_groups for m in group["params"]]
+        return moments + [m for m in masters if m.untyped_storage().data_ptr() not in owned]
+
+    @property
+    def copies(self) -> bool:
+        """Whether masters lie beside the parameters."""
+        return next(iter(self._parameters.values())).dtype != torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(iter(self._parameters.values())).device
+
+    @property
+    def moment_steps(self) -> int | None:
+        """Steps that the moments have seen; None where there are none yet."""
+        states = [state for state in self._adamw.state.values() if "step" in state]
+        return int(states[0]["step"]) if states else None
+
+    def make_moments(self, steps: int | None) -> None:
+        """Moments of 0 that have seen so many steps, to be overwritten; none where that is None."""
+        self._adamw.state.clear()
+        if steps is None:
+            return
+        for group in self._adamw.param_groups:
+            for master in group["params"]:
+                self._adamw.state[master] = {
+                    "step": torch.tensor(float(steps)),
+                    **{moment: torch.zeros_like(master, requires_grad=False) for moment in MOMENTS},
+                }
+
+    def _tensor(self, piece: Piece, moment: str | None) -> Tensor:
+        master = piece.master
+        tensor: Tensor = master.detach() if moment is None else self._adamw.state[master][moment]
+        return tensor
+
+    def _wrap(self, runs: list[DistributedDataParallel]) -> MegatronOptimizer:
+        """Make one, without asking all ranks of the job, of which some may have no part in the model."""
+        spec, some = self.spec, next(iter(self._parameters.values()))
+        half = some.dtype == torch.bfloat16
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=spec.lr,
+            bf16=half,
+            params_dtype=some.dtype,
+            clip_grad=0.0,
+            use_distributed_optimizer=self._distributed,
+        )
+        adamw = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=spec.lr,
+            betas=spec.betas,
+            eps=spec.eps,
+            weight_decay=spec.weight_decay,
+        )
+        made: MegatronOptimizer
+        if self._distributed:
+            made = DistributedOptimizer(
+                adamw,
+                config,
+                None,
+                None,
+                model_chunks=runs,
+                per_model_buffers={number: run.buffers for number, run in enumerate(runs)},
+                data_parallel_group=self._groups.data,
+                data_parallel_group_gloo=None,
+                data_parallel_group_idx=self._groups.replica.rank(),
+                distributed_optimizer_instance_id=0,
+            )
+        elif half:
+            made = Float16OptimizerWithFloat16Params(adamw, config, None, None)
+        else:
+            made = FP32Optimizer(adamw, config, None)
+        made.tp_group = self._groups.tensor
+        return made

@@ -1,0 +1,77 @@
+"""Where one engine's Megatron code runs: with its own process groups, whatever else is in the process.
+
+Megatron's constructors take a ProcessGroupCollection, but some of its functions read globals of the module
+parallel_state. So these are this engine's inside the context, and what they were after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import random
+from megatron.core.utils import GlobalMemoryBuffer
+
+from rlhf_lightning.engines.megatron.cpu import on_the_host, replaced
+from rlhf_lightning.parallel.groups import ModelGroups
+
+
+class Scope:
+    """The surroundings of one model's Megatron code.
+
+    Args:
+        groups: of this rank.
+        chunks: runs of layers of a stage.
+        device: of this rank.
+    """
+
+    def __init__(self, groups: ModelGroups, *, chunks: int, device: torch.device) -> None:
+        self.collection = _collection(groups)
+        self._on_cpu = device.type == "cpu"
+        self._globals = {
+            "_TENSOR_MODEL_PARALLEL_GROUP": groups.tensor,
+            "_PIPELINE_MODEL_PARALLEL_GROUP": groups.pipeline,
+            "_DATA_PARALLEL_GROUP": groups.data,
+            "_GLOBAL_MEMORY_BUFFER": GlobalMemoryBuffer(),
+            "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE": chunks if chunks > 1 else None,
+        }
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Run Megatron code of this model."""
+        host: AbstractContextManager[None] = on_the_host() if self._on_cpu else nullcontext()
+        tracker = {"_CUDA_RNG_STATE_TRACKER": _NoRandomNumbers(), "_CUDA_RNG_STATE_TRACKER_INITIALIZED": True}
+        with replaced(parallel_state, self._globals), replaced(random, tracker), host:
+            yield
+
+
+class _NoRandomNumbers(random.CudaRNGStatesTracker):  # type: ignore[misc]
+    """Stands for the generators of tensor ranks: no dropout, and weights that are loaded, need none."""
+
+    def fork(self, name: str = "") -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _collection(groups: ModelGroups) -> ProcessGroupCollection:
+    """The groups by Megatron's names; no context and no expert parallelism."""
+    return ProcessGroupCollection(
+        tp=groups.tensor,
+        pp=groups.pipeline,
+        mp=groups.replica,
+        dp=groups.data,
+        dp_cp=groups.data,
+        intra_dp_cp=groups.data,
+        embd=groups.ends,
+        pos_embd=None,
+        cp=groups.alone,
+        tp_cp=groups.tensor,
+        ep=groups.alone,
+        expt_tp=groups.tensor,
+        expt_dp=groups.data,
+        intra_expt_dp=groups.data,
+        tp_ep_pp=groups.replica,
+        intra_dist_opt=None,
+    )

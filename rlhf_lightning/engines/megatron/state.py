@@ -1,0 +1,134 @@
+"""What a model leaves on disk: checkpoints that the FSDP engine reads too, and Hugging Face directories.
+
+Each rank writes whole tensors that it gathers one after the other, half a gigabyte a file, so that none holds
+more of the model than that.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import groupby, product
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlhf_lightning.engines.checkpoint import _FILE, _FILE_BYTES, _SHAPES, load_checkpoint, read_state
+from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.megatron.optimizer import MOMENTS, ShardedAdamW
+from rlhf_lightning.engines.megatron.weights import Weights, empty_model
+from rlhf_lightning.engines.models import quiet
+from rlhf_lightning.engines.source import resolve, tokenizer_files
+from rlhf_lightning.parallel.world import Seat
+from rlhf_lightning.spec import ModelSpec
+
+
+def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> None:
+    """Write weights, moments and counters over a checkpoint that stands there; all ranks call it."""
+    assert seat.groups is not None
+    if seat.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _FILE).unlink(missing_ok=True)
+        for stale in directory.glob("shard-*.safetensors"):
+            stale.unlink()
+    _wait(seat)
+    wanted = seat.layout.coordinate(seat.rank).d == 0
+    tensors: dict[str, Tensor] = {}
+    files = 0
+    for found in _collected(weights, optimizer, seat=seat):
+        tensors |= found if wanted else {}
+        if sum(tensor.nbytes for tensor in tensors.values()) >= _FILE_BYTES:
+            files, tensors = files + 1, _written(directory, seat.rank, files + 1, tensors)
+    if tensors:
+        _written(directory, seat.rank, files + 1, tensors)
+    _wait(seat)
+    if seat.rank == 0:
+        text = json.dumps(_described(weights, optimizer), indent=1)
+        (directory / _FILE).write_text(text, encoding="utf-8")
+    _wait(seat)
+
+
+def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
+    """Continue from a checkpoint; each rank reads what it needs.
+
+    Raises:
+        ValueError: there is no complete checkpoint, or it is of another model.
+    """
+    empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in weights.shapes.items()}
+    state = read_state(directory, empty)
+    steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
+    if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
+        raise ValueError(
+            "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
+        )
+    if unknown := sorted(set(moments) - set(weights.shapes)):
+        raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
+    optimizer.steps, optimizer.skipped_steps = steps, skipped
+    optimizer.make_moments(max(moments.values(), default=None))
+    kinds: dict[str, str | None] = {"model": None, **{moment: moment for moment in MOMENTS if moments}}
+    for _, group in groupby(weights.held, key=lambda param: param.place):
+        params = list(group)
+        names = [name for param in params for name in weights.conversion.names(param.name)]
+        tensors = {f"{kind}.{name}": torch.zeros(weights.shapes[name]) for kind in kinds for name in names}
+        stored = {name for name in tensors if name.startswith("model.") or name.partition(".")[2] in moments}
+        load_checkpoint(directory, {name: tensors[name] for name in sorted(stored)}, group=None)
+        for param, (kind, moment) in product(params, kinds.items()):
+            read = {name: tensors[f"{kind}.{name}"] for name in weights.conversion.names(param.name)}
+            weights.fill(param, read.__getitem__, moment)
+
+
+def export(directory: Path, values: Mapping[str, Tensor], conversion: Conversion, spec: ModelSpec) -> None:
+    """Write a Hugging Face directory of the whole model's weights."""
+    with quiet(), torch.device("meta"):
+        module = empty_model(conversion)
+    module.load_state_dict(dict(values), strict=False, assign=True)
+    module.tie_weights()
+    with quiet():
+        module.to(getattr(torch, spec.dtype)).save_pretrained(directory)
+    for file in tokenizer_files(resolve(spec)):
+        shutil.copy(file, directory / file.name)
+
+
+def _collected(weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> Iterator[dict[str, Tensor]]:
+    """Whole tensors, those of each stage gathered to its tensor ranks in turn."""
+    at = seat.layout.coordinate(seat.rank)
+    kinds = [("model", None), *((moment, moment) for moment in MOMENTS if optimizer.moment_steps is not None)]
+    for number, param in enumerate(weights.held):
+        for kind, moment in kinds if weights.owner(param) == at.p else ():
+            shard = optimizer.read(param.name, moment)
+            found = weights.collect(param, shard, target=number % seat.layout.t)
+            yield {f"{kind}.{name}": value.contiguous().cpu() for name, value in found.items()}
+
+
+def _written(directory: Path, rank: int, number: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Write a file; returns what is left to write, nothing."""
+    # Not clones but views of one tensor would be refused: what was fused is one.
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()},
+        directory / f"shard-{rank + 1:05d}-model-{number:05d}.safetensors",
+    )
+    return {}
+
+
+def _described(weights: Weights, optimizer: ShardedAdamW) -> dict[str, object]:
+    """The counters, and the names and shapes of all tensors of all ranks."""
+    steps = optimizer.moment_steps
+    kinds = ["model", *(MOMENTS if steps is not None else ())]
+    shapes = {f"{kind}.{name}": list(shape) for kind in kinds for name, shape in weights.shapes.items()}
+    return {
+        "steps": optimizer.steps,
+        "skipped_steps": optimizer.skipped_steps,
+        "moment_steps": {} if steps is None else dict.fromkeys(weights.shapes, steps),
+        _SHAPES: shapes,
+    }
+
+
+def _wait(seat: Seat) -> None:
+    """Meet all ranks of the model: those of each replica, then those of all replicas."""
+    assert seat.groups is not None
+    for group in (seat.groups.replica, seat.groups.data):
+        dist.barrier(group)

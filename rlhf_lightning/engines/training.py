@@ -1,0 +1,25 @@
+"""The training engine of a model, chosen by the type of its configuration."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from rlhf_lightning.engines.engine import TrainEngine
+from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
+from rlhf_lightning.engines.megatron import Megatron
+from rlhf_lightning.parallel import Seat
+from rlhf_lightning.spec import ModelSpec
+
+
+def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Megatron) -> TrainEngine:
+    """Load a model's part for one rank.
+
+    Raises:
+        ValueError: the model cannot be loaded, or not be divided so.
+    """
+    if isinstance(config, FSDP):
+        return FSDPEngine(model, head=head, group=seat.dp_group, device=seat.device, config=config)
+    # Megatron-core takes seconds to import, and only its own engine needs it.
+    engine: type[TrainEngine] = import_module("rlhf_lightning.engines.megatron.engine").MegatronEngine
+    return engine(model, head=head, seat=seat, config=config)  # type: ignore[call-arg]

@@ -1,0 +1,144 @@
+"""Megatron trains, the actor moves, generates, moves back and trains on, as the whole model on one device.
+
+The pairs of layouts are those of HybridFlow's Figure 8 that need eight ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine, Transition
+from rlhf_lightning.engines.decoder import Decoder
+from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.parallel.reshard import reshard
+from rlhf_lightning.parallel.weights import Weights
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.unit import spmd
+from tests.unit.engines import three_d, tiny
+
+PROMPTS, PROMPT, NEW, SEED = 9, 5, 6, 7
+GREEDY, DRAWN = Sampling(max_new_tokens=NEW, temperature=0.0), Sampling(max_new_tokens=NEW)
+_SIZES: dict[str, Any] = {
+    "vocab_size": tiny.VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 5,
+    "max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": LlamaConfig(**_SIZES, num_key_value_heads=2, tie_word_embeddings=False),
+    "qwen2": Qwen2Config(**_SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+}
+"""Fewer key-value heads than tensor shards, five layers over two and four stages, a vocabulary to pad."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one rank said and did."""
+
+    answers: list[TensorDict]
+    """Of its copy: greedy and drawn, before and after an optimizer step."""
+    transition: Transition
+    planned_bytes: int
+    trained: Tensor
+    """The weights at the end, whole."""
+    viewed: bool
+    """Whether in generation every training parameter lay in memory of the generation shard."""
+
+
+def prompts() -> TensorDict:
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(1, PROMPT + 1, (PROMPTS, 1), generator=generator)
+    columns = {
+        "prompt_ids": torch.randint(1, tiny.VOCABULARY, (PROMPTS, PROMPT), generator=generator),
+        "prompt_mask": torch.arange(PROMPT) >= PROMPT - lengths,
+        "row_ids": torch.arange(PROMPTS),
+    }
+    return TensorDict(columns, batch_size=PROMPTS)
+
+
+def write(directory: Path, name: str) -> ModelSpec:
+    """Save one of the models, with biases and norms that are not 0 and 1."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(MODELS[name])
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() > 1 else 0.3)
+        model.save_pretrained(directory)
+    return tiny.spec(directory)
+
+
+def answer(decoder: Decoder, rows: TensorDict) -> list[TensorDict]:
+    generator = NativeGenerator(decoder, device="cpu", pad_token_id=0, eos_token_ids=(3, 5, 8))
+    return [generator.generate(rows, sampling=sampling, seed=SEED) for sampling in (GREEDY, DRAWN)]
+
+
+def run(engine: TrainEngine, rows: TensorDict) -> list[TensorDict]:
+    """Answer, learn, answer."""
+    with engine.generating() as decoder:
+        found = answer(decoder, rows)
+        del decoder
+    three_d.step(engine, tiny.rows())
+    with engine.generating() as decoder:
+        return [*found, *answer(decoder, rows)]
+
+
+def computed_with(decoder: ShardedDecoder) -> set[int]:
+    """Where the memory of a decoder's weights begins."""
+    ends = [decoder._embedding, decoder._norm, decoder._output]
+    weights = [*ends, *(weight for layer in decoder._layers.values() for weight in layer)]
+    return {weight.untyped_storage().data_ptr() for weight in weights if weight is not None}
+
+
+def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout) -> Said:
+    seat, generating = three_d.seat(group, layout), layout.generating
+    engine = three_d.megatron(seat, spec, "lm", Megatron(max_tokens_per_micro_batch=three_d.BUDGET))
+    mine = torch.arange(PROMPTS).tensor_split(generating.num_replicas)[generating.replica(seat.rank)]
+    answers = run(engine, prompts()[mine])
+    with engine.generating() as decoder:
+        held = computed_with(cast(ShardedDecoder, decoder))
+        viewed = {p.untyped_storage().data_ptr() for p in engine.shards.values()} <= held
+        del decoder
+    weights = Weights(tuple(engine.conversion.parameters), engine.stages, element_bytes=4)
+    planned = reshard(weights, layout).ranks[seat.rank].received_bytes
+    return Said(answers, engine.transition(), int(planned), engine.give_weights(), viewed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("train", "generate"),
+    [((1, 4, 2), (1, 2)), ((1, 8, 1), (1, 2)), ((2, 4, 1), (1, 2)), ((2, 4, 1), (2, 2)), ((4, 2, 1), (2, 1))],
+    ids=lambda sizes: "".join(map(str, sizes)),
+)
+def test_it_answers_as_the_whole_model_does(
+    train: tuple[int, int, int], generate: tuple[int, int], name: str, tmp_path: Path
+) -> None:
+    spec = write(tmp_path, name)
+    whole = FSDPEngine(spec)
+    expected = run(whole, prompts())
+    p, t, d = train
+    layout = ParallelLayout(p, t, d, generation=Generation(*generate))
+    ranks = spmd.run(layout.num_ranks, said, spec, layout)
+    copies = layout.generating.output_ranks
+    for number, right in enumerate(expected):
+        found = torch.cat([ranks[rank].answers[number] for rank in copies])
+        assert torch.equal(found["response_ids"], right["response_ids"])
+        assert torch.equal(found["response_mask"], right["response_mask"])
+        torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
+    for rank, one in enumerate(ranks):
+        copy = layout.generating.replica(rank)
+        assert torch.equal(one.answers[1]["response_ids"], ranks[copies[copy]].answers[1]["response_ids"])
+        assert one.transition.received_bytes == one.planned_bytes
+        assert one.viewed
+    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)

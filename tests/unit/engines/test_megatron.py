@@ -1,0 +1,245 @@
+"""The Megatron engine in many layouts, against the FSDP engine on one device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import random
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import Qwen2Config
+
+from rlhf_lightning.engines import Head, Megatron, check_layout
+from rlhf_lightning.engines.megatron import parts
+from rlhf_lightning.engines.megatron.tokens import Tokens
+from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.spec import ModelSpec
+from tests.unit import spmd
+from tests.unit.engines import three_d, tiny
+from tests.unit.engines.three_d import BUDGET, MODELS, Trained
+
+SAME = 1e-5
+"""float32, in another order."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {name: three_d.write(directory / name, name) for name in MODELS}
+
+
+@cache
+def expected(spec: ModelSpec, head: Head) -> Trained:
+    """On one device."""
+    return three_d.train(three_d.fsdp(spec, head), tiny.rows())
+
+
+def rows_of(replica: int, d: int, *, all_in_one: bool = False) -> TensorDict:
+    """The rows of a replica: every d-th, or all of them in the last and none in the others."""
+    rows = tiny.rows()
+    if all_in_one:
+        return rows if replica == d - 1 else rows[:0]
+    return rows[replica::d]
+
+
+def trained(
+    group: dist.ProcessGroup,
+    layout: ParallelLayout,
+    spec: ModelSpec,
+    head: Head,
+    config: Megatron,
+    *,
+    all_in_one: bool,
+) -> Trained:
+    engine = three_d.megatron(three_d.seat(group, layout), spec, head, config)
+    replica = layout.coordinate(group.rank()).d
+    return three_d.train(engine, rows_of(replica, layout.d, all_in_one=all_in_one))
+
+
+def compare(results: list[Trained], layout: ParallelLayout, theirs: Trained, *, all_in_one: bool) -> None:
+    """Outputs and metrics of the ranks that give them, gradients and weights of all."""
+    totals = dict.fromkeys(theirs.metrics, 0.0)
+    for replica, rank in enumerate(layout.output_ranks):
+        for name, values in theirs.outputs.items():
+            ours = results[rank].outputs[name]
+            wanted = rows_of(replica, layout.d, all_in_one=all_in_one).batch_size[0]
+            assert len(ours) == wanted
+            picked = values if all_in_one and wanted else values[replica :: layout.d][:wanted]
+            torch.testing.assert_close(ours, picked, rtol=SAME, atol=SAME)
+        for name, metric in results[rank].metrics.items():
+            totals[name] += metric
+    assert totals == pytest.approx(theirs.metrics, rel=1e-4)
+    for rank, found in enumerate(results):
+        assert rank in layout.output_ranks or not found.metrics
+        assert found.norms == pytest.approx(theirs.norms, rel=SAME)
+        assert not found.gradients or tiny.distance(found.gradients, theirs.gradients) < SAME
+        # Adam divides by the root of squares: what is rounding in the gradient can be much in the step.
+        torch.testing.assert_close(found.weights, theirs.weights, rtol=0, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    layout: ParallelLayout
+    head: Head = "lm"
+    sequence_parallel: bool = False
+    chunks: int = 1
+    distributed_optimizer: bool = False
+    recompute: bool = False
+    all_in_one: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.head}-p{self.layout.p}t{self.layout.t}d{self.layout.d}"
+
+
+CASES = [
+    Case("tied", ParallelLayout(1, 1, 1)),
+    Case("biased", ParallelLayout(1, 4, 1), sequence_parallel=True, recompute=True),
+    Case("tied", ParallelLayout(2, 2, 1), chunks=2, sequence_parallel=True),
+    Case("qwen", ParallelLayout(2, 2, 2, order="tdp"), all_in_one=True),
+    Case("tied", ParallelLayout(2, 1, 2), distributed_optimizer=True),
+    Case("qwen", ParallelLayout(2, 1, 1), head="scalar"),
+    Case("biased", ParallelLayout(1, 2, 1), head="reward"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_layout_computes_what_one_device_computes(models: dict[str, Path], case: Case) -> None:
+    spec = tiny.spec(models[case.model])
+    config = Megatron(
+        max_tokens_per_micro_batch=BUDGET,
+        sequence_parallel=case.sequence_parallel,
+        chunks=case.chunks,
+        distributed_optimizer=case.distributed_optimizer,
+    )
+    recomputing = tiny.spec(models[case.model], gradient_checkpointing=case.recompute)
+    layout, together = case.layout, case.all_in_one
+    results = spmd.run(
+        case.layout.num_ranks,
+        trained,
+        case.layout,
+        recomputing,
+        case.head,
+        config,
+        all_in_one=case.all_in_one,
+    )
+    compare(results, layout, expected(spec, case.head), all_in_one=together)
+
+
+def test_bfloat16_has_masters_in_float32(models: dict[str, Path]) -> None:
+    layout, spec = ParallelLayout(2, 2, 1), tiny.spec(models["tied"], dtype="bfloat16")
+    theirs = expected(spec, "lm")
+    config = Megatron(max_tokens_per_micro_batch=BUDGET)
+    for found in spmd.run(4, trained, layout, spec, "lm", config, all_in_one=False):
+        assert found.norms == pytest.approx(theirs.norms, rel=1e-2)
+        assert float((found.weights - theirs.weights).norm() / theirs.weights.norm()) < 1e-2
+        # Steps of 1e-3 would be lost on most weights of bfloat16.
+        assert not torch.equal(found.weights, found.weights.bfloat16().float())
+
+
+def two(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -> list[Tensor]:
+    """Two engines of different layouts in one process, their steps mixed; then what is left of them."""
+    before = dict(os.environ)
+    engines = [
+        three_d.megatron(three_d.seat(group, ParallelLayout(p=2)), actor, "lm"),
+        three_d.megatron(three_d.seat(group, ParallelLayout(t=2)), critic, "scalar"),
+    ]
+    for _ in range(three_d.STEPS):
+        for engine in engines:
+            three_d.step(engine, tiny.rows())
+    assert dict(os.environ) == before
+    assert not parallel_state.is_initialized()
+    assert random._CUDA_RNG_STATE_TRACKER is None
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(1, device="cuda")
+    return [engine.give_weights() for engine in engines]
+
+
+def test_engines_of_different_layouts_share_a_process(models: dict[str, Path]) -> None:
+    actor, critic = tiny.spec(models["qwen"]), tiny.spec(models["tied"])
+    for policy, values in spmd.run(2, two, actor, critic):
+        torch.testing.assert_close(policy, expected(actor, "lm").weights, rtol=0, atol=1e-4)
+        torch.testing.assert_close(values, expected(critic, "scalar").weights, rtol=0, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Broken(Loss):
+    """A loss without a number."""
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return outputs["log_probs"].sum() * torch.inf, {}
+
+
+def recomputed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[int, int, bool]:
+    """Attention calls of a step, plain and recomputed; whether a step without a number is left out."""
+    calls = [0]
+    own = parts.PackedAttention.forward
+
+    def counted(self: parts.PackedAttention, *args: Tensor, **kwargs: Tokens) -> Tensor:
+        calls[-1] += 1
+        return own(self, *args, **kwargs)
+
+    parts.PackedAttention.forward = counted  # type: ignore[assignment, method-assign]
+    seat = three_d.seat(group, ParallelLayout(t=2))
+    for again in (False, True):
+        changed = ModelSpec(path=spec.path, gradient_checkpointing=again)
+        engine = three_d.megatron(seat, changed, "lm", Megatron())
+        three_d.step(engine, tiny.rows())
+        calls.append(0)
+    before = engine.give_weights()
+    engine.accumulate(tiny.rows(), Broken(), tiny.counts(), temperature=1.0)
+    report = engine.optimizer_step()
+    skipped = report["skipped_steps"] == 1 and torch.equal(engine.give_weights(), before)
+    return calls[0], calls[1], skipped and three_d.step(engine, tiny.rows())[1] > 0
+
+
+def test_recomputation_recomputes_and_a_step_without_a_number_is_left_out(models: dict[str, Path]) -> None:
+    layers = MODELS["qwen"].num_hidden_layers
+    for plain, again, skipped in spmd.run(2, recomputed, tiny.spec(models["qwen"])):
+        assert (plain, again) == (layers, 2 * layers)
+        assert skipped
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "chunks", "message"),
+    [
+        (
+            "qwen",
+            ParallelLayout(t=3),
+            1,
+            r"t=3\): t does not divide the 4 attention heads. .* t=2 or 4",
+        ),
+        ("qwen", ParallelLayout(t=8), 1, r"t=8\): t does not divide .* Try train t=4\."),
+        ("qwen", ParallelLayout(p=4), 1, r"p=4 stages of 1 chunks for 3 layers.* Try p=3"),
+        ("qwen", ParallelLayout(p=2), 2, r"p=2 stages of 2 chunks for 3 layers.* Try p=1"),
+        ("qwen", ParallelLayout(), 2, r"chunks=2 with train p=1: .* Try megatron.chunks=1"),
+        ("tied", ParallelLayout(t=4), 1, ""),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    model: str, layout: ParallelLayout, chunks: int, message: str
+) -> None:
+    if not message:
+        check_layout(MODELS[model], layout, settings=Megatron(chunks=chunks))
+        return
+    with pytest.raises(ValueError, match=message):
+        check_layout(MODELS[model], layout, settings=Megatron(chunks=chunks))
+
+
+def test_other_angles_are_refused() -> None:
+    config = Qwen2Config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
+    with pytest.raises(ValueError, match="rope_type='yarn'"):
+        check_layout(config, ParallelLayout())
+    with pytest.raises(ValueError, match="max_tokens_per_micro_batch=-1"):
+        Megatron(max_tokens_per_micro_batch=-1)
