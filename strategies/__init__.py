@@ -5,6 +5,7 @@ if __name__ != "rlhf_lightning.strategies":
 
 from rlhf_lightning.strategies.auto import Auto
 from rlhf_lightning.strategies.colocated import Colocated
+from rlhf_lightning.strategies.hybrid3d import HybridEngine3D
 from rlhf_lightning.strategies.local import Local
 from rlhf_lightning.strategies.split import Split
 from rlhf_lightning.strategies.standalone import Standalone
@@ -18,4 +19,14 @@ FIXED = (Colocated, Split, Standalone)
 MAPPED = "auto"
 """Short name of the strategy that runs any mapping."""
 
-__all__ = ["DEFAULT", "FIXED", "MAPPED", "Auto", "Colocated", "Local", "Split", "Standalone"]
+__all__ = [
+    "DEFAULT",
+    "FIXED",
+    "MAPPED",
+    "Auto",
+    "Colocated",
+    "HybridEngine3D",
+    "Local",
+    "Split",
+    "Standalone",
+]

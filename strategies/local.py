@@ -39,8 +39,8 @@ class Local(Strategy):
         """Build the roles here."""
         device = Device(0)
         self.transport = InProcessTransport(device)
-        placements, _ = self.placements(roles, self.place(tuple(roles), 1))
-        spec = WorldSpec(size=1, address="", groups=(), timeout_s=self.timeout_s)
+        placements, groups = self.placements(roles, self.place(tuple(roles), 1))
+        spec = WorldSpec(size=1, address="", groups=tuple(dict.fromkeys(groups)), timeout_s=self.timeout_s)
         device.join(spec, self.num_threads or torch.get_num_threads())
         for name, placement in placements.items():
             device.host(name, placement)

@@ -69,7 +69,6 @@ class Device:
         self.node = socket.gethostname()
         self.world: World | None = None
         self.roles: dict[str, Remote] = {}
-        self.ranks: dict[str, int] = {}
         self.offload = False
         self._resident: str | None = None
 
@@ -92,14 +91,12 @@ class Device:
             WorkerError: the role could not be built.
         """
         assert self.world is not None
-        rank = placement.devices.index(self.rank)
-        group = self.world.group(placement.layout, placement.devices, "d")
-        worker = Worker(rank, placement.layout, self.world.device, group, placement.settings)
+        seat = self.world.seat(placement.layout, placement.devices)
         try:
-            placement.role.build(worker)
+            placement.role.build(Worker(**vars(seat), settings=placement.settings))
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
-            raise self._failure(name, rank, "build", err) from None
-        self.roles[name], self.ranks[name] = placement.role, rank
+            raise self._failure(name, seat.rank, "build", err) from None
+        self.roles[name] = placement.role
         if self.offload:
             placement.role.offload()
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 
 from rlhf_lightning.controller.batch import Batch
@@ -26,7 +24,7 @@ from rlhf_lightning.controller.transfer import (
     SingleTransfer,
     Transfer,
 )
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import Seat
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="Remote")
@@ -55,15 +53,9 @@ class Caller(Protocol):
 
 
 @dataclass(frozen=True)
-class Worker:
-    """Where one rank of a role stands."""
+class Worker(Seat):
+    """Where one rank of a role stands, and how it computes."""
 
-    rank: int
-    """Within the role's layout."""
-    layout: ParallelLayout
-    device: torch.device
-    dp_group: dist.ProcessGroup | None
-    """The data-parallel group of this rank; None where d = 1."""
     settings: object
     """What the strategy says of how the role's model computes."""
 

@@ -3,9 +3,9 @@
 HybridFlow section 4.1 and Table 3. A protocol is a small frozen object with `distribute` and `collect`; one
 of your own subclasses the kind whose result it gives:
 
-    RowTransfer        rows in, rows out        DP, BROADCAST  (3D_PROTO, 3D_ALL_MICRO_DP, 3D_PP_ONLY follow)
+    RowTransfer        rows in, rows out        DP (3D_PROTO), MICRO_DP (3D_ALL_MICRO_DP), BROADCAST
     MetricTransfer     rows in, numbers out     DP_METRIC
-    EveryRankTransfer  plain values, all ranks  ONE_TO_ALL, ALL_TO_ALL
+    EveryRankTransfer  plain values, all ranks  ONE_TO_ALL, ALL_TO_ALL, PP_ONLY (3D_PP_ONLY)
     SingleTransfer     plain value, one rank    RANK_ZERO
 """
 
@@ -126,7 +126,11 @@ def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> Shards:
 
 @dataclass(frozen=True)
 class DataParallel(RowTransfer):
-    """DP: rows split over the replicas, columns joined from the output rank of each (Table 3, DP_PROTO)."""
+    """DP: rows split over the replicas, columns joined from the output rank of each.
+
+    All stages and tensor shards of a replica are given its rows, and its last stage's first tensor shard
+    answers: 3D_PROTO of Table 3, which is DP_PROTO where p = t = 1.
+    """
 
     def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
         """Contiguous rows whose numbers differ by at most one."""
@@ -135,6 +139,24 @@ class DataParallel(RowTransfer):
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
         """Join the rows in the order of the replicas."""
         return Batch.joined([outputs[rank].batch for rank in layout.output_ranks])
+
+
+@dataclass(frozen=True)
+class MicroDataParallel(RowTransfer):
+    """MICRO_DP: rows split over the copies that generate, dg in each replica (Table 3, 3D_ALL_MICRO_DP).
+
+    All ranks of a copy are given its rows, and its first stage's first tensor shard answers.
+    """
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """Contiguous rows whose numbers differ by at most one."""
+        generating = layout.generating
+        parts = inputs.batch.split(generating.num_replicas, together=inputs.rows_together)
+        return {r: replace(inputs, batch=parts[generating.replica(r)]) for r in range(layout.num_ranks)}
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
+        """Join the rows in the order of the copies."""
+        return Batch.joined([outputs[rank].batch for rank in layout.generating.output_ranks])
 
 
 @dataclass(frozen=True)
@@ -174,6 +196,19 @@ class OneToAll(EveryRankTransfer):
 
 
 @dataclass(frozen=True)
+class PipelineOnly(EveryRankTransfer):
+    """PP_ONLY: every rank is given the same; one value a stage comes back (Table 3, 3D_PP_ONLY)."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """The same inputs for all."""
+        return dict.fromkeys(range(layout.num_ranks), inputs)
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Gathered[object]:
+        """List the values of the first tensor shard of the first replica, stage by stage."""
+        return Gathered([outputs[rank].value() for rank in layout.groups("p")[0]])
+
+
+@dataclass(frozen=True)
 class AllToAll(EveryRankTransfer):
     """ALL_TO_ALL: each keyword argument is a list with one value a rank; every rank's value comes back."""
 
@@ -209,6 +244,8 @@ class RankZero(SingleTransfer):
 ONE_TO_ALL = OneToAll()
 ALL_TO_ALL = AllToAll()
 RANK_ZERO = RankZero()
+PP_ONLY = PipelineOnly()
 DP = DataParallel()
+MICRO_DP = MicroDataParallel()
 BROADCAST = Broadcast()
 DP_METRIC = DataParallelMetric()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
+import torch
+import torch.distributed as dist
 from tensordict import TensorDict
+from torch import Tensor
 
-from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, register
+from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import NativeGenerator
+from rlhf_lightning.engines import NativeGenerator, Transition
 from rlhf_lightning.functional import Estimator, Loss
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.role import Role
@@ -38,7 +41,7 @@ class Actor(Role):
         return replace(super().seeded(seed), seed=seed if self.seed is None else self.seed)
 
     @register(
-        transfer=DP,
+        transfer=MICRO_DP,
         reads=(*PROMPTS, "row_ids"),
         returns=("response_ids", "response_mask", "log_probs", "rollout_log_probs"),
     )
@@ -56,20 +59,40 @@ class Actor(Role):
         tokenizer = load_tokenizer(self.path)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
-        with self.engine.gathered() as module:
-            generator = NativeGenerator(
-                module,
+        with self.engine.generating() as decoder:
+            answers = NativeGenerator(
+                decoder,
                 device=self.worker.device,
                 pad_token_id=pad,
                 eos_token_ids=(tokenizer.eos_token_id, *sampling.stop_token_ids),
                 config=self.settings.generate,
-            )
-            answers = generator.generate(rows, sampling=sampling, seed=self.seed or 0)
+            ).generate(rows, sampling=sampling, seed=self.seed or 0)
+            del decoder  # a layout of generation is freed as it ends
         answers["rollout_log_probs"] = answers["log_probs"]
         if self.recompute_log_probs and not greedy:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
-            answers["log_probs"] = self.engine.infer(whole, temperature=sampling.temperature)["log_probs"]
+            answers["log_probs"] = self._recomputed(whole)
         return answers
+
+    def _recomputed(self, rows: TensorDict) -> Tensor:
+        """The training engine's log-probabilities [B, R] float32 of rows that differ within a replica."""
+        layout, groups = self.worker.layout, self.worker.groups
+        if groups is None or layout.p * layout.t == 1:
+            return self._log_probs(rows)
+        every: list[TensorDict] = [rows] * layout.generating.num_micro
+        dist.all_gather_object(every, rows, group=groups.micro)
+        found = self._log_probs(cast(TensorDict, torch.cat(cast(list[Tensor], every)))).to(self.worker.device)
+        dist.broadcast(found, group=groups.replica, group_src=(layout.p - 1) * layout.t)
+        parts: tuple[Tensor, ...] = found.cpu().split([len(part) for part in every])
+        return parts[dist.get_rank(groups.micro)]
+
+    def _log_probs(self, rows: TensorDict) -> Tensor:
+        return cast(Tensor, self.engine.infer(rows, temperature=self.sampling.temperature)["log_probs"])
+
+    @register(transfer=ONE_TO_ALL)
+    def transition(self) -> Transition:
+        """What the last way from training to generation took on each rank."""
+        return self.engine.transition()
 
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
     def compute_log_prob(self, rows: TensorDict) -> TensorDict:

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, Worker, register
+from rlhf_lightning.controller import DP, register
 from rlhf_lightning.rewards import Kind
 from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
-from rlhf_lightning.workers.judge import Judge
+from rlhf_lightning.workers.judge import Judge, nothing
 from rlhf_lightning.workers.role import Role
 
 
@@ -22,13 +22,6 @@ class Cost(Judge, Role):
 
     kind: ClassVar[Kind] = "cost"
 
-    def build(self, worker: Worker) -> None:
-        """Load the model, where there is one."""
-        if self.path:
-            super().build(worker)
-        else:
-            self.place.worker = worker
-
     @register(transfer=DP, reads=(*SEQUENCES, "rows"), returns=("costs",))
     def compute_cost(self, rows: TensorDict) -> TensorDict:
         """Costs [B, R] float32: the outcome at the last valid token, 0 elsewhere.
@@ -37,4 +30,6 @@ class Cost(Judge, Role):
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
         values = self.engine.infer(rows, temperature=1.0)["values"].cpu() if self.path else None
+        if not self.worker.gives_output:  # functions and services are asked once a replica
+            return nothing(rows, "costs")
         return TensorDict({"costs": self.limited(self.outcomes(rows, values))}, batch_size=rows.batch_size)

@@ -13,7 +13,7 @@ from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import Head, located
 from rlhf_lightning.functional import at_last_valid, last_valid
-from rlhf_lightning.rewards import RETRIES, HTTPOptions, Kind, RewardSpec, score
+from rlhf_lightning.rewards import RETRIES, SCHEMES, HTTPOptions, Kind, RewardSpec, score
 from rlhf_lightning.spec import ModelSpec
 
 
@@ -63,7 +63,7 @@ class Judge(Remote):
     @property
     def asks_services(self) -> bool:
         """Whether one of the functions is a service."""
-        return any(name.startswith(("http://", "https://")) for name in self.spec.names())
+        return any(name.startswith(SCHEMES) for name in self.spec.names())
 
     def following(self, actor: ModelSpec) -> Self:
         """The same role with the actor's tokenizer where it names none."""
@@ -72,16 +72,6 @@ class Judge(Remote):
     def located(self) -> Self:
         """The same role with absolute paths."""
         return replace(self, path=located(self.path), tokenizer=located(self.tokenizer))
-
-    def offload(self) -> None:
-        """Free the device of the model, where there is one."""
-        if self.path:
-            super().offload()
-
-    def reload(self) -> None:
-        """Bring it back."""
-        if self.path:
-            super().reload()
 
     @register(transfer=ONE_TO_ALL)
     def count_retries(self) -> int:
@@ -118,3 +108,9 @@ def valid_ids(rows: TensorDict) -> list[list[int]]:
     """The response ids of each row that its mask counts."""
     pairs = zip(rows["response_ids"], rows["response_mask"], strict=True)
     return [ids[mask].tolist() for ids, mask in pairs]
+
+
+def nothing(rows: TensorDict, name: str) -> TensorDict:
+    """Zeros [B, R] float32 under this name: what a rank gives whose answer nobody collects."""
+    zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
+    return TensorDict({name: zeros}, batch_size=rows.batch_size)

@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import DP, Worker, register
+from rlhf_lightning.controller import DP, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.rewards import step_ends
 from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
-from rlhf_lightning.workers.judge import Judge, valid_ids
+from rlhf_lightning.workers.judge import Judge, nothing, valid_ids
 from rlhf_lightning.workers.role import Role
 
 
@@ -53,13 +53,6 @@ class Reward(Judge, Role):
         """Whether the model scores each step."""
         return self.per_token == "steps"  # noqa: S105
 
-    def build(self, worker: Worker) -> None:
-        """Load the model, where there is one."""
-        if self.path:
-            super().build(worker)
-        else:
-            self.place.worker = worker
-
     @register(transfer=DP, reads=(*SEQUENCES, "rows"), returns=("scores",))
     def compute_reward(self, rows: TensorDict) -> TensorDict:
         """Scores [B, R] float32: the outcome at the last valid token, those of steps where each step ends.
@@ -68,6 +61,8 @@ class Reward(Judge, Role):
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
         values = self.engine.infer(rows, temperature=1.0)["values"].cpu() if self.path else None
+        if not self.worker.gives_output:  # functions and services are asked once a replica
+            return nothing(rows, "scores")
         if values is not None and self.scores_steps:
             scores = self.outcomes(rows, None) + self._steps(rows, values)
         else:

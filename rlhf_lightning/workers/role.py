@@ -20,14 +20,18 @@ from rlhf_lightning.controller import ONE_TO_ALL, Caller, Remote, Worker, regist
 from rlhf_lightning.engines import (
     FSDP,
     PARTS,
-    FSDPEngine,
     Head,
+    Megatron,
     Native,
     TrainEngine,
     check_checkpoint,
+    check_layout,
     located,
+    read_config,
+    train_engine,
 )
 from rlhf_lightning.functional import Counts, Loss
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 
 
@@ -35,8 +39,12 @@ from rlhf_lightning.spec import ModelSpec
 class Settings:
     """How the models of a job compute; the strategy owns it, every role is built with it."""
 
+    engine: Literal["fsdp", "megatron"] = "fsdp"
+    """What trains the models."""
     train: FSDP = field(default_factory=FSDP)
-    """The training engine."""
+    """The FSDP engine."""
+    megatron: Megatron = field(default_factory=Megatron)
+    """The Megatron engine."""
     generate: Native = field(default_factory=Native)
     """The generation engine."""
     advantages: Literal["controller", "workers"] = "controller"
@@ -121,12 +129,12 @@ class Role(ModelSpec, Remote):
         return self.place.engine
 
     def build(self, worker: Worker) -> None:
-        """Load the model."""
+        """Load the model, where there is one."""
         self.place.worker = worker
-        config = self.settings.train
-        self.place.engine = FSDPEngine(
-            self, head=self.head, group=worker.dp_group, device=worker.device, config=config
-        )
+        if self.path:
+            settings = self.settings
+            config = settings.train if settings.engine == "fsdp" else settings.megatron
+            self.place.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
     def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
         """One optimizer step on this rank's share of a mini-batch.
@@ -189,12 +197,23 @@ class Role(ModelSpec, Remote):
         self.engine.export(directory)
 
     def offload(self) -> None:
-        """Free the device of parameters, gradients and optimizer state; called between phases."""
-        self.engine.offload(PARTS)
+        """Free the device of parameters, gradients and optimizer state, if any; called between phases."""
+        if self.path:
+            self.engine.offload(PARTS)
 
     def reload(self) -> None:
         """Bring them back."""
-        self.engine.reload(PARTS)
+        if self.path:
+            self.engine.reload(PARTS)
+
+    def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
+        """Refuse a layout in which the model cannot be divided, reading its config.json only.
+
+        Raises:
+            ValueError: heads, layers or sizes do not divide.
+        """
+        if settings.engine == "megatron":
+            check_layout(read_config(self), layout, head=self.head, settings=settings.megatron)
 
     def check_checkpoint(self, directory: Path) -> None:
         """Refuse a checkpoint of another model without loading either.

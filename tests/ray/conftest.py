@@ -22,13 +22,10 @@ NODE: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 256 * 2**20, "incl
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cluster(session_leaves_nothing: None) -> Iterator[str]:
+def nodes(session_leaves_nothing: None) -> Iterator[Cluster]:
     """Start Ray before a module or a test is looked at, so that its processes are nobody's leak.
 
     Its folder is not the one where Ray on this machine looks for running clusters.
-
-    Returns:
-        The address.
     """
     folder = tempfile.mkdtemp(prefix="ray-")
     with pytest.MonkeyPatch.context() as patch:
@@ -36,10 +33,16 @@ def cluster(session_leaves_nothing: None) -> Iterator[str]:
         nodes = Cluster(initialize_head=True, head_node_args=NODE)
         nodes.add_node(**NODE)
         ray.init(address=nodes.address, logging_level=logging.ERROR, log_to_driver=False)
-        yield str(nodes.address)
+        yield nodes
         ray.shutdown()
         nodes.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Cluster) -> str:
+    """The address of the cluster."""
+    return str(nodes.address)
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,10 @@ def copy_model(*, without: str = "") -> Path:
             ("fit", "--algo", "pppo"),
             ("--algo pppo", "gspo, kto, onlinedpo, opo, ppo", "my_package.my_module.Mine"),
         ),
-        ((*FIT, "--strategy", "splitt"), ("--strategy splitt", "colocated, local, split, standalone")),
+        (
+            (*FIT, "--strategy", "splitt"),
+            ("--strategy splitt", "colocated, hybrid3d, local, split, standalone"),
+        ),
         ((*FIT, "--data", "promtdata"), ("--data promtdata", "promptdata")),
         (("fit", "--algo", "nowhere.Mine"), ("nowhere.Mine", "No module named 'nowhere'")),
         (("fit", "--algo", "json.JSONDecoder"), ("not correspond to a subclass of RLHFAlgorithm",)),
@@ -140,6 +143,40 @@ def test_devices_that_cannot_be_divided(rlhf: Rlhf, strategy: str, devices: int,
     # The data file is missing too: the placement is refused before anything is read.
     lost = ("--data", "promptdata", "--data.path", "nowhere.jsonl")
     assert said in rlhf.refused(*FIT, *lost, "--strategy", strategy, "--strategy.devices", str(devices))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("parallel.p 0", "HybridEngine3D(p=0, t=1): every size is at least 1"),
+        (
+            "parallel.t 4 parallel.generate.t 3",
+            "generate t=3): generate t must divide train t. Try generate t=1 or 2 or 4",
+        ),
+        ("parallel.t 2 devices 3", "actor has p=1 x t=2 = 2 ranks a replica, which does not divide 3"),
+        ("parallel.t 16", "t does not divide the 4 attention heads. Try train t=4"),
+        ("parallel.p 9", "p=9 stages of 1 chunks for 6 layers: a chunk would be empty. Try p=6"),
+        (
+            'parallel.roles {"judge":{"t":2}}',
+            "HybridEngine3D(parallel.roles=['judge']): the algorithm has no such role",
+        ),
+        (
+            "parallel.generate.rule vanilla",
+            "HybridEngine3D(generate.rule=vanilla): it is there for comparison",
+        ),
+        (
+            "parallel.p 3 parallel.generate.p 3 settings.megatron.chunks 3",
+            "p=3 stages of 3 chunks for 6 layers: a chunk would be empty. Try p=2",
+        ),
+        ("parallel.p 2 parallel.generate.p 2", ""),
+    ],
+)
+def test_impossible_layouts(rlhf: Rlhf, words: str, said: str) -> None:
+    lost = ("--data", "promptdata", "--data.path", "nowhere.jsonl")
+    names, values = words.split()[::2], words.split()[1::2]
+    options = [word for n, v in zip(names, values, strict=True) for word in (f"--strategy.{n}", v)]
+    message = rlhf.refused(*FIT, *lost, "--strategy", "hybrid3d", *options)
+    assert said in message or (not said and "nowhere.jsonl" in message)
 
 
 @pytest.fixture

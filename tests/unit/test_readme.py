@@ -12,6 +12,8 @@ from tests.conftest import ROOT
 from tests.unit.rlhf import Rlhf
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+WHOLE = {"map": "tokens/s", "reshard": "micro-DP"}
+"""Commands that run here as they are, and a word of what they say."""
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
@@ -46,10 +48,10 @@ def test_rlhf_accepts_the_flags(
         monkeypatch.chdir(tmp_path)
         assert f"checkpoint {words[1]!r} is not there" in rlhf.refused(*words)
         return
-    whole = words[0] == "map" or "--help" in words
+    whole = words[0] in WHOLE or "--help" in words
     code, out, err = rlhf.run(*words, *([] if whole else ["--print_config"]))
     assert code == 0, err
-    expected = "usage: rlhf" if "--help" in words else "tokens/s" if words[0] == "map" else "class_path: "
+    expected = "usage: rlhf" if "--help" in words else WHOLE.get(words[0], "class_path: ")
     assert expected in out
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import lightning.pytorch as pl
 import torch
@@ -14,10 +15,13 @@ from transformers import AutoConfig
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Role
 
 Numbers = dict[str, float]
+Weights = dict[str, Mapping[str, torch.Tensor]]
+"""By role, and by name in the model."""
 
 
 def write_model(directory: Path) -> str:
@@ -39,28 +43,41 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> str:
 
 
 class Keep(Callback):
-    """Metrics of every iteration, and the weights of the trained models at the end."""
+    """Metrics of every iteration, and the weights of the trained models after the first and at the end."""
 
     def __init__(self) -> None:
         self.numbers: list[Numbers] = []
-        self.weights: dict[str, Mapping[str, torch.Tensor]] = {}
+        self.first: Weights = {}
+        self.weights: Weights = {}
         self.reference = torch.empty(0)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Note the metrics."""
         self.numbers.append({name: float(value) for name, value in trainer.logged_metrics.items()})
+        self.first = self.first or trained(pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Copy the weights."""
-        assert isinstance(pl_module, RLHFAlgorithm)
-        built = pl_module.strategy.transport.device.roles  # type: ignore[union-attr]
-        for name, role in built.items():
-            assert isinstance(role, Role)
-            if name == "reference":
-                self.reference = role.engine.give_weights()
-            if role.trains:
-                with role.engine.gathered() as module:
-                    self.weights[name] = {k: v.detach().clone() for k, v in module.state_dict().items()}
+        self.weights = trained(pl_module)
+        if "reference" in (roles := built(pl_module)):
+            self.reference = roles["reference"].engine.give_weights()
+
+
+def built(module: pl.LightningModule) -> dict[str, Role]:
+    """The roles of a run."""
+    assert isinstance(module, RLHFAlgorithm)
+    roles = module.strategy.transport.device.roles  # type: ignore[union-attr]
+    return {name: role for name, role in roles.items() if isinstance(role, Role)}
+
+
+def trained(module: pl.LightningModule) -> Weights:
+    """Copies of the weights of the models that train."""
+    weights: Weights = {}
+    for name, role in built(module).items():
+        if role.trains:
+            with cast(FSDPEngine, role.engine).gathered() as model:
+                weights[name] = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    return weights
 
 
 def run(algorithm: RLHFAlgorithm, data: pl.LightningDataModule, *, steps: int = 2, **options: object) -> Keep:

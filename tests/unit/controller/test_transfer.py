@@ -9,9 +9,20 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, DP_METRIC, ONE_TO_ALL, Batch, Inputs, Metrics, RowTransfer, register
+from rlhf_lightning.controller import (
+    DP,
+    DP_METRIC,
+    MICRO_DP,
+    ONE_TO_ALL,
+    PP_ONLY,
+    Batch,
+    Inputs,
+    Metrics,
+    RowTransfer,
+    register,
+)
 from rlhf_lightning.controller.transfer import Outputs, Shards
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import Generation, ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, echo_on, host
 
@@ -42,6 +53,17 @@ class Dealer(Echo):
         """Its hand."""
         found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
         return TensorDict(found, batch_size=rows.batch_size)
+
+    @register(transfer=MICRO_DP, reads=("x",), returns=("x", "rank"))
+    def answer(self, rows: TensorDict) -> TensorDict:
+        """Its rows, and this rank."""
+        found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
+        return TensorDict(found, batch_size=rows.batch_size)
+
+    @register(transfer=PP_ONLY)
+    def stage(self) -> int:
+        """This rank."""
+        return self.rank
 
     @register(transfer=DP_METRIC, reads=("x",))
     def which(self, rows: TensorDict) -> Mapping[str, float]:
@@ -114,3 +136,34 @@ def test_a_protocol_of_a_user_splits_and_joins_its_own_way() -> None:
     answer = role.deal(numbers(7))
     assert torch.equal(answer["x"], numbers(7)["x"])
     assert answer["rank"].tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "copies"),
+    [
+        # Figure 8: (1, 4, 2) -> (1, 2) generates on 02 13 46 57.
+        (ParallelLayout(1, 4, 2, generation=Generation(1, 2)), [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        (ParallelLayout(1, 4, 2, generation=Generation(1, 2, "vanilla")), [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (ParallelLayout(2, 2, 1, generation=Generation(1, 1)), [[0], [1], [2], [3]]),
+        (ParallelLayout(2, 2, 2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (ParallelLayout(d=3), [[0], [1], [2]]),
+    ],
+)
+def test_micro_dp_splits_over_the_copies_that_generate(
+    layout: ParallelLayout, copies: list[list[int]]
+) -> None:
+    batch = numbers(11)
+    shards = MICRO_DP.distribute(layout, Inputs(batch))
+    parts = batch.split(len(copies))
+    for ranks, part in zip(copies, parts, strict=True):
+        for rank in ranks:
+            assert torch.equal(shards[rank].batch["x"], part["x"])
+    answer = dealer_on(layout).answer(batch)
+    assert torch.equal(answer["x"], batch["x"])
+    firsts = [ranks[0] for ranks, part in zip(copies, parts, strict=True) for _ in range(len(part))]
+    assert answer["rank"].tolist() == firsts
+
+
+def test_pp_only_takes_one_value_a_stage() -> None:
+    assert dealer_on(ParallelLayout(p=3, t=2, d=2)).stage().fetch() == [0, 2, 4]
+    assert dealer_on(ParallelLayout(p=3, t=2, d=2, order="tdp")).stage().fetch() == [0, 4, 8]

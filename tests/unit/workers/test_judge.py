@@ -60,12 +60,13 @@ def compute(role: Reward | Cost, rows: dict[str, Tensor], *, ranks: int = 1) -> 
     return on_devices(role, ranks).compute_reward(with_raw_rows(rows))["scores"]
 
 
-def on_devices(role: T, ranks: int) -> T:
-    """Build a role on devices of this process, and bind it to them."""
+def on_devices(role: T, ranks: int, *, offload: bool = False) -> T:
+    """Build a role on devices of this process, which put it away between calls if asked; bind it to them."""
     devices, layout = Devices(ranks), ParallelLayout(d=ranks)
     whole = role.following(ModelSpec()).located().seeded(0)
     places = tuple(range(ranks))
     for part in devices.parts:
+        part.device.offload = offload
         part.device.world = World(part.device.rank, torch.device("cpu"), {places: None})
         part.device.host("judge", Placement(replace(whole), layout, places, Settings()))
     return whole.bound(WorkerGroup("judge", devices, layout, places))
@@ -112,6 +113,12 @@ def test_functions_score_at_the_last_valid_token() -> None:
     # The text of the last row lacks the character in the gap.
     assert got.equal(places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 6.0)))
     assert got.dtype == torch.float32
+
+
+def test_without_a_model_there_is_nothing_to_put_away() -> None:
+    role = on_devices(Reward(functions={"length": 256.0}), 1, offload=True)
+    for _ in range(2):
+        assert role.compute_reward(with_raw_rows(batch()))["scores"].sum() == 13
 
 
 def test_a_rank_without_rows_asks_nobody() -> None:

@@ -1,0 +1,79 @@
+"""The 3D-HybridEngine learns what one device learns, and holds and moves what its plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import Callback
+from ray.cluster_utils import Cluster
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.engines import Transition
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.strategies import Colocated, HybridEngine3D
+from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
+from tests.ray.model import Parameters, fit, furthest, ppo
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def eight(nodes: Cluster) -> Iterator[None]:
+    """A node with a device for each rank of (2, 2, 2)."""
+    node = nodes.add_node(num_cpus=8, object_store_memory=256 * 2**20, include_dashboard=False)
+    yield
+    nodes.remove_node(node)
+
+
+@pytest.fixture(scope="module")
+def one(cluster: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+    """What one device learns."""
+    return fit(ppo(tiny), Colocated(devices=1), tmp_path_factory.mktemp("one"), steps=STEPS)
+
+
+class Watch(Callback):
+    """Keeps what the last transition took on each rank."""
+
+    def __init__(self) -> None:
+        self.found: list[Transition] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object) -> None:
+        """Ask the actor."""
+        assert isinstance(pl_module, PPO)
+        self.found = pl_module.actor.transition().fetch()
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(
+    ("train", "generate"),
+    [((1, 2, 2), (1, 1)), ((2, 2, 1), (1, 2)), ((2, 2, 2), (1, 1))],
+    ids=lambda sizes: "".join(map(str, sizes)),
+)
+def test_parameters_are_those_of_one_device(
+    one: Parameters,
+    train: tuple[int, int, int],
+    generate: tuple[int, int],
+    tiny: Path,
+    tmp_path: Path,
+) -> None:
+    p, t, d = train
+    watch = Watch()
+    strategy = HybridEngine3D(
+        parallel=Parallel3D(p=p, t=t, generate=Generation(*generate)), devices=p * t * d
+    )
+    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
+    assert furthest(one, learned) < 1e-4
+    layout = ParallelLayout(p, t, d, generation=Generation(*generate))
+    assert len(watch.found) == layout.num_ranks
+    assert all(found.received_bytes > 0 for found in watch.found)
+    assert all(found.generation_bytes > found.training_bytes for found in watch.found)
+
+
+@pytest.mark.usefixtures("eight")
+def test_each_role_has_sizes_of_its_own(one: Parameters, tiny: Path, tmp_path: Path) -> None:
+    roles = {"critic": Sizes(p=2), "reference": Sizes()}
+    strategy = HybridEngine3D(parallel=Parallel3D(t=2, roles=roles), devices=2, offload=True)
+    assert furthest(one, fit(ppo(tiny), strategy, tmp_path, steps=STEPS)) < 1e-4
