@@ -169,7 +169,7 @@ class Run(LanguageModule):  # type: ignore[misc]
         return cast(Tensor, self.output_layer(kept, weight=shared)[0][:, 0])
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """[1, T] -> [T, 1, H], or a shard of it; as with Hugging Face, what pads is embedded and not learned."""
+        """[1, T] -> [T, 1, H], or a shard of it; as Hugging Face has it, padding is embedded, not learned."""
         hidden = cast(Tensor, self.embedding(input_ids=ids, position_ids=None))
         if self._pad is None:
             return hidden

@@ -132,7 +132,9 @@ def test_it_answers_as_the_whole_model_does(
     ranks = spmd.run(layout.num_ranks, said, spec, layout)
     copies = layout.generating.output_ranks
     for number, right in enumerate(expected):
-        found = torch.cat([ranks[rank].answers[number] for rank in copies])
+        found = cast(
+            TensorDict, torch.cat(cast(list[Tensor], [ranks[rank].answers[number] for rank in copies]))
+        )
         assert torch.equal(found["response_ids"], right["response_ids"])
         assert torch.equal(found["response_mask"], right["response_mask"])
         torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
