@@ -309,7 +309,8 @@ def test_a_machine_turns_red(line: str, is_red: bool) -> None:
 
 
 def test_exceptions_still_stand() -> None:
-    product = sources(*PRODUCT_FOLDERS)
-    complaints = [complaint for source in product for rule in PRODUCT for complaint in rule(source)]
-    unused = [name for name in EXCEPTIONS if not any(complaint.startswith(name) for complaint in complaints)]
-    assert not unused, f"no complaint begins with {unused}: remove them"
+    unused = set(EXCEPTIONS)
+    for source in sources(*PRODUCT_FOLDERS) if unused else ():
+        for complaint in (complaint for rule in PRODUCT for complaint in rule(source)):
+            unused -= {name for name in unused if complaint.startswith(name)}
+    assert not unused, f"no complaint begins with {sorted(unused)}: remove them"

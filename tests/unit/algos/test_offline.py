@@ -84,16 +84,16 @@ CASES: dict[str, tuple[Make, Data, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_falls(name: str, model: str, rows: str) -> None:
     make, data, metric = CASES[name]
-    kept = run(make(model), data(rows), steps=8)
+    kept = run(make(model), data(rows), steps=5)
     for numbers in kept.numbers:
         assert all(math.isfinite(value) for value in numbers.values()), numbers
     losses = [numbers[metric] for numbers in kept.numbers]
-    assert losses[-1] < losses[0] - 0.01 * abs(losses[0])
+    assert losses[-1] < losses[0] - 0.05 * abs(losses[0])  # found: 0.14 (SFT) to 0.97 of it
 
 
 def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:
     small = RewardModel(reward=scorer(model), mini_batch_size=3)
-    kept = run(small, pairs(rows), steps=12)
+    kept = run(small, pairs(rows), steps=4)
     assert kept.numbers[-1]["reward_model/accuracy"] == 1
 
 

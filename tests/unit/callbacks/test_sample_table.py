@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import wandb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
@@ -105,6 +104,8 @@ def test_csv_and_tensorboard(tmp_path: Path) -> None:
 
 
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb  # here, since it takes as long as many tests, and of several sessions one runs this
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     fit(

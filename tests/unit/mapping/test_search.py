@@ -32,20 +32,27 @@ def partitions(items: Sequence[str]) -> Iterator[list[list[str]]]:
 
 def every_choice(costs: Costs, roles: Sequence[str], devices: int) -> list[tuple[float, ...]]:
     """Seconds per stage of a set, for every layout of every model that fits together."""
+    sizes = [
+        [(layout, costs.resident(role, layout), costs.working(role, layout)) for layout in layouts]
+        for role, layouts in ((role, costs.layouts(role, devices)) for role in roles)
+    ]
     found = []
-    for layouts in product(*(costs.layouts(role, devices) for role in roles)):
-        at = list(zip(roles, layouts, strict=True))
-        resident = sum(costs.resident(role, layout) for role, layout in at)
-        if resident + max(costs.working(role, layout) for role, layout in at) > costs.capacity:
+    for chosen in product(*sizes):
+        resident = sum(size for _, size, _ in chosen)
+        if resident + max(size for _, _, size in chosen) > costs.capacity:
             continue
-        seconds = [costs.seconds(role, layout, costs.capacity - resident) for role, layout in at]
+        free = costs.capacity - resident
+        seconds = [
+            costs.seconds(role, layout, free) for role, (layout, *_) in zip(roles, chosen, strict=True)
+        ]
         found.append(tuple(sum(column) for column in zip(*seconds, strict=True)))
     return found
 
 
 def brute_force(costs: Costs, roles: Sequence[str], devices: int, sizes: Sequence[int]) -> list[float]:
     """Seconds of the best mapping of each partition, by trying everything."""
-    sets = {(frozenset(s), n): every_choice(costs, s, n) for p in partitions(roles) for s in p for n in sizes}
+    subsets = {frozenset(subset): subset for partition in partitions(roles) for subset in partition}
+    sets = {(s, n): every_choice(costs, subset, n) for s, subset in subsets.items() for n in sizes}
     best = []
     for partition in partitions(roles):
         least = math.inf
