@@ -12,7 +12,7 @@ from typing import Protocol
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
-from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+from wandb.proto.wandb_internal_pb2 import Record
 
 Metrics = Mapping[str, list[float]]
 """Values in the order of the steps, by name."""
