@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_lightning.parallel import Generation, GenerationLayout, ParallelLayout, Sharded, holds
-from rlhf_lightning.parallel.buckets import buckets, param_of, stored_as
+from rlhf_lightning.parallel.gathering import GatheredShard
 from rlhf_lightning.parallel.layout import Rule
-from rlhf_lightning.parallel.transition import HybridBuffer, exchange
+from rlhf_lightning.parallel.transition import HybridBuffer
 
 
 @dataclass(frozen=True)
@@ -136,41 +136,30 @@ class HybridFlowV(Transition):
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
-        everything = replace(rank.layout, generation=Generation(1, 1)).generating
-        self._group = _group(everything.groups("micro"))
-        self._member = everything.coordinate(rank.rank).micro
-        found = buckets(rank.params, rank.stages, everything, stage=0)
-        self._slots = [slot for bucket in found for slot in bucket]
-        named = {param.name: param for param in rank.params}
-        self._own = {n: stored_as(named[n], own).contiguous() for n, own in rank.trained().items()}
-        self._chunks = rank.chunks("vanilla")
+        generation = replace(rank.layout.generation or Generation(), rule="vanilla")
+        self._gathered = GatheredShard(
+            rank.params,
+            rank.stages,
+            replace(rank.layout, generation=generation),
+            rank=rank.rank,
+            group=_group(rank.layout.replicas),
+            parameters={name: nn.Parameter(value) for name, value in rank.trained().items()},
+        )
 
     @property
     def trained(self) -> list[Tensor]:
         """The tensors that train."""
-        return list(self._own.values())
+        return [parameter.data for parameter in self._gathered.parameters.values()]
 
     def gather(self) -> dict[str, Tensor]:
         """Make the generation shard."""
-        stores, works, self.received_bytes = [], [], 0
-        for slot in self._slots:
-            store = self.trained[0].new_empty((len(slot.owners), *slot.stored))
-            own = slot.own(self._member)
-            if own is not None:
-                store[own] = next(self._own[param.name] for param in slot.params if param.name in self._own)
-            self.received_bytes += store[0].nbytes * len(slot.missing(self._member))
-            works += exchange(slot, store, member=self._member, group=self._group)
-            stores.append(store)
-        while works:  # a work holds its tensors
-            works.pop(0).wait()
-        shard = {}
-        for slot in reversed(self._slots):
-            pieces = stores.pop().unflatten(0, (len(slot.params), -1))
-            for param, whole in zip(slot.params, pieces, strict=True):
-                if param.name in self._chunks:
-                    cut = whole[0] if param.dim is None else whole[self._chunks[param.name]].flatten(0, 1)
-                    shard[param.name] = param_of(param, cut.clone())
+        shard = self._gathered.gather()
+        self.received_bytes = self._gathered.received_bytes
         return shard
+
+    def release(self) -> None:
+        """Drop the copy."""
+        self._gathered.release()
 
 
 class DeepSpeedChat(Transition):

@@ -36,19 +36,11 @@ class Parallel3D(Sizes):
     """How all models are divided, and in what the actor generates."""
 
     generate: Generation = field(default_factory=Generation)
-    """The actor's shards in generation; by default one whole model a rank."""
+    """The actor's shards in generation, and by which rule; by default one whole model a rank."""
     roles: dict[str, Sizes] = field(default_factory=dict)
     """Other sizes by role, such as {"critic": {"t": 1}}."""
     order: Order = "tpd"
     """Axes of the ranks from the fastest to the slowest: the paper's `tpd`, or Megatron's `tdp`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.generate.rule != "hybridflow":
-            raise ValueError(
-                f"HybridEngine3D(generate.rule={self.generate.rule}): it is there for comparison, in "
-                "`rlhf reshard`. Leave it out: runs use hybridflow."
-            )
 
 
 class HybridEngine3D(Strategy):

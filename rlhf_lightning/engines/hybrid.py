@@ -21,6 +21,7 @@ from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import Transition
 from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Seat
+from rlhf_lightning.parallel.gathering import GatheredShard
 from rlhf_lightning.parallel.transition import HybridBuffer
 
 
@@ -32,10 +33,8 @@ class HybridEngine:
         stages: layers of each training stage.
         seat: the rank's place; its layout says how the model generates.
         parameters: the rank's training shards by `Sharded.name`; their memory is laid out anew.
-        keep: do not free what other ranks train: more memory, and pointers that never change.
-
-    Raises:
-        ValueError: the layout generates by another rule than HybridFlow's.
+        keep: do not free what other ranks train: more memory, and pointers that never change. The vanilla
+            rule keeps nothing.
     """
 
     def __init__(
@@ -53,14 +52,11 @@ class HybridEngine:
         each = seat.layout.p // self._generating.p
         joined = [stages[first : first + each] for first in range(0, len(stages), each)]
         self._layers = [sorted(chain.from_iterable(part)) for part in joined]
-        self._buffer = HybridBuffer(
-            conversion.parameters,
-            stages,
-            seat.layout,
-            rank=seat.rank,
-            group=seat.groups.micro,
-            parameters=parameters,
-            keep=keep,
+        whole = conversion.parameters, stages, seat.layout
+        self._buffer = (
+            HybridBuffer(*whole, rank=seat.rank, group=seat.groups.micro, parameters=parameters, keep=keep)
+            if self._generating.rule == "hybridflow"
+            else GatheredShard(*whole, rank=seat.rank, group=seat.groups.replica, parameters=parameters)
         )
         self.last = Transition()
 

@@ -73,7 +73,10 @@ def test_parameters_are_those_of_one_device(
 
 
 @pytest.mark.usefixtures("eight")
-def test_each_role_has_sizes_of_its_own(one: Parameters, tiny: Path, tmp_path: Path) -> None:
+def test_each_role_has_sizes_of_its_own_and_the_actor_another_rule(
+    one: Parameters, tiny: Path, tmp_path: Path
+) -> None:
     roles = {"critic": Sizes(p=2), "reference": Sizes()}
-    strategy = HybridEngine3D(parallel=Parallel3D(t=2, roles=roles), devices=2, offload=True)
+    sizes = Parallel3D(t=2, generate=Generation(1, 1, "vanilla"), roles=roles)
+    strategy = HybridEngine3D(parallel=sizes, devices=2, offload=True)
     assert furthest(one, fit(ppo(tiny), strategy, tmp_path, steps=STEPS)) < 1e-4

@@ -160,10 +160,7 @@ def test_devices_that_cannot_be_divided(rlhf: Rlhf, strategy: str, devices: int,
             'parallel.roles {"judge":{"t":2}}',
             "HybridEngine3D(parallel.roles=['judge']): the algorithm has no such role",
         ),
-        (
-            "parallel.generate.rule vanilla",
-            "HybridEngine3D(generate.rule=vanilla): it is there for comparison",
-        ),
+        ("parallel.t 2 parallel.generate.rule vanilla", ""),
         (
             "parallel.p 3 parallel.generate.p 3 settings.megatron.chunks 3",
             "p=3 stages of 3 chunks for 6 layers: a chunk would be empty. Try p=2",

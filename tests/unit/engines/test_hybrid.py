@@ -130,6 +130,21 @@ def test_it_answers_as_the_whole_model_does(
     p, t, d = train
     layout = ParallelLayout(p, t, d, generation=Generation(*generate))
     ranks = spmd.run(layout.num_ranks, said, spec, layout)
+    assert all(one.viewed for one in ranks)
+    check(ranks, layout, expected)
+    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
+
+
+def test_it_answers_the_same_by_the_vanilla_rule(tmp_path: Path) -> None:
+    spec = write(tmp_path, "qwen2")
+    layout = ParallelLayout(1, 4, 2, generation=Generation(1, 2, "vanilla"))
+    ranks = spmd.run(layout.num_ranks, said, spec, layout)
+    assert not any(one.viewed for one in ranks)
+    check(ranks, layout, run(FSDPEngine(spec), prompts()))
+
+
+def check(ranks: list[Said], layout: ParallelLayout, expected: list[TensorDict]) -> None:
+    """The ranks said what the whole model says, and received what the plan says."""
     copies = layout.generating.output_ranks
     for number, right in enumerate(expected):
         found = cast(
@@ -142,5 +157,3 @@ def test_it_answers_as_the_whole_model_does(
         copy = layout.generating.replica(rank)
         assert torch.equal(one.answers[1]["response_ids"], ranks[copies[copy]].answers[1]["response_ids"])
         assert one.transition.received_bytes == one.planned_bytes
-        assert one.viewed
-    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_lightning.parallel import Generation, ParallelLayout, Sharded, even_stages, holds
-from rlhf_lightning.parallel.layout import Order
+from rlhf_lightning.parallel.gathering import GatheredShard
+from rlhf_lightning.parallel.layout import Order, Rule
 from rlhf_lightning.parallel.transition import HybridBuffer
 
 
@@ -48,6 +49,7 @@ class Case:
     hidden: int = 32
     vocabulary: int = 48
     dtype: torch.dtype = torch.float32
+    rule: Rule = "hybridflow"
 
     def __str__(self) -> str:
         plain = Case(self.train, self.generate)
@@ -58,7 +60,7 @@ class Case:
     @cached_property
     def layout(self) -> ParallelLayout:
         p, t, d = self.train
-        return ParallelLayout(p, t, d, order=self.order, generation=Generation(*self.generate))
+        return ParallelLayout(p, t, d, order=self.order, generation=Generation(*self.generate, self.rule))
 
     @cached_property
     def params(self) -> list[Sharded]:
@@ -127,4 +129,18 @@ class Case:
             group=group,
             parameters=parameters,
             keep=keep,
+        )
+
+    def gathered(self) -> GatheredShard:
+        """This rank's under the vanilla rule, with a new group; every rank calls it."""
+        rank = dist.get_rank()
+        group, _ = dist.new_subgroups_by_enumeration(self.layout.replicas)
+        assert group is not None
+        return GatheredShard(
+            self.params,
+            self.stages,
+            self.layout,
+            rank=rank,
+            group=group,
+            parameters={name: nn.Parameter(value) for name, value in self.training_shard(rank).items()},
         )

@@ -148,6 +148,7 @@ WIRE = (
     Case((2, 2, 1), (1, 1), num_layers=8, hidden=512, vocabulary=2400),
     Case((2, 4, 1), (2, 2), num_layers=8, hidden=512, vocabulary=2400),
     Case((1, 4, 2), (1, 2), num_layers=8, hidden=512, vocabulary=2400),
+    Case((2, 4, 2), (2, 2), num_layers=8, hidden=512, vocabulary=2400),
 )
 """Models of 21 M parameters."""
 
