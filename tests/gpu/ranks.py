@@ -1,0 +1,38 @@
+"""Runs a function on the ranks of an NCCL world, one process a GPU: CUDA allows no forks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+Body = Callable[[torch.device], Mapping[str, torch.Tensor]]
+"""What a rank does on its device, and what is to come back."""
+
+
+def num_gpus() -> int:
+    """GPUs at hand."""
+    return torch.cuda.device_count()
+
+
+def run(world: int, body: Body) -> list[dict[str, torch.Tensor]]:
+    """Call `body`, a function of a module or a partial of one, on every rank; its tensors by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        start_processes(partial(_rank, world=world, body=body, folder=folder), nprocs=world)
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(world)]
+
+
+def _rank(rank: int, *, world: int, body: Body, folder: str) -> None:
+    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    torch.save({name: value.cpu() for name, value in body(device).items()}, Path(folder, f"{rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()

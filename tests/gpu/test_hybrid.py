@@ -1,0 +1,80 @@
+"""The 3D-HybridEngine over NCCL, in every layout that the GPUs at hand allow."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine
+from rlhf_lightning.engines.megatron.engine import MegatronEngine
+from rlhf_lightning.parallel import Generation, ModelGroups, ParallelLayout, Seat
+from rlhf_lightning.parallel.reshard import reshard
+from rlhf_lightning.parallel.weights import Weights
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.gpu import ranks
+from tests.unit.engines import tiny
+
+SAME = 1e-4
+PAIRS = (
+    ((1, 1, 1), (1, 1)),
+    ((1, 2, 1), (1, 1)),
+    ((2, 1, 1), (1, 1)),
+    ((1, 1, 2), (1, 1)),
+    ((1, 4, 1), (1, 2)),
+    ((2, 2, 1), (1, 1)),
+    ((1, 2, 2), (1, 1)),
+    ((2, 2, 2), (1, 2)),
+)
+GREEDY = Sampling(max_new_tokens=6, temperature=0.0)
+
+
+def prompts() -> TensorDict:
+    rows = tiny.rows()
+    columns = {"prompt_ids": rows["prompt_ids"], "prompt_mask": rows["prompt_mask"]}
+    return TensorDict({**columns, "row_ids": torch.arange(len(rows))}, batch_size=len(rows))
+
+
+def said(engine: TrainEngine, rows: TensorDict, device: torch.device) -> dict[str, torch.Tensor]:
+    """Learn from rows, answer all prompts, and both again: what it says and becomes."""
+    found: dict[str, torch.Tensor] = {}
+    for step in range(2):
+        engine.accumulate(rows, tiny.Fit(), tiny.counts(), temperature=1.0)
+        engine.optimizer_step()
+        with engine.generating() as decoder:
+            native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+            answers = native.generate(prompts(), sampling=GREEDY, seed=1)
+            del decoder
+        found |= {f"{step}.{name}": answers[name] for name in ("response_ids", "log_probs")}
+    return found | {"weights": engine.give_weights()}
+
+
+def on_rank(device: torch.device, *, spec: ModelSpec, layout: ParallelLayout) -> dict[str, torch.Tensor]:
+    """What one rank of the 3D engine says, becomes, received and held."""
+    groups, rank = ModelGroups.create_all(layout), dist.get_rank()
+    seat = Seat(rank, layout, device, groups.data if layout.d > 1 else None, groups)
+    engine = MegatronEngine(spec, head="lm", seat=seat, config=Megatron())
+    found = said(engine, tiny.rows()[layout.coordinate(rank).d :: layout.d], device)
+    weights = Weights(tuple(engine.conversion.parameters), engine.stages, element_bytes=4)
+    planned, moved = reshard(weights, layout).ranks[rank], engine.transition()
+    assert moved.received_bytes == planned.received_bytes
+    return found
+
+
+@pytest.mark.parametrize(("train", "generate"), PAIRS, ids=str)
+def test_every_layout_learns_and_says_what_one_cpu_does(
+    train: tuple[int, int, int], generate: tuple[int, int], tmp_path: Path
+) -> None:
+    p, t, d = train
+    layout = ParallelLayout(p, t, d, generation=Generation(*generate))
+    if layout.num_ranks > ranks.num_gpus():
+        pytest.skip(f"needs {layout.num_ranks} GPUs: here are {ranks.num_gpus()}")
+    spec = tiny.spec(tiny.write_causal(tmp_path))
+    expected = said(FSDPEngine(spec), tiny.rows(), torch.device("cpu"))
+    for found in ranks.run(layout.num_ranks, partial(on_rank, spec=spec, layout=layout)):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=SAME, rtol=0)
