@@ -177,7 +177,7 @@ class RLHFAlgorithm(LightningModule):
         metrics = self.step(rows)
         self._lead_references()
         numbers = metrics.fetch() | self._count_retries()
-        numbers |= timings(self.strategy.drain())
+        numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
         seconds = time.perf_counter() - started
         numbers["time/step_s"] = seconds
         if "response/tokens" in numbers:

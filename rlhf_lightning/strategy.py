@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.controller import CallReport, WorkerGroup
+from rlhf_lightning.controller import Caller, CallReport, InPortions, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_gpus
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
@@ -60,6 +60,10 @@ class Strategy(SingleDeviceStrategy):
         self.devices, self.address, self.settings = devices, address, settings or Settings()
         self.offload, self.timeout_s = offload, timeout_s
         self.transport: Transport | None = None
+        self.reports: tuple[CallReport, ...] = ()
+        """Of the calls of the last drain."""
+        self.workers: dict[str, WorkerGroup] = {}
+        """Where each placed role is, during a run."""
         self._resume: Path | None = None
         self._handles: dict[str, Role] = {}
 
@@ -74,6 +78,26 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             ValueError: the devices cannot be divided so.
         """
+
+    def models(self) -> dict[str, Role]:
+        """What is placed: the roles of the algorithm, and those that the strategy adds."""
+        return self.algorithm.roles()
+
+    def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
+        """What each role's handle calls; its own workers, unless the strategy says otherwise."""
+        return workers
+
+    def numbers(self) -> dict[str, float]:
+        """Metrics of an iteration that only the strategy knows."""
+        return {}
+
+    def links(self, devices: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """For roles whose weights go to other devices, or come from there, the sender and the receivers.
+
+        Args:
+            devices: global ranks of each role.
+        """
+        return {}
 
     def layout(self, role: Role, name: str, devices: int) -> ParallelLayout:
         """The layout of a role on the devices of its pool: replicas only, unless the strategy says otherwise.
@@ -101,11 +125,13 @@ class Strategy(SingleDeviceStrategy):
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started."""
         super().setup_environment()
-        roles = self.algorithm.roles()
+        roles = self.models()
         pools = self._pools(roles)
         for pool in pools:
             for name in pool.roles:
-                self.layout(roles[name], name, pool.num_devices)
+                layout = self.layout(roles[name], name, pool.num_devices)
+                if roles[name].path:
+                    roles[name].check_layout(layout, self.settings)
         self.check(_num_devices(pools))
 
     def check(self, num_devices: int) -> None:
@@ -119,7 +145,7 @@ class Strategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
         fitting = trainer.state.fn == "fit"
-        roles = {n: r for n, r in self.algorithm.roles().items() if fitting or r.evaluates}
+        roles = {n: r for n, r in self.models().items() if fitting or r.evaluates}
         self._launch(roles)
         if self._resume is not None:
             self._restore(self._resume)
@@ -132,11 +158,16 @@ class Strategy(SingleDeviceStrategy):
         placements = self.start(roles)
         transport = self.transport
         assert transport is not None
-        self._handles = {
-            name: roles[name].bound(WorkerGroup(name, transport, placement.layout, placement.devices))
+        self.workers = {
+            name: WorkerGroup(name, transport, placement.layout, placement.devices)
             for name, placement in placements.items()
         }
-        self.algorithm.bind(self._handles)
+        portions = self.settings.portions
+        parts = {n: InPortions(w, portions) if portions > 1 else w for n, w in self.workers.items()}
+        callers = self.callers(parts)
+        self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
+        own = self.algorithm.roles()
+        self.algorithm.bind({name: handle for name, handle in self._handles.items() if name in own})
         self.algorithm.advantages_on = self.settings.advantages
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
@@ -165,7 +196,10 @@ class Strategy(SingleDeviceStrategy):
                 groups += self._groups(layout, members)
                 placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, self.settings)
             first += pool.num_devices
-        return placements, groups
+        links = self.links({name: placement.devices for name, placement in placements.items()})
+        for name, link in links.items():
+            placements[name] = dataclasses.replace(placements[name], link=link)
+        return placements, [*groups, *links.values()]
 
     def _groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
         """Global ranks of the groups that a layout on these devices computes in."""
@@ -180,7 +214,9 @@ class Strategy(SingleDeviceStrategy):
             WorkerError: a call failed.
         """
         assert self.transport is not None
-        return self.transport.drain()
+        found = self.transport.drain()
+        self.reports = tuple(found)
+        return found
 
     def teardown(self) -> None:
         """End the devices, also after a failure; the algorithm's roles are descriptions again."""
@@ -188,8 +224,8 @@ class Strategy(SingleDeviceStrategy):
             self.transport.close()
             self.transport = None
         if self._handles:
-            self.algorithm.bind({name: dataclasses.replace(role) for name, role in self._handles.items()})
-        self._handles, self._resume = {}, None
+            self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
+        self._handles, self.workers, self._resume = {}, {}, None
         super().teardown()
 
     # ---- the controller's own module has nothing to move or to step ----------------------------------------

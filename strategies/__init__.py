@@ -5,8 +5,12 @@ if __name__ != "rlhf_lightning.strategies":
 
 from rlhf_lightning.strategies.auto import Auto
 from rlhf_lightning.strategies.colocated import Colocated
+from rlhf_lightning.strategies.deepspeed_chat import DeepSpeedChat
 from rlhf_lightning.strategies.hybrid3d import HybridEngine3D
 from rlhf_lightning.strategies.local import Local
+from rlhf_lightning.strategies.nemo_aligner import NeMoAligner
+from rlhf_lightning.strategies.one_step_off import OneStepOff
+from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.strategies.split import Split
 from rlhf_lightning.strategies.standalone import Standalone
 
@@ -25,8 +29,12 @@ __all__ = [
     "MAPPED",
     "Auto",
     "Colocated",
+    "DeepSpeedChat",
     "HybridEngine3D",
     "Local",
+    "NeMoAligner",
+    "OneStepOff",
+    "OpenRLHF",
     "Split",
     "Standalone",
 ]

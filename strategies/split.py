@@ -46,21 +46,35 @@ class Split(Strategy):
         Raises:
             ValueError: a side would have no device, or the halves would differ and none was asked for.
         """
-        first = tuple(role for role in roles if role in ACTOR_SIDE)
-        second = tuple(role for role in roles if role not in ACTOR_SIDE)
-        if not first or not second:
-            return [ResourcePool("all", devices or 1, tuple(roles))]
-        total = devices if devices is not None else 2 * (self.actor_devices or 1)
-        actor = self.actor_devices if self.actor_devices is not None else total // 2
-        if self.actor_devices is None and total % 2:
-            uneven = f", or say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}"
-            raise ValueError(
-                f"Split(devices={total}): {total} devices are not two equal halves. Try "
-                f"devices={total - 1 or 2}{uneven if total > 1 else ''}."
-            )
-        if not 0 < actor < total:
-            raise ValueError(
-                f"Split(devices={total}, actor_devices={actor}): {actor} for {first} leaves "
-                f"{total - actor} for {second}. Try actor_devices between 1 and {total - 1}."
-            )
-        return [ResourcePool("actor", actor, first), ResourcePool("critic", total - actor, second)]
+        return two_sides(roles, devices, actor_devices=self.actor_devices)
+
+
+def two_sides(roles: Sequence[str], devices: int | None, *, actor_devices: int | None) -> list[ResourcePool]:
+    """The pools of {actor, reference} and of {everything else}.
+
+    Args:
+        roles: names of all roles.
+        devices: devices there are; None takes as few as it can.
+        actor_devices: devices of the first pool; half of all where None.
+
+    Raises:
+        ValueError: a side would have no device, or the halves would differ and none was asked for.
+    """
+    first = tuple(role for role in roles if role in ACTOR_SIDE)
+    second = tuple(role for role in roles if role not in ACTOR_SIDE)
+    if not first or not second:
+        return [ResourcePool("all", devices or 1, tuple(roles))]
+    total = devices if devices is not None else 2 * (actor_devices or 1)
+    actor = actor_devices if actor_devices is not None else total // 2
+    if actor_devices is None and total % 2:
+        uneven = f", or say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}"
+        raise ValueError(
+            f"Split(devices={total}): {total} devices are not two equal halves. Try "
+            f"devices={total - 1 or 2}{uneven if total > 1 else ''}."
+        )
+    if not 0 < actor < total:
+        raise ValueError(
+            f"Split(devices={total}, actor_devices={actor}): {actor} for {first} leaves "
+            f"{total - actor} for {second}. Try actor_devices between 1 and {total - 1}."
+        )
+    return [ResourcePool("actor", actor, first), ResourcePool("critic", total - actor, second)]

@@ -19,11 +19,25 @@ class Standalone(Strategy):
         Raises:
             ValueError: the devices do not divide by the number of roles.
         """
-        total = devices if devices is not None else len(roles)
-        if total % len(roles) or total < len(roles):
-            nearest = max(1, round(total / len(roles))) * len(roles)
-            raise ValueError(
-                f"Standalone(devices={total}): {total} devices cannot be divided over {len(roles)} roles "
-                f"({', '.join(roles)}). Try devices={nearest}."
-            )
-        return [ResourcePool(role, total // len(roles), (role,)) for role in roles]
+        return one_each(roles, devices, name="Standalone")
+
+
+def one_each(roles: Sequence[str], devices: int | None, *, name: str) -> list[ResourcePool]:
+    """A pool for each role, all of one size.
+
+    Args:
+        roles: names of the roles.
+        devices: to divide; None gives each role one.
+        name: of the strategy, for errors.
+
+    Raises:
+        ValueError: the devices do not divide by the number of roles.
+    """
+    total = devices if devices is not None else len(roles)
+    if total % len(roles) or total < len(roles):
+        nearest = max(1, round(total / len(roles))) * len(roles)
+        raise ValueError(
+            f"{name}(devices={total}): {total} devices cannot be divided over {len(roles)} roles "
+            f"({', '.join(roles)}). Try devices={nearest}."
+        )
+    return [ResourcePool(role, total // len(roles), (role,)) for role in roles]

@@ -53,3 +53,5 @@ class CallReport:
     """Peak memory of the process (resident), or of the accelerator (allocated), up to the call's end."""
     value: object
     """The method's plain value, or None."""
+    num_rows: int = 0
+    """Rows that it was given."""

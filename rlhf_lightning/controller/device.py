@@ -30,6 +30,8 @@ class Placement:
     """Global rank of the device behind each rank of the layout."""
     settings: object
     """What the strategy says of how the role's model computes; the role knows its type."""
+    link: tuple[int, ...] = ()
+    """Global ranks of the device that sends this model's weights and of those that receive them."""
 
 
 def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
@@ -93,7 +95,8 @@ class Device:
         assert self.world is not None
         seat = self.world.seat(placement.layout, placement.devices)
         try:
-            placement.role.build(Worker(**vars(seat), settings=placement.settings))
+            link = self.world.link(placement.link)
+            placement.role.build(Worker(**vars(seat), settings=placement.settings, link=link))
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(name, seat.rank, "build", err) from None
         self.roles[name] = placement.role
@@ -124,7 +127,10 @@ class Device:
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(call.role, call.rank, call.method, err) from None
         seconds = time.perf_counter() - clock
-        report = CallReport(call.role, call.method, self.rank, started, seconds, memory_bytes(), value)
+        peak = memory_bytes()
+        report = CallReport(
+            call.role, call.method, self.rank, started, seconds, peak, value, num_rows=call.num_rows
+        )
         return (report, *columns)
 
     def _failure(self, role: str, rank: int, method: str, err: Exception) -> WorkerError:

@@ -24,7 +24,7 @@ from rlhf_lightning.controller.transfer import (
     SingleTransfer,
     Transfer,
 )
-from rlhf_lightning.parallel import Seat
+from rlhf_lightning.parallel import Link, Seat
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="Remote")
@@ -58,6 +58,8 @@ class Worker(Seat):
 
     settings: object
     """What the strategy says of how the role's model computes."""
+    link: Link | None = None
+    """The end that this rank has of the way between its model and a copy on other devices."""
 
 
 class Remote(ABC):

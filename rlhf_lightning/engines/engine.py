@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Literal
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.functional.aggregate import Counts, Loss
 
@@ -34,7 +35,43 @@ class Transition:
     """Memory of the parameters in generation, those of training among them."""
 
 
-class TrainEngine(ABC):
+@dataclass(frozen=True)
+class Shard:
+    """What one rank generates with, in the memory in which its part of it trains."""
+
+    conversion: Conversion
+    """Names and shapes of the whole model."""
+    tensors: Mapping[str, Tensor]
+    """By `Sharded.name`, as `HybridBuffer.gather` gives them."""
+    chunks: int
+    """Training shards, one behind the other, in each that is divided."""
+
+
+class WeightSource(ABC):  # noqa: B024 - each says what it can give
+    """Where a generation engine's weights come from."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter, whole, under its Hugging Face name, in the type of the computation.
+
+        One after the other, and each only until the next: no rank holds a copy of the model. All ranks of a
+        replica read to the end; a tied output layer may be left out.
+        """
+        raise NotImplementedError(f"{type(self).__name__} gives no weights to other engines.")
+
+    def lending(self) -> AbstractContextManager[Shard] | None:
+        """The generation shard for an engine that computes where it lies; None where there is none to lend.
+
+        Whoever asks lets go of the tensors before the end, or the memory of other ranks' parameters stays.
+        """
+        return None
+
+    @property
+    def version(self) -> int | None:
+        """How often the weights have changed; None: not counted, and to be taken for changed."""
+        return None
+
+
+class TrainEngine(WeightSource):
     """One model, trained and evaluated by the ranks of one group, each with rows of its own.
 
     Every method but `offload`, `reload` and `memory` is collective: all ranks of the group call it, with any
@@ -78,6 +115,14 @@ class TrainEngine(ABC):
     def generating(self) -> AbstractContextManager[Decoder]:
         """The model as a generator computes with it, in the type of the computation."""
 
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Become a model of the same architecture, given as `weights` gives it; read to the end.
+
+        Raises:
+            ValueError: they are the weights of another architecture.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes no weights from other engines.")
+
     def transition(self) -> Transition:
         """What the last `generating` took; nothing where nothing moves."""
         return Transition()
@@ -114,10 +159,10 @@ class TrainEngine(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} follows no other model.")
 
-    def offload(self, parts: Iterable[Part]) -> None:  # noqa: B027
+    def offload(self, parts: Iterable[Part]) -> None:
         """Free the device of these parts until `reload`; an engine that cannot keeps them."""
 
-    def reload(self, parts: Iterable[Part]) -> None:  # noqa: B027
+    def reload(self, parts: Iterable[Part]) -> None:
         """Bring these parts back."""
 
     def memory(self) -> dict[str, int]:

@@ -2,18 +2,17 @@
 
     rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
          -> gradients add up over micro-batches and ranks -> clipped AdamW step
-Ranks agree on the number of micro-batches, since a sharded layer gathers on all ranks or on none; a rank that
-has run out of rows computes on one filler token that no loss sees.
+All ranks compute the same number of micro-batches (`Passes`).
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -24,20 +23,18 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
 from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
-from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine
-from rlhf_lightning.engines.forward import Head, forward
+from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
 from rlhf_lightning.engines.offload import Parked, size_bytes
 from rlhf_lightning.engines.optimizer import ClippedAdamW, local
-from rlhf_lightning.engines.packing import micro_batches, row_lengths
+from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.replica import Replica
 from rlhf_lightning.engines.shards import Schedule, Shards
 from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import ModelSpec
-
-_COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,23 +99,18 @@ class FSDPEngine(TrainEngine):
         self._root.eval()
         self._weights = self._distribute()
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._group)
+        budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
+        self._passes = Passes(self._root, head=head, group=self._group, device=self._device, budget=budget)
         self._away: dict[Part, Parked | None] = {}
-        self._frees = self._device.type != "cpu"
+        self._frees, self._version = self._device.type != "cpu", 0
+        self._last = Transition()
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._need("parameters")
-        names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
-        zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
-        results = {name: zeros.clone() for name in names}
-        with torch.no_grad():
-            for index in self._plan(rows):
-                part = self._select(rows, index, ())
-                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=entropy)
-                for name in names if index else ():
-                    results[name][index] = outputs[name].cpu()
+        results = self._passes.infer(rows, temperature=temperature, entropy=entropy)
         self._weights.after_forward()
-        return TensorDict(results, batch_size=rows.batch_size)
+        return results
 
     def accumulate(
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
@@ -126,32 +118,61 @@ class FSDPEngine(TrainEngine):
         """See `TrainEngine.accumulate`."""
         self._need(*PARTS[:2])
         self._root.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
-        plan = self._plan(rows, loss)
-        totals: dict[str, Tensor] = {}
-        for number, index in enumerate(plan):
-            part = self._select(rows, index, loss.columns, filler=loss.rows_together)
-            outputs = forward(
-                self._root, part, head=self._head, temperature=temperature, entropy=loss.needs_entropy
-            )
-            value, metrics = loss(outputs, part, counts)
-            self._weights.backward(value, last=number == len(plan) - 1)
-            for name, metric in metrics.items():
-                totals[name] = totals.get(name, 0.0) + metric.detach()
+        backward = self._weights.backward
+        totals = self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
         self._root.eval()
-        return {name: total.cpu() for name, total in totals.items()}
+        return totals
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._need(*PARTS)
         report = self._optimizer.step()
-        self._weights.changed()
+        self._changed()
         return report
 
     @contextmanager
     def generating(self) -> Iterator[Decoder]:
         """See `TrainEngine.generating`."""
+        started = time.perf_counter()
         with self.gathered() as module:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._last = self._weights.transition(time.perf_counter() - started)
             yield WholeDecoder(module)
+
+    def transition(self) -> Transition:
+        """See `TrainEngine.transition`."""
+        return self._last
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine.weights`."""
+        self._need("parameters")
+        return self._weights.whole()
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `TrainEngine.take_weights`; where one device has the model."""
+        self._need("parameters")
+        if self._group is not None:
+            raise NotImplementedError("FSDPEngine takes weights from other engines on one device only.")
+        masters = dict(self._weights.masters)
+        with torch.no_grad():
+            for name, value in weights:
+                master = masters.pop(name, None)
+                if master is None or master.shape != value.shape:
+                    raise ValueError(
+                        f"{self._spec.path}: was sent {name} {tuple(value.shape)} and has "
+                        f"{'no such parameter' if master is None else tuple(master.shape)}. Sender and "
+                        "receiver must be of one architecture."
+                    )
+                master.copy_(value)
+        if masters:
+            raise ValueError(f"{self._spec.path}: was sent no {next(iter(masters))}.")
+        self._changed()
+
+    @property
+    def version(self) -> int:
+        """See `TrainEngine.version`."""
+        return self._version
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
@@ -169,7 +190,7 @@ class FSDPEngine(TrainEngine):
         state = read_state(directory, self._saved_weights())
         self._optimizer.restore(state)
         load_checkpoint(directory, self._saved(), group=self._group)
-        self._weights.changed()
+        self._changed()
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
@@ -207,7 +228,7 @@ class FSDPEngine(TrainEngine):
                     mesh, placements = master.device_mesh, master.placements
                     whole = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
                 local(master.detach()).lerp_(whole, 1 - decay)
-        self._weights.changed()
+        self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
@@ -231,6 +252,10 @@ class FSDPEngine(TrainEngine):
             sizes["host" if part in self._away else part] += size
         return sizes
 
+    def _changed(self) -> None:
+        self._weights.changed()
+        self._version += 1
+
     def _distribute(self) -> Replica | Shards:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -247,35 +272,6 @@ class FSDPEngine(TrainEngine):
         return Shards(
             self._root, model, group=self._group, device=self._device, dtype=dtype, schedule=schedule
         )
-
-    def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
-        """Row numbers of each micro-batch; as many on every rank, empty where a rank has no rows left.
-
-        With a loss there is one at least, so that every rank has a gradient.
-        """
-        lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
-        budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
-        parts = micro_batches(lengths, budget, together=loss.rows_together if loss else 1)
-        count = torch.tensor(max(len(parts), int(loss is not None)), device=self._device)
-        if self._group is not None:
-            dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
-        return parts + [[] for _ in range(int(count) - len(parts))]
-
-    def _select(
-        self, rows: TensorDict, index: list[int], columns: Sequence[str], *, filler: int = 1
-    ) -> dict[str, Tensor]:
-        """Columns of some rows on the device; `filler` fully masked rows of zeros where there are none."""
-        names, have = (*_COLUMNS, *columns), set(rows.keys())
-        missing = [name for name in names if name not in have]
-        if missing:
-            raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
-        whole = {name: cast(Tensor, rows[name]) for name in names}
-        if not index:
-            return {
-                name: column.new_zeros(filler, *column.shape[1:]).to(self._device)
-                for name, column in whole.items()
-            }
-        return {name: column[index].to(self._device) for name, column in whole.items()}
 
     def _tensors(self, part: Part) -> list[Tensor]:
         masters = list(self._weights.masters.values())

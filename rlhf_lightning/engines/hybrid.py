@@ -18,7 +18,7 @@ from torch import nn
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.engine import Transition
+from rlhf_lightning.engines.engine import Shard, Transition
 from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.gathering import GatheredShard
@@ -61,8 +61,8 @@ class HybridEngine:
         self.last = Transition()
 
     @contextmanager
-    def generating(self) -> Iterator[Decoder]:
-        """The generation shard, as a decoder that the ranks of one copy call alike.
+    def lending(self) -> Iterator[Shard]:
+        """The generation shard, in which the training parameters lie.
 
         Whoever asks lets go of it before the end, or the memory of other ranks' parameters stays.
         """
@@ -76,19 +76,31 @@ class HybridEngine:
             training_bytes=before,
             generation_bytes=self._buffer.size_bytes,
         )
-        decoder = ShardedDecoder(
-            self._conversion,
-            shard,
-            layers=self._layers,
-            chunks=self._generating.train.t // self._generating.t,
-            tensor=_several(self._groups.generation_tensor),
-            pipeline=_several(self._groups.generation_pipeline),
-        )
         try:
-            yield decoder
+            yield Shard(self._conversion, shard, self._generating.train.t // self._generating.t)
         finally:
-            del decoder, shard
+            shard.clear()
             self._buffer.release()
+
+    @contextmanager
+    def generating(self) -> Iterator[Decoder]:
+        """The generation shard, as a decoder that the ranks of one copy call alike.
+
+        Whoever asks lets go of it before the end, as for `lending`.
+        """
+        with self.lending() as shard:
+            decoder = ShardedDecoder(
+                self._conversion,
+                shard.tensors,
+                layers=self._layers,
+                chunks=shard.chunks,
+                tensor=_several(self._groups.generation_tensor),
+                pipeline=_several(self._groups.generation_pipeline),
+            )
+            try:
+                yield decoder
+            finally:
+                del decoder
 
 
 def _several(group: dist.ProcessGroup) -> dist.ProcessGroup | None:

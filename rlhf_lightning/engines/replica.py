@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines.engine import Transition
+
 
 class Replica:
     """All weights on one device, with float32 masters where the model computes in bfloat16.
@@ -53,6 +55,16 @@ class Replica:
     def copies(self) -> list[Tensor]:
         """Tensors beside the masters that hold the weights."""
         return list(self._working.values()) if self._cast else []
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that it computes with, by name."""
+        for name, parameter in self._working.items():
+            yield name, parameter.detach()
+
+    def transition(self, seconds: float) -> Transition:
+        """What `gathered` took: nothing moves."""
+        size = sum(parameter.nbytes for parameter in self._working.values())
+        return Transition(seconds=seconds, training_bytes=size, generation_bytes=size)
 
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:

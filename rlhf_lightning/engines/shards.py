@@ -21,7 +21,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.engine import Transition
+from rlhf_lightning.engines.optimizer import local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,7 @@ class Shards:
             buffer.data = buffer.data.to(device)
         self.masters = dict(model.named_parameters())
         self._ranks, self._defer = dist.get_world_size(group), schedule.defer_reduction
+        self._dtype = dtype
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch's loss, summed over the ranks, to that of the masters."""
@@ -89,6 +94,21 @@ class Shards:
     def copies(self) -> list[Tensor]:
         """Tensors beside the masters that hold the weights: none between calls."""
         return []
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Gather one parameter after the other, in the type of the computation."""
+        for name, master in self.masters.items():
+            part = master.detach().to(self._dtype)
+            yield name, part.full_tensor() if isinstance(part, DTensor) else part
+
+    def transition(self, seconds: float) -> Transition:
+        """What `gathered` took: this rank's part of every parameter grows to the whole."""
+        size = self._dtype.itemsize
+        parts = sum(local(master).numel() for master in self.masters.values()) * size
+        whole = sum(master.numel() for master in self.masters.values()) * size
+        return Transition(
+            seconds=seconds, received_bytes=whole - parts, training_bytes=parts, generation_bytes=whole
+        )
 
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:

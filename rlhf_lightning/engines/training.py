@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.engine import TrainEngine
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
@@ -12,7 +13,7 @@ from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec
 
 
-def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Megatron) -> TrainEngine:
+def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Megatron | ZeRO) -> TrainEngine:
     """Load a model's part for one rank.
 
     Raises:
@@ -20,6 +21,8 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Meg
     """
     if isinstance(config, FSDP):
         return FSDPEngine(model, head=head, group=seat.dp_group, device=seat.device, config=config)
-    # Megatron-core takes seconds to import, and only its own engine needs it.
-    engine: type[TrainEngine] = import_module("rlhf_lightning.engines.megatron.engine").MegatronEngine
+    # Megatron-core and DeepSpeed take seconds to import, and only their own engines need them.
+    package = "deepspeed" if isinstance(config, ZeRO) else "megatron"
+    module = import_module(f"rlhf_lightning.engines.{package}.engine")
+    engine: type[TrainEngine] = module.ZeROEngine if isinstance(config, ZeRO) else module.MegatronEngine
     return engine(model, head=head, seat=seat, config=config)  # type: ignore[call-arg]

@@ -2,13 +2,16 @@
 
 from rlhf_lightning.parallel.groups import ModelGroups, all_ranks, named_groups
 from rlhf_lightning.parallel.layout import Generation, GenerationLayout, ParallelLayout
+from rlhf_lightning.parallel.link import Link, Moved
 from rlhf_lightning.parallel.sharding import Sharded, even_stages, holds
 from rlhf_lightning.parallel.world import Seat, World, WorldSpec, subgroups
 
 __all__ = [
     "Generation",
     "GenerationLayout",
+    "Link",
     "ModelGroups",
+    "Moved",
     "ParallelLayout",
     "Seat",
     "Sharded",

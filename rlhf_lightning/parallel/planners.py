@@ -52,7 +52,7 @@ class Planner(ABC):
         return weights.training(layout, rank)
 
 
-class DeepSpeedChat(Planner):
+class ZeROGather(Planner):
     """Training sharded by ZeRO-3: all ranks gather everything, and keep what they generate with."""
 
     name = "deepspeed-chat"
@@ -105,6 +105,6 @@ class HybridFlow(Planner):
 
 
 PLANNERS: dict[PlannerName, Planner] = {
-    planner.name: planner for planner in (HybridFlow(), HybridFlowV(), DeepSpeedChat())
+    planner.name: planner for planner in (HybridFlow(), HybridFlowV(), ZeROGather())
 }
 """By name, the default first."""

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from rlhf_lightning.parallel.groups import ModelGroups, all_ranks
 from rlhf_lightning.parallel.layout import Axis, ParallelLayout
+from rlhf_lightning.parallel.link import Link
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class World:
         rank = list(devices).index(self.rank)
         data, groups = self.group(layout, devices, "d"), self._model_groups(layout, devices)
         return Seat(rank, layout, self.device, data, groups)
+
+    def link(self, devices: Sequence[int]) -> Link | None:
+        """This device's end of the way from the first of these to the others; None where it has none."""
+        group = self.groups.get(tuple(devices)) if self.rank in devices else None
+        return None if group is None else Link(group, devices[0], self.device)
 
     def _model_groups(self, layout: ParallelLayout, devices: Sequence[int]) -> ModelGroups | None:
         """All groups of this device in a layout; None where the job has not made them (`all_ranks`)."""

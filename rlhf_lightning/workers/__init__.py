@@ -3,10 +3,24 @@
 from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
+from rlhf_lightning.workers.generator import GenerationAhead, Generator, SeparateGeneration
 from rlhf_lightning.workers.judge import Judge
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
 from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.scorer import Scorer
 
-__all__ = ["Actor", "Cost", "Critic", "Judge", "Reference", "Reward", "Role", "Scorer", "Settings"]
+__all__ = [
+    "Actor",
+    "Cost",
+    "Critic",
+    "GenerationAhead",
+    "Generator",
+    "Judge",
+    "Reference",
+    "Reward",
+    "Role",
+    "Scorer",
+    "SeparateGeneration",
+    "Settings",
+]

@@ -13,12 +13,24 @@ from torch import Tensor
 
 from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import NativeGenerator, Transition
+from rlhf_lightning.engines import (
+    VLLM,
+    Ends,
+    GenerationEngine,
+    Native,
+    Transition,
+    WeightSource,
+    check_vllm,
+    generation_engine,
+    read_config,
+)
 from rlhf_lightning.functional import Estimator, Loss
+from rlhf_lightning.parallel import Moved, ParallelLayout
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.workers.role import Role
+from rlhf_lightning.workers.role import Role, Settings
 
 PROMPTS = ("prompt_ids", "prompt_mask")
+ANSWERS = ("response_ids", "response_mask", "log_probs", "rollout_log_probs")
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
@@ -43,7 +55,7 @@ class Actor(Role):
     @register(
         transfer=MICRO_DP,
         reads=(*PROMPTS, "row_ids"),
-        returns=("response_ids", "response_mask", "log_probs", "rollout_log_probs"),
+        returns=ANSWERS,
     )
     def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
         """Answer every prompt.
@@ -56,23 +68,49 @@ class Actor(Role):
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
             float32 of the drawn tokens; R = sampling.max_new_tokens.
         """
-        tokenizer = load_tokenizer(self.path)
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        return self.answer(rows, greedy=greedy)
+
+    def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
+        """What `generate_sequences` does on a worker."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
-        with self.engine.generating() as decoder:
-            answers = NativeGenerator(
-                decoder,
-                device=self.worker.device,
-                pad_token_id=pad,
-                eos_token_ids=(tokenizer.eos_token_id, *sampling.stop_token_ids),
-                config=self.settings.generate,
-            ).generate(rows, sampling=sampling, seed=self.seed or 0)
-            del decoder  # a layout of generation is freed as it ends
+        answers = self.generator.generate(rows, sampling=sampling, seed=self.seed or 0)
         answers["rollout_log_probs"] = answers["log_probs"]
         if self.recompute_log_probs and not greedy:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
             answers["log_probs"] = self._recomputed(whole)
         return answers
+
+    @property
+    def generator(self) -> GenerationEngine:
+        """What generates on this rank, made when it is first asked for; on a worker only."""
+        if self.place.generator is None:
+            settings = self.settings
+            config = settings.vllm if settings.generator == "vllm" else settings.generate
+            self.place.generator = self.generator_over(self.engine, config)
+        return self.place.generator
+
+    def generator_over(self, source: WeightSource, config: Native | VLLM) -> GenerationEngine:
+        """What answers with the weights of a source."""
+        tokenizer = load_tokenizer(self.path)
+        pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+        ends = Ends(pad_token_id=end if pad is None else pad, eos_token_ids=(end,))
+        return generation_engine(self, source, seat=self.worker, ends=ends, config=config)
+
+    def offload(self) -> None:
+        """Free the device of the model, and of what generates with it."""
+        if self.place.generator is not None:
+            self.place.generator.offload()
+        super().offload()
+
+    def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
+        """Refuse a layout in which the model cannot be trained, or cannot generate.
+
+        Raises:
+            ValueError: heads, layers or sizes do not divide, or vLLM is not there or does not take the model.
+        """
+        super().check_layout(layout, settings)
+        if settings.generator == "vllm":
+            check_vllm(read_config(self), layout, settings=settings.vllm)
 
     def _recomputed(self, rows: TensorDict) -> Tensor:
         """The training engine's log-probabilities [B, R] float32 of rows that differ within a replica."""
@@ -108,6 +146,16 @@ class Actor(Role):
     def accumulate_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """Add the gradient of a second loss to what the next `update_actor` steps with."""
         return self.accumulate(rows, loss=loss, temperature=self.sampling.temperature)
+
+    @register(transfer=ONE_TO_ALL)
+    def send_weights(self) -> Moved:
+        """Give all weights to the generator on other devices, which receives them meanwhile."""
+        weights = self.engine.weights()
+        if self.worker.link is not None:
+            return self.worker.link.send(weights)
+        for _ in weights:  # all ranks gather, one sends
+            pass
+        return Moved()
 
     @register(transfer=BROADCAST, reads=(), returns=("weights",))
     def give_weights(self, rows: TensorDict) -> TensorDict:

@@ -20,14 +20,19 @@ from rlhf_lightning.controller import ONE_TO_ALL, Caller, Remote, Worker, regist
 from rlhf_lightning.engines import (
     FSDP,
     PARTS,
+    VLLM,
+    GenerationEngine,
     Head,
     Megatron,
     Native,
     TrainEngine,
+    ZeRO,
     check_checkpoint,
     check_layout,
+    check_zero,
     located,
     read_config,
+    require_vllm,
     train_engine,
 )
 from rlhf_lightning.functional import Counts, Loss
@@ -39,16 +44,33 @@ from rlhf_lightning.spec import ModelSpec
 class Settings:
     """How the models of a job compute; the strategy owns it, every role is built with it."""
 
-    engine: Literal["fsdp", "megatron"] = "fsdp"
+    engine: Literal["fsdp", "megatron", "zero"] = "fsdp"
     """What trains the models."""
     train: FSDP = field(default_factory=FSDP)
     """The FSDP engine."""
     megatron: Megatron = field(default_factory=Megatron)
     """The Megatron engine."""
+    zero: ZeRO = field(default_factory=ZeRO)
+    """The DeepSpeed engine."""
+    generator: Literal["native", "vllm"] = "native"
+    """What generates with the actor's weights."""
     generate: Native = field(default_factory=Native)
-    """The generation engine."""
+    """The native generation engine."""
+    vllm: VLLM = field(default_factory=VLLM)
+    """The vLLM engine."""
     advantages: Literal["controller", "workers"] = "controller"
     """Where advantages are computed: the controller fetches what they need, or each worker has its rows."""
+
+    portions: int = 1
+    """Parts in which a batch is answered and scored, so that models on devices of their own overlap."""
+
+    def __post_init__(self) -> None:
+        if self.portions < 1:
+            raise ValueError(f"settings.portions={self.portions}: use 1 for whole batches.")
+        if self.engine == "zero":
+            check_zero()
+        if self.generator == "vllm":
+            require_vllm()
 
 
 @dataclass
@@ -58,6 +80,7 @@ class Place:
     caller: Caller | None = None
     worker: Worker | None = None
     engine: TrainEngine | None = None
+    generator: GenerationEngine | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +156,9 @@ class Role(ModelSpec, Remote):
         self.place.worker = worker
         if self.path:
             settings = self.settings
-            config = settings.train if settings.engine == "fsdp" else settings.megatron
+            configs: dict[str, FSDP | Megatron | ZeRO]
+            configs = {"fsdp": settings.train, "megatron": settings.megatron, "zero": settings.zero}
+            config = configs[settings.engine]
             self.place.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
     def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
@@ -214,6 +239,8 @@ class Role(ModelSpec, Remote):
         """
         if settings.engine == "megatron":
             check_layout(read_config(self), layout, head=self.head, settings=settings.megatron)
+        if settings.engine == "zero":
+            check_zero(layout)
 
     def check_checkpoint(self, directory: Path) -> None:
         """Refuse a checkpoint of another model without loading either.

@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.engines import Transition
 from rlhf_lightning.parallel import Generation, ParallelLayout
-from rlhf_lightning.strategies import Colocated, HybridEngine3D
+from rlhf_lightning.strategies import Colocated, HybridEngine3D, NeMoAligner
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from tests.ray.model import Parameters, fit, furthest, ppo
 
@@ -80,3 +80,10 @@ def test_each_role_has_sizes_of_its_own_and_the_actor_another_rule(
     sizes = Parallel3D(t=2, generate=Generation(1, 1, "vanilla"), roles=roles)
     strategy = HybridEngine3D(parallel=sizes, devices=2, offload=True)
     assert furthest(one, fit(ppo(tiny), strategy, tmp_path, steps=STEPS)) < 1e-4
+
+
+def test_two_sides_that_generate_as_they_train(one: Parameters, tiny: Path, tmp_path: Path) -> None:
+    watch, strategy = Watch(), NeMoAligner(parallel=Sizes(t=2))
+    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
+    assert furthest(one, learned) < 1e-4
+    assert [found.received_bytes for found in watch.found] == [0, 0]

@@ -53,7 +53,10 @@ def copy_model(*, without: str = "") -> Path:
         ),
         (
             (*FIT, "--strategy", "splitt"),
-            ("--strategy splitt", "colocated, hybrid3d, local, split, standalone"),
+            (
+                "--strategy splitt",
+                "nemo-aligner, one-step-off, openrlhf, split, standalone",
+            ),
         ),
         ((*FIT, "--data", "promtdata"), ("--data promtdata", "promptdata")),
         (("fit", "--algo", "nowhere.Mine"), ("nowhere.Mine", "No module named 'nowhere'")),
@@ -134,6 +137,8 @@ def test_a_truncated_weight_file(rlhf: Rlhf) -> None:
     ("strategy", "devices", "said"),
     [
         ("split", 1, "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
+        ("openrlhf", 3, "OpenRLHF(devices=3): 3 devices cannot be divided over 5 roles"),
+        ("nemo-aligner", 3, "NeMoAligner(devices=3): 3 devices are not two equal halves. Try devices=4"),
         ("split", 3, "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
         ("standalone", 6, "6 devices cannot be divided over 4 roles (actor, critic, reference, reward)"),
         ("colocated", 0, "strategy.devices=0: a job needs at least 1 device"),

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.engine import PARTS, Part, Shard, TrainEngine, Transition
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.hybrid import HybridEngine
@@ -84,7 +84,7 @@ class MegatronEngine(TrainEngine):
         self._away: dict[Part, Parked | Freed | None] = {}
         self._accumulated, self._last = False, Transition()
         self._hybrid: HybridEngine | None = None
-        self._frees = self._device.type != "cpu"
+        self._frees, self._version = self._device.type != "cpu", 0
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
         """See `TrainEngine.infer`; zeros on stages before the last."""
@@ -137,7 +137,7 @@ class MegatronEngine(TrainEngine):
             report = self._optimizer.step()
             for run in self._wrapped:
                 run.zero_grad_buffer()
-        self._accumulated = False
+        self._accumulated, self._version = False, self._version + 1
         return report
 
     def generating(self) -> AbstractContextManager[Decoder]:
@@ -145,8 +145,18 @@ class MegatronEngine(TrainEngine):
         self._need("parameters")
         if self._config.distributed_optimizer:
             return self._from_copies()
+        return self._in_place().generating()
+
+    def lending(self) -> AbstractContextManager[Shard] | None:
+        """See `TrainEngine.lending`; ranks that share a key-value head have no shard of their own to lend."""
+        self._need("parameters")
+        generating = self.layout.generating
+        held = generating.rule == "hybridflow" and not self._config.distributed_optimizer
+        return self._in_place().lending() if held and not self.conversion.groups % generating.t else None
+
+    def _in_place(self) -> HybridEngine:
         self._hybrid = self._hybrid or self._hybrid_of(self.shards)
-        return self._hybrid.generating()
+        return self._hybrid
 
     @contextmanager
     def _from_copies(self) -> Iterator[Decoder]:
@@ -158,6 +168,16 @@ class MegatronEngine(TrainEngine):
 
     def _hybrid_of(self, parameters: Mapping[str, nn.Parameter]) -> HybridEngine:
         return HybridEngine(self.conversion, self.stages, seat=self._seat, parameters=parameters)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine.weights`."""
+        self._need("parameters")
+        return self._weights.everything(lambda name: self.shards[name].detach())
+
+    @property
+    def version(self) -> int:
+        """See `TrainEngine.version`."""
+        return self._version
 
     def transition(self) -> Transition:
         """See `TrainEngine.transition`."""
@@ -172,12 +192,11 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
         self._need("parameters", "optimizer")
         load(directory, self._weights, self._optimizer)
+        self._version += 1
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
-        self._need("parameters")
-        values = self._weights.everything(lambda name: self.shards[name].detach())
-        whole = {name: value.cpu() for name, value in values if self.rank == 0}
+        whole = {name: value.cpu() for name, value in self.weights() if self.rank == 0}
         if self.rank == 0:
             export(directory, whole, self.conversion, self._spec)
         dist.barrier(self.groups.replica)
@@ -197,6 +216,7 @@ class MegatronEngine(TrainEngine):
             own = self._optimizer.read(param.name).clone()
             self._weights.fill(param, theirs.__getitem__)
             self._optimizer.write(param.name, self._optimizer.read(param.name).lerp(own, decay))
+        self._version += 1
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused.

@@ -1,0 +1,108 @@
+"""How a DeepSpeed engine spends memory, said without DeepSpeed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeRO:
+    """How the engine spends memory (ZeRO, Rajbhandari 2020, section 5).
+
+    Raises:
+        ValueError: a value is outside its range, or does not go with another.
+    """
+
+    stage: Literal[1, 2, 3] = 2
+    """What is divided over the ranks: 1 masters and moments, 2 gradients too, 3 parameters too."""
+    max_tokens_per_micro_batch: int = 0
+    """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
+    offload_optimizer: bool = False
+    """Keep masters and moments on the host, and step there."""
+    offload_parameters: bool = False
+    """Keep a rank's part of the parameters on the host between the layers; stage 3."""
+    bucket_numbers: int = 1 << 26
+    """Most numbers that are reduced or gathered at once."""
+    whole_below: int = 100_000
+    """Parameters of fewer numbers stay whole on every rank; stage 3."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens_per_micro_batch", "whole_below"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"zero.{name}={value}: is negative. Try 0.")
+        if self.stage not in (1, 2, 3):
+            raise ValueError(f"zero.stage={self.stage}: ZeRO has stages 1, 2 and 3. Try 2.")
+        if self.bucket_numbers < 2 or self.bucket_numbers % 2:
+            raise ValueError(
+                f"zero.bucket_numbers={self.bucket_numbers}: must be even and above 0. Try {1 << 26}."
+            )
+        if self.offload_parameters and self.stage != 3:
+            raise ValueError(
+                f"zero.offload_parameters with zero.stage={self.stage}: only stage 3 divides the parameters. "
+                "Try zero.stage=3."
+            )
+
+    def micro_batch_tokens(self, *, on_cpu: bool) -> int:
+        """Tokens computed at once: as told, else what suits the device."""
+        return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
+
+    def for_deepspeed(self, spec: ModelSpec, *, numbers: int, on_cpu: bool) -> dict[str, object]:
+        """DeepSpeed's own configuration.
+
+        Args:
+            spec: the model, and how it is optimised.
+            numbers: that the model has, beyond which no bucket needs to go.
+            on_cpu: whether the ranks compute on CPUs.
+        """
+        bucket = min(self.bucket_numbers, numbers + numbers % 2)
+        host = {"device": "cpu", "pin_memory": not on_cpu}
+        memory: dict[str, object] = {
+            "stage": self.stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            "stage3_param_persistence_threshold": self.whole_below,
+            "overlap_comm": self.stage == 3 and not on_cpu,
+            "memory_efficient_linear": False,  # it would replace torch's linear for the whole process
+        }
+        memory |= {"offload_optimizer": host} if self.offload_optimizer else {}
+        memory |= {"offload_param": host} if self.offload_parameters else {}
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,  # a step ends as many backward passes as there were
+            "gradient_clipping": spec.optimizer.grad_clip,
+            "communication_data_type": "fp32",
+            "data_types": {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": []},
+            "bf16": {"enabled": spec.dtype == "bfloat16", "check_grad_overflow": True},
+            "steps_per_print": None,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # it is compiled on first use
+            "zero_optimization": memory,
+        }
+
+
+def check_zero(layout: ParallelLayout | None = None) -> None:
+    """Refuse what ZeRO cannot do, before anything is started; DeepSpeed is looked up but not imported.
+
+    Args:
+        layout: of a model, where it is known.
+
+    Raises:
+        ValueError: DeepSpeed is not installed, or the layout has more than replicas.
+    """
+    if find_spec("deepspeed") is None:
+        raise ValueError(
+            "settings.engine=zero: DeepSpeed is not installed. Try: pip install 'rlhf-lightning[deepspeed]'; "
+            "or settings.engine=fsdp."
+        )
+    if layout is not None and layout.p * layout.t > 1:
+        raise ValueError(
+            f"settings.engine=zero with train p={layout.p}, t={layout.t}: under ZeRO every rank computes the "
+            "whole model. Try p=1 and t=1, or settings.engine=megatron."
+        )

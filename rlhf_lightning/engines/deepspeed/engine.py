@@ -1,0 +1,275 @@
+"""The DeepSpeed engine: a Hugging Face decoder whose training state is divided by ZeRO.
+
+    rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
+         -> DeepSpeed reduces gradients, clips them and steps (ZeRO 1, 2 or 3)
+All ranks compute the same number of micro-batches (`Passes`), since stages 2 and 3 reduce after each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
+from rlhf_lightning.engines.deepspeed.config import ZeRO, check_zero
+from rlhf_lightning.engines.deepspeed.gathered import Gathering
+from rlhf_lightning.engines.deepspeed.masters import Masters
+from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
+from rlhf_lightning.engines.deepspeed.state import Counters, load, save
+from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
+from rlhf_lightning.engines.offload import Parked, size_bytes
+from rlhf_lightning.engines.optimizer import learning_rate
+from rlhf_lightning.engines.passes import Passes
+from rlhf_lightning.engines.source import resolve, tokenizer_files
+from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.parallel.world import Seat
+from rlhf_lightning.spec import ModelSpec
+
+
+class ZeROEngine(TrainEngine):
+    """See the head of the module.
+
+    Args:
+        model: what to load, and how to optimise it.
+        head: what it computes per response token.
+        seat: of this rank, with all its groups.
+        config: memory.
+
+    Raises:
+        ValueError: the model cannot be loaded, or the layout has more than replicas.
+    """
+
+    def __init__(
+        self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO | None = None
+    ) -> None:
+        check_zero(seat.layout)
+        assert seat.groups is not None
+        self._spec, self._head, self._config = model, head, config or ZeRO()
+        self._group, self._device = seat.groups.data, seat.device
+        self._ranks = dist.get_world_size(self._group)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        else:
+            keep_freed_memory()
+        self._scope = Scope(self._group, device=self._device)
+        self._build()
+        on_cpu = self._device.type == "cpu"
+        self._passes = Passes(
+            self._module,
+            head=head,
+            group=self._group if self._ranks > 1 else None,
+            device=self._device,
+            budget=self._config.micro_batch_tokens(on_cpu=on_cpu),
+        )
+        self._away: dict[Part, Parked | None] = {}
+        self._counters, self._version, self._last, self._frees = Counters(), 0, Transition(), not on_cpu
+
+    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+        """See `TrainEngine.infer`."""
+        self._need("parameters")
+        with self._scope.entered():
+            return self._passes.infer(rows, temperature=temperature, entropy=entropy)
+
+    def accumulate(
+        self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
+    ) -> dict[str, Tensor]:
+        """See `TrainEngine.accumulate`."""
+        self._need(*PARTS[:2])
+        self._module.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
+        with self._scope.entered():
+            totals = self._passes.accumulate(
+                rows, loss, counts, temperature=temperature, backward=self._backward
+            )
+        self._module.eval()
+        return totals
+
+    def optimizer_step(self) -> dict[str, float]:
+        """See `TrainEngine.optimizer_step`; the norm of a step that is left out is inf."""
+        self._need(*PARTS)
+        rate = learning_rate(self._spec.optimizer, self._counters.steps)
+        for settings in self._adamw.param_groups:
+            settings["lr"] = rate
+        with self._scope.entered():
+            self._module.step()
+        if self._module.was_step_applied():
+            self._counters.steps, self._version = self._counters.steps + 1, self._version + 1
+        else:
+            self._counters.skipped_steps += 1
+        norm, skipped = float(self._module.get_global_grad_norm()), float(self._counters.skipped_steps)
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": skipped}
+
+    @contextmanager
+    def generating(self) -> Iterator[Decoder]:
+        """See `TrainEngine.generating`; a whole model is gathered bucket by bucket and freed again."""
+        start = time.perf_counter()
+        with self.gathered() as module:
+            training = size_bytes(self._tensors("parameters"))
+            self._last = Transition(
+                seconds=time.perf_counter() - start,
+                received_bytes=self._gathering.received_bytes,
+                training_bytes=training,
+                generation_bytes=size_bytes([*self._tensors("parameters"), *module.parameters()]),
+            )
+            yield WholeDecoder(module)
+
+    def gathered(self) -> AbstractContextManager[PreTrainedModel]:
+        """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
+        self._need("parameters")
+        return self._gathering.gathered()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine.weights`."""
+        self._need("parameters")
+        return self._gathering.whole()
+
+    @property
+    def version(self) -> int:
+        """See `TrainEngine.version`."""
+        return self._version
+
+    def transition(self) -> Transition:
+        """See `TrainEngine.transition`."""
+        return self._last
+
+    def save(self, directory: Path) -> None:
+        """See `TrainEngine.save`; the files are those of the FSDP engine."""
+        self._need("parameters", "optimizer")
+        save(directory, self._masters, self._counters, group=self._group)
+
+    def load(self, directory: Path) -> None:
+        """See `TrainEngine.load`; a checkpoint of another engine, or of other ranks, will do."""
+        self._need("parameters", "optimizer")
+        self._counters = load(directory, self._masters)
+        self._changed()
+
+    def export(self, directory: Path) -> None:
+        """See `TrainEngine.export`."""
+        with self.gathered() as module:
+            if dist.get_rank(self._group) == 0:
+                with quiet():
+                    module.save_pretrained(directory)
+                for file in tokenizer_files(resolve(self._spec)):
+                    shutil.copy(file, directory / file.name)
+        dist.barrier(self._group)
+
+    def give_weights(self) -> Tensor:
+        """See `TrainEngine.give_weights`."""
+        self._need("parameters", "optimizer")
+        return torch.cat([self._masters.read(name).flatten().cpu() for name in self._masters.shapes])
+
+    def follow_weights(self, weights: Tensor, *, decay: float) -> None:
+        """See `TrainEngine.follow_weights`."""
+        self._need("parameters", "optimizer")
+        sizes = {name: shape.numel() for name, shape in self._masters.shapes.items()}
+        if len(weights) != sum(sizes.values()):
+            raise ValueError(
+                f"{self._spec.path}: has {sum(sizes.values())} weights and cannot follow a model of "
+                f"{len(weights)}. Give both the same architecture."
+            )
+        for name, part in zip(sizes, weights.split(list(sizes.values())), strict=True):
+            self._masters.approach(name, part, weight=1 - decay)
+        self._changed()
+
+    def offload(self, parts: Iterable[Part]) -> None:
+        """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
+        for part in parts:
+            if part not in self._away:
+                held = [t for t in self._tensors(part) if t.device.type == self._device.type]
+                self._away[part] = Parked(held) if self._frees else None
+
+    def reload(self, parts: Iterable[Part]) -> None:
+        """See `TrainEngine.reload`."""
+        for part in parts:
+            parked = self._away.pop(part, None)
+            if parked is not None:
+                parked.restore()
+
+    def memory(self) -> dict[str, int]:
+        """See `TrainEngine.memory`; masters count as the optimizer's, buckets not at all."""
+        sizes = dict.fromkeys((*PARTS, "host"), 0)
+        for part in PARTS:
+            tensors, parked = self._tensors(part), self._away.get(part)
+            here = size_bytes([t for t in tensors if t.device.type == self._device.type])
+            sizes["host"] += size_bytes(tensors) - here + (parked.size_bytes if parked else 0)
+            sizes["host" if part in self._away else part] += here
+        return sizes
+
+    def _build(self) -> None:
+        """Load the model and let DeepSpeed divide it."""
+        spec, on_cpu = self._spec, self._device.type == "cpu"
+        root = load_causal_lm(spec) if self._head == "lm" else load_scalar(spec)
+        model = root.classifier if isinstance(root, ScalarModel) else root
+        if spec.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        root.eval()
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self._device)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        config = self._config.for_deepspeed(
+            spec, numbers=sum(shape.numel() for shape in shapes.values()), on_cpu=on_cpu
+        )
+        self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        # DeepSpeed makes masters of weights that it has rounded.
+        originals = {n: p.detach().clone() for n, p in self._parameters.items() if spec.dtype != "float32"}
+        self._gathering = Gathering(model, scope=self._scope, bucket=self._config.bucket_numbers)
+        chosen = spec.optimizer
+        self._adamw = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=chosen.lr,
+            betas=chosen.betas,
+            eps=chosen.eps,
+            weight_decay=chosen.weight_decay,
+            fused=True,
+        )
+        with self._scope.entered():
+            self._module = ZeROModule(
+                args=None,
+                model=root,
+                optimizer=self._adamw,
+                mpu=self._scope.ranks,
+                config=config,
+                config_class=DeepSpeedConfig(config, self._scope.ranks),
+            )
+        self._module.eval()
+        weakref.finalize(self, let_go, self._module, list(self._parameters.values())).atexit = False
+        self._masters = Masters(self._module, self._parameters, shapes, adamw=self._adamw, group=self._group)
+        for name, values in originals.items():
+            self._masters.write(name, values)
+
+    def _backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a micro-batch's loss, summed over the ranks; DeepSpeed takes their mean."""
+        self._module.backward(loss * self._ranks)
+
+    def _changed(self) -> None:
+        with self._scope.entered():
+            self._masters.changed()
+        self._version += 1
+
+    def _tensors(self, part: Part) -> list[Tensor]:
+        parameters = self._parameters.values()
+        if part == "optimizer":
+            return self._masters.tensors()
+        if part == "parameters":
+            shards = [getattr(p, "ds_tensor", p) for p in parameters]
+            return [*(p.detach() for p in parameters), *(shard.detach() for shard in shards)]
+        return self._masters.gradients()
+
+    def _need(self, *parts: Part) -> None:
+        away = [part for part in parts if part in self._away]
+        if away:
+            raise RuntimeError(
+                f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
+            )

@@ -1,0 +1,90 @@
+"""A model that is whole on every rank for a while, put together from the parts of stage 3.
+
+training   d ranks hold 1/d of each parameter        generation   each rank holds all of them
+                 └── bucket after bucket: all-gather -> the tensors of a plain module ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.deepspeed.scope import GatheredParameters, Scope, ZeroParamStatus
+from rlhf_lightning.engines.shards import _place, _skeleton
+
+
+class Gathering:
+    """Ways to the whole parameters of a model.
+
+    Args:
+        model: on its device, before DeepSpeed has divided it.
+        scope: of the model.
+        bucket: most numbers gathered at once; a larger parameter is gathered alone.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, scope: Scope, bucket: int) -> None:
+        self._model, self._skeleton, self._scope = model, _skeleton(model), scope
+        self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._sizes = {name: p.numel() for name, p in self._parameters.items()}
+        self._buckets = _buckets(self._sizes, bucket)
+        self.received_bytes = 0
+        """In the last gathering of the whole model: what other ranks gave."""
+
+    @contextmanager
+    def gathered(self) -> Iterator[PreTrainedModel]:
+        """A plain module without DeepSpeed's hooks that reads whole tensors, freed on exit."""
+        empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
+        self.received_bytes = 0
+        try:
+            whole = {id(self._parameters[name]): values for name, values in self.whole()}
+            for name, parameter in self._model.named_parameters(remove_duplicate=False):
+                _place(self._skeleton, name, nn.Parameter(whole[id(parameter)], requires_grad=False))
+            del whole
+            yield self._skeleton
+        finally:
+            for name, parameter in empty.items():
+                _place(self._skeleton, name, parameter)
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter by name; those gathered live no longer than the reader keeps them."""
+        for bucket in self._buckets:
+            yield from self._gather(bucket).items()
+
+    def _gather(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        parameters = {name: self._parameters[name] for name in names}
+        divided = {name: p for name, p in parameters.items() if _is_divided(p)}
+        self.received_bytes += sum(_theirs(p, self._sizes[name]) for name, p in divided.items())
+        with (
+            self._scope.entered(),
+            GatheredParameters(divided.values(), enabled=bool(divided)),
+            torch.no_grad(),
+        ):
+            return {name: p.detach() for name, p in parameters.items()}
+
+
+def _theirs(parameter: nn.Parameter, size: int) -> int:
+    """Bytes of a divided parameter that other ranks hold."""
+    own: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
+    return (size - min(own.numel(), size)) * own.element_size()
+
+
+def _is_divided(parameter: nn.Parameter) -> bool:
+    """Whether other ranks hold some of it: not where stage 3 keeps it whole, nor in other stages."""
+    return bool(getattr(parameter, "ds_status", None) == ZeroParamStatus.NOT_AVAILABLE)
+
+
+def _buckets(sizes: Mapping[str, int], bucket: int) -> list[list[str]]:
+    """Neighbouring parameters, as many as a bucket holds."""
+    found: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not found or size > room:
+            found.append([])
+            room = bucket
+        found[-1].append(name)
+        room -= size
+    return found

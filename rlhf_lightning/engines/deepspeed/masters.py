@@ -1,0 +1,162 @@
+"""The float32 weights and moments that DeepSpeed steps, by the parameters that they belong to.
+
+flat partition of a rank   [ ..a][ b         ][ c..]      masters, first moments, second moments
+parameters                [a   ][ b         ][ c      ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlhf_lightning.engines.deepspeed.scope import ZeROModule
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank steps of one parameter."""
+
+    flat: nn.Parameter
+    """The rank's partition of all masters, float32."""
+    at: slice
+    """Where the piece is in it."""
+    of: slice
+    """Which numbers of the flattened parameter it is."""
+
+
+class Masters:
+    """Masters and moments of one model.
+
+    Args:
+        module: that DeepSpeed trains.
+        parameters: by name.
+        shapes: of the whole parameters, by name.
+        adamw: that steps.
+        group: ranks that the masters are divided over.
+    """
+
+    def __init__(
+        self,
+        module: ZeROModule,
+        parameters: Mapping[str, nn.Parameter],
+        shapes: Mapping[str, torch.Size],
+        *,
+        adamw: torch.optim.Optimizer,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.shapes, self._parameters = dict(shapes), dict(parameters)
+        self._zero, self._adamw, self._group = module.optimizer, adamw, group
+        self._divided = module.zero_optimization_partition_weights()
+        self._pieces = {name: self._piece(name) for name in self._parameters}
+
+    def read(self, name: str, moment: str | None = None) -> Tensor:
+        """A parameter's whole master or moment; all ranks ask.
+
+        Returns:
+            float32, in the shape of the parameter, on its device.
+        """
+        shape, piece = self.shapes[name], self._pieces[name]
+        whole = torch.zeros(shape.numel(), device=self._parameters[name].device)
+        if piece is not None:
+            whole[piece.of] = self._tensor(piece, moment)[piece.at].to(whole.device)
+        if dist.get_world_size(self._group) > 1:
+            dist.all_reduce(whole, group=self._group)
+        return whole.view(shape)
+
+    def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
+        """Set this rank's piece of a parameter's master or moment, out of the whole; see `changed`."""
+        piece = self._pieces[name]
+        if piece is not None:
+            self._tensor(piece, moment)[piece.at].copy_(values.flatten()[piece.of])
+
+    def approach(self, name: str, values: Tensor, *, weight: float) -> None:
+        """Move this rank's piece of a master by a share of its way to other values; see `changed`."""
+        piece = self._pieces[name]
+        if piece is not None:
+            own = self._tensor(piece, None)[piece.at]
+            own.lerp_(values.flatten()[piece.of].to(own.device), weight)
+
+    def changed(self) -> None:
+        """Compute with what the masters have become; all ranks call it."""
+        zero = self._zero
+        if not self._divided:
+            zero.update_lp_params()
+            return
+        zero._partition_all_parameters()
+        for number in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(number)
+
+    @property
+    def moment_steps(self) -> int | None:
+        """Steps that the moments have seen; None where there are none yet."""
+        states = [self._adamw.state[flat] for flat in self._flats if flat in self._adamw.state]
+        return int(states[0]["step"]) if states else None
+
+    def make_moments(self, steps: int | None) -> None:
+        """Moments of 0 that have seen so many steps, to be overwritten; none where that is None."""
+        self._adamw.state.clear()
+        if not self._divided:
+            self._zero._hp_optimizer_states_linked = False
+        for flat in self._flats if steps is not None else ():
+            self._adamw.state[flat] = {
+                "step": torch.tensor(float(steps or 0), device=flat.device),
+                **{moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS},
+            }
+
+    def tensors(self) -> list[Tensor]:
+        """All masters and moments of this rank."""
+        moments = [state[moment] for state in self._adamw.state.values() for moment in MOMENTS]
+        return [flat.detach() for flat in self._flats] + moments
+
+    def gradients(self) -> list[Tensor]:
+        """What this rank keeps of gradients between two backward passes, and up to the step."""
+        zero = self._zero
+        found = [flat.grad for flat in self._flats]
+        if self._divided:
+            return [*_present(found), zero.grad_partitions_flat_buffer]
+        for lists in (zero.all_grad_tensors, zero.averaged_gradients):
+            found += [gradient for group in lists.values() for gradient in group or ()]
+        found += getattr(zero, "accumulated_grads_in_cpu", {}).values()
+        for parameter in self._parameters.values():
+            found += [parameter.grad, parameter.grad_accum]  # type: ignore[attr-defined]
+        return _present(found)
+
+    @property
+    def _flats(self) -> list[nn.Parameter]:
+        zero = self._zero
+        flats: list[nn.Parameter] = (
+            zero.fp32_partitioned_groups_flat if self._divided else zero.single_partition_of_fp32_groups
+        )
+        return flats
+
+    def _tensor(self, piece: Piece, moment: str | None) -> Tensor:
+        tensor: Tensor = piece.flat.detach() if moment is None else self._adamw.state[piece.flat][moment]
+        return tensor
+
+    def _piece(self, name: str) -> Piece | None:
+        parameter, zero = self._parameters[name], self._zero
+        if not self._divided:
+            found = parameter._hp_mapping  # type: ignore[attr-defined]
+            if found is None:
+                return None
+            flat, at, of = found.param_group_index, found.hp_fragment_address, found.lp_fragment_address
+            ends = (at.start + at.numel, of.start + of.numel)
+            return Piece(self._flats[flat], slice(at.start, ends[0]), slice(of.start, ends[1]))
+        flat, start, size = zero.grad_position[zero.get_param_id(parameter)]
+        first = size * dist.get_rank(self._group)
+        size = min(size, self.shapes[name].numel() - first)  # the last ones are filled up
+        return (
+            Piece(self._flats[flat], slice(start, start + size), slice(first, first + size))
+            if size > 0
+            else None
+        )
+
+
+def _present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]

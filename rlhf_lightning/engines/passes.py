@@ -1,0 +1,123 @@
+"""Rows -> micro-batches of a token budget -> passes of a module that the ranks of a group compute in step.
+
+Ranks agree on the number of micro-batches, since a sharded layer gathers on all ranks or on none; a rank that
+has run out of rows computes on one filler token that no loss sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from rlhf_lightning.engines.forward import Head, forward
+from rlhf_lightning.engines.packing import micro_batches, row_lengths
+from rlhf_lightning.functional.aggregate import Counts, Loss
+
+_COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
+
+
+class Backward(Protocol):
+    """Adds the gradient of a micro-batch's loss to the gradients."""
+
+    def __call__(self, loss: Tensor, *, last: bool) -> None:
+        """Go back; `last` says that no micro-batch follows."""
+
+
+class Passes:
+    """What a module says about rows.
+
+    Args:
+        root: a causal language model, or a `ScalarModel`, or what is called as one.
+        head: what it computes per response token.
+        group: ranks that compute in step; None for one.
+        device: where it computes.
+        budget: most tokens in a micro-batch.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        head: Head,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        budget: int,
+    ) -> None:
+        self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
+
+    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool) -> TensorDict:
+        """See `TrainEngine.infer`."""
+        names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
+        zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
+        results = {name: zeros.clone() for name in names}
+        with torch.no_grad():
+            for index in self._plan(rows):
+                part = self._select(rows, index, ())
+                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=entropy)
+                for name in names if index else ():
+                    results[name][index] = outputs[name].cpu()
+        return TensorDict(results, batch_size=rows.batch_size)
+
+    def accumulate(
+        self,
+        rows: TensorDict,
+        loss: Loss,
+        counts: Counts,
+        *,
+        temperature: float,
+        backward: Backward,
+    ) -> dict[str, Tensor]:
+        """See `TrainEngine.accumulate`.
+
+        Args:
+            rows: as there.
+            loss: as there.
+            counts: as there.
+            temperature: as there.
+            backward: called once a micro-batch.
+        """
+        plan = self._plan(rows, loss)
+        totals: dict[str, Tensor] = {}
+        for number, index in enumerate(plan):
+            part = self._select(rows, index, loss.columns, filler=loss.rows_together)
+            outputs = forward(
+                self._root, part, head=self._head, temperature=temperature, entropy=loss.needs_entropy
+            )
+            value, metrics = loss(outputs, part, counts)
+            backward(value, last=number == len(plan) - 1)
+            for name, metric in metrics.items():
+                totals[name] = totals.get(name, 0.0) + metric.detach()
+        return {name: total.cpu() for name, total in totals.items()}
+
+    def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
+        """Row numbers of each micro-batch; as many on every rank, empty where a rank has no rows left.
+
+        With a loss there is one at least, so that every rank has a gradient.
+        """
+        lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
+        parts = micro_batches(lengths, self._budget, together=loss.rows_together if loss else 1)
+        count = torch.tensor(max(len(parts), int(loss is not None)), device=self._device)
+        if self._group is not None:
+            dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
+        return parts + [[] for _ in range(int(count) - len(parts))]
+
+    def _select(
+        self, rows: TensorDict, index: list[int], columns: Sequence[str], *, filler: int = 1
+    ) -> dict[str, Tensor]:
+        """Columns of some rows on the device; `filler` fully masked rows of zeros where there are none."""
+        names, have = (*_COLUMNS, *columns), set(rows.keys())
+        missing = [name for name in names if name not in have]
+        if missing:
+            raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
+        whole = {name: cast(Tensor, rows[name]) for name in names}
+        if not index:
+            return {
+                name: column.new_zeros(filler, *column.shape[1:]).to(self._device)
+                for name, column in whole.items()
+            }
+        return {name: column[index].to(self._device) for name, column in whole.items()}

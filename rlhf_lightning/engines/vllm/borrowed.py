@@ -1,0 +1,108 @@
+"""vLLM's parameters in the memory of a generation shard, of which the training parameters are views.
+
+Megatron's fused matrices lie in another order than vLLM's. No weight moves: what comes out is ordered.
+
+    linear_qkv -> [q q k v | q q k v]   group by group      ordered: [q q q q | k k | v v]
+    linear_fc1 -> [gate up | gate up]   chunk by chunk      ordered: [gate gate | up up]
+
+T is the number of tokens, G the groups (key-value heads) of this rank, Q the query heads of each, D the size
+of a head, F the inner size of this rank, k the training shards in a generation shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.engine import Shard
+
+_FUSED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+"""The first of Hugging Face's parts, and what vLLM calls the whole."""
+
+
+class Borrowed:
+    """The parameters of vLLM's model, without memory but while a shard is lent.
+
+    Args:
+        model: of vLLM; its own memory is freed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._parameters = model, dict(model.named_parameters())
+        self._fits = False
+        self.give_back()
+
+    def lay(self, shard: Shard) -> None:
+        """Compute with the tensors of a shard until `give_back`."""
+        if not self._fits:
+            self._fit(shard)
+        for name, tensor in shard.tensors.items():
+            self._parameters[_name(shard.conversion, name)].data = tensor
+
+    def give_back(self) -> None:
+        """Let go of the memory."""
+        for parameter in self._parameters.values():
+            parameter.data = parameter.data.new_empty(0)
+
+    def _fit(self, shard: Shard) -> None:
+        """Make the model compute as the shard lies."""
+        conversion = shard.conversion
+        names = {_name(conversion, param.name) for param in conversion.parameters}
+        assert names == self._parameters.keys()
+        for name, module in self._model.named_modules():
+            if isinstance(module, VocabParallelEmbedding):
+                _repad(module, conversion.vocabulary)
+            elif name.endswith("qkv_proj"):
+                queries = conversion.heads // conversion.groups
+                module.register_forward_hook(_ordering(_by_kind(queries, conversion.head_size)))
+            elif name.endswith("gate_up_proj") and shard.chunks > 1:
+                module.register_forward_hook(_ordering(_by_half(shard.chunks)))
+        self._fits = True
+
+
+def _name(conversion: Conversion, name: str) -> str:
+    """What vLLM calls a parameter of Megatron's."""
+    first = conversion.names(name)[0]
+    for part, whole in _FUSED.items():
+        first = first.replace(f".{part}.", f".{whole}.")
+    return first
+
+
+def _ordering(order: Callable[[Tensor], Tensor]) -> Callable[..., object]:
+    def hook(module: nn.Module, given: object, output: tuple[Tensor, object]) -> tuple[Tensor, object]:
+        return order(output[0]), output[1]
+
+    return hook
+
+
+def _by_kind(queries: int, size: int) -> Callable[[Tensor], Tensor]:
+    """[T, G (Q + 2) D], group by group -> the same numbers, queries before keys before values."""
+
+    def order(fused: Tensor) -> Tensor:
+        mixed = torch.unflatten(fused, -1, (-1, queries + 2, size))
+        kinds = mixed.split([queries, 1, 1], dim=-2)
+        return torch.cat([kind.flatten(-3) for kind in kinds], dim=-1)
+
+    return order
+
+
+def _by_half(chunks: int) -> Callable[[Tensor], Tensor]:
+    """[T, k 2 F / k], chunk by chunk -> the same numbers, gates before ups."""
+
+    def order(fused: Tensor) -> Tensor:
+        return torch.unflatten(fused, -1, (chunks, 2, -1)).transpose(-3, -2).flatten(-3)
+
+    return order
+
+
+def _repad(layer: VocabParallelEmbedding, vocabulary: int) -> None:
+    """Tell a table of words that it is padded to `vocabulary`, not to a multiple of 64."""
+    layer.org_vocab_size_padded = layer.num_embeddings_padded = vocabulary
+    layer.num_embeddings_per_partition = vocabulary // layer.tp_size
+    layer.shard_indices = layer._get_indices(
+        vocabulary, vocabulary, layer.num_embeddings, layer.org_vocab_size, layer.tp_rank, layer.tp_size
+    )

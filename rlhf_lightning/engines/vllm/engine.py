@@ -1,0 +1,235 @@
+"""vLLM in the device's own process: SPMD, one engine a rank, tensor groups that are the layout's.
+
+training engine ── weights(), one at a time, if they have changed ──> vLLM's parameters, in place
+rows ── prompts without padding ──> schedule, forward, draw: the same on all tensor ranks ──> responses
+     <── afterwards it sleeps: keys and values, on a GPU weights too, are given back ──┘
+
+B is the number of rows, R the width of the responses.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.engines.engine import WeightSource
+from rlhf_lightning.engines.generation import Ends, GenerationEngine
+from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.engines.vllm.config import VLLM
+from rlhf_lightning.engines.vllm.memory import forget
+from rlhf_lightning.engines.vllm.process import guest
+from rlhf_lightning.parallel import Seat
+from rlhf_lightning.spec import ModelSpec, Sampling
+
+with guest():
+    from vllm import CompletionOutput, EngineArgs, RequestOutput, SamplingParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from rlhf_lightning.engines.vllm.borrowed import Borrowed
+    from rlhf_lightning.engines.vllm.executor import InPlaceExecutor
+    from rlhf_lightning.engines.vllm.groups import Groups, keeping_world
+    from rlhf_lightning.engines.vllm.plain import plain_weights
+    from rlhf_lightning.engines.vllm.prompts import prompts, requests
+
+logger = logging.getLogger(__name__)
+
+
+class VLLMEngine(GenerationEngine):
+    """See the head of the module.
+
+    Args:
+        model: that the source trains; of its directory only config.json is read.
+        source: has the weights.
+        seat: of this rank.
+        ends: of responses.
+        config: memory and time.
+
+    Attributes:
+        update_s: seconds until the weights of the last answers were there, copied or lent.
+
+    Raises:
+        ValueError: vLLM cannot generate with the model.
+    """
+
+    def __init__(
+        self, model: ModelSpec, source: WeightSource, *, seat: Seat, ends: Ends, config: VLLM
+    ) -> None:
+        self.source, self._ends, self._config = source, ends, config
+        self._on_cpu = seat.device.type == "cpu"
+        self._groups = Groups(seat.groups.generation_tensor if seat.groups else None, device=seat.device)
+        with guest(), self._groups.entered(), self._uncompiled(), plain_weights():
+            self._engine = LLMEngine.from_engine_args(self._arguments(model))
+        worker = self._engine.model_executor.driver_worker.worker
+        self._runner, self._model = worker.model_runner, worker.get_model()
+        self._logits = self._model.compute_logits = _Logits(self._model.compute_logits)
+        self._engine.engine_core._finalizer.detach()  # it would end the job's world
+        self._closing = weakref.finalize(self, _close, self._engine, self._groups)
+        self._version: int | None = None
+        self._fresh, self._asleep, self.update_s = False, False, 0.0
+        borrows = config.zero_copy and self._on_cpu and source.lending() is not None
+        self._borrowed = Borrowed(self._model) if borrows else None
+        if config.sleep:
+            self.offload()
+
+    def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
+        """See `GenerationEngine.generate`."""
+        positions = self._engine.model_config.max_model_len
+        asked = prompts(rows, positions=positions, sampling=sampling)
+        stops = tuple(sorted({*self._ends.eos_token_ids, *sampling.stop_token_ids}))
+        wanted = requests(rows, sampling=sampling, stops=stops, seed=seed)
+        self._logits.temperature = sampling.temperature or 1.0
+        with torch.no_grad(), self._groups.entered(), self._uncompiled(), torch.random.fork_rng(devices=[]):
+            self._wake()
+            with self._weights():
+                found = self._answered(asked, wanted)
+        if self._config.sleep:
+            self.offload()
+        return _responses(found, width=sampling.max_new_tokens, pad=self._ends.pad_token_id).to(
+            rows["prompt_ids"].device
+        )
+
+    @property
+    def version(self) -> int | None:
+        """See `GenerationEngine.version`."""
+        return self._version
+
+    def offload(self) -> None:
+        """Give memory back: on a GPU all of it, and weights are copied again; on a CPU keys and values."""
+        if self._asleep:
+            return
+        self._asleep = True
+        with self._groups.entered():
+            if self._on_cpu:
+                self._engine.reset_prefix_cache()
+                forget(self._runner.kv_caches)
+            else:
+                self._engine.sleep(level=2)
+                self._fresh = False
+
+    def close(self) -> None:
+        """End vLLM in this process, as happens when nobody holds the engine any more."""
+        self._closing()
+
+    def _arguments(self, model: ModelSpec) -> EngineArgs:
+        config = self._config
+        return EngineArgs(
+            model=str(resolve(model)),
+            dtype=model.dtype,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            generation_config="vllm",
+            tensor_parallel_size=len(self._groups.ranks),
+            distributed_executor_backend=InPlaceExecutor,
+            disable_custom_all_reduce=True,  # it maps memory of devices that this process does not see
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            kv_cache_memory_bytes=config.kv_cache_bytes(on_cpu=self._on_cpu),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens or None,
+            max_model_len=config.max_model_len or -1,
+            enable_prefix_caching=config.enable_prefix_caching,
+            # A part of a prompt draws a token in vain, and on a CPU the draw cannot be taken back.
+            enable_chunked_prefill=False if self._on_cpu else None,
+            enforce_eager=config.eager(on_cpu=self._on_cpu),
+            enable_sleep_mode=config.sleep and not self._on_cpu,
+            logprobs_mode="raw_logprobs",
+            disable_log_stats=True,
+        )
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """Keep torch from compiling the small functions of vLLM that eager mode leaves to it."""
+        eager = self._config.eager(on_cpu=self._on_cpu)
+        return torch.compiler.set_stance("force_eager") if eager else nullcontext()
+
+    def _wake(self) -> None:
+        if self._asleep and not self._on_cpu:
+            self._engine.wake_up()
+        self._asleep = False
+
+    @contextmanager
+    def _weights(self) -> Iterator[None]:
+        """Compute with the source's present weights; keys and values of others are forgotten."""
+        version, started = self.source.version, time.perf_counter()
+        changed = not self._fresh or version is None or version != self._version
+        lending = self.source.lending() if self._borrowed is not None else None
+        if changed:
+            self._engine.reset_prefix_cache()
+            self._engine.set_weight_version(str(version))
+        if lending is None or self._borrowed is None:
+            if changed:
+                self._copy()
+            self._arrived(version, started)
+            yield
+            return
+        with lending as shard:
+            try:
+                self._borrowed.lay(shard)
+                self._arrived(version, started)
+                yield
+            finally:
+                self._borrowed.give_back()
+
+    def _copy(self) -> None:
+        """Write the weights into vLLM's own, one after the other."""
+        loaded = self._model.load_weights(self.source.weights())
+        missing = dict(self._model.named_parameters()).keys() - loaded
+        assert not missing, f"{sorted(missing)} were given no weights"
+
+    def _arrived(self, version: int | None, started: float) -> None:
+        """Note which weights are there."""
+        self._version, self._fresh, self.update_s = version, True, time.perf_counter() - started
+        logger.debug("vLLM has weights %s after %.3f s", version, self.update_s)
+
+    def _answered(self, asked: list[list[int]], wanted: list[SamplingParams]) -> list[CompletionOutput]:
+        """What every request says in the end, by row; none of them is left behind."""
+        rows = {str(row): row for row in range(len(asked))}
+        found: dict[int, CompletionOutput] = {}
+        try:
+            for name, row in rows.items():
+                self._engine.add_request(name, tokens_input(asked[row]), wanted[row])
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    assert isinstance(output, RequestOutput)
+                    found[rows[output.request_id]] = output.outputs[0]
+        finally:
+            self._engine.abort_request([name for name, row in rows.items() if row not in found])
+        return [found[row] for row in range(len(rows))]
+
+
+class _Logits:
+    """A model's logits at the temperature, so that what vLLM calls raw lacks truncation only."""
+
+    def __init__(self, compute: Callable[[Tensor], Tensor | None]) -> None:
+        self._compute, self.temperature = compute, 1.0
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        logits = self._compute(hidden)
+        return logits if logits is None or self.temperature == 1 else logits / self.temperature
+
+
+def _close(engine: LLMEngine, groups: Groups) -> None:
+    with guest(), keeping_world():
+        engine.engine_core.engine_core.shutdown()
+    groups.close()
+
+
+def _responses(found: list[CompletionOutput], *, width: int, pad: int) -> TensorDict:
+    """The columns that `generate` returns."""
+    ids = torch.full((len(found), width), pad, dtype=torch.int64)
+    log_probs = torch.zeros(len(found), width)
+    mask = torch.zeros(len(found), width, dtype=torch.bool)
+    for row, said in enumerate(found):
+        length = len(said.token_ids)
+        ids[row, :length] = torch.tensor(said.token_ids)
+        mask[row, :length] = True
+        chosen = [at[token].logprob for at, token in zip(said.logprobs, said.token_ids, strict=True)]
+        log_probs[row, :length] = torch.tensor(chosen)
+    columns = {"response_ids": ids, "response_mask": mask, "log_probs": log_probs}
+    return TensorDict(columns, batch_size=[len(found)])

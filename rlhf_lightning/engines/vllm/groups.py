@@ -1,0 +1,103 @@
+"""vLLM's groups of ranks, made of the job's own process groups.
+
+vLLM numbers ranks itself: with t = 2 its groups would be 01 23 45 67. HybridFlow's may be 02 13 46 57, and
+the world may have devices where no vLLM runs. So vLLM finds these groups, and makes none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from vllm.distributed import parallel_state
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.engine import core
+
+_ALONE = ("_ETP", "_DCP", "_PCP", "_PP", "_DP")
+
+
+class _Coordinator(GroupCoordinator):  # type: ignore[misc]
+    """What vLLM asks of a group, answered by one that exists."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, *, name: str, device: torch.device, talks: bool = False
+    ) -> None:
+        # The parent's constructor makes new groups, over the whole world: it is not called.
+        self.unique_name = parallel_state._get_unique_name(name)
+        parallel_state._register_group(self)
+        self.rank, self.ranks = dist.get_rank(), dist.get_process_group_ranks(group)
+        self.world_size, self.rank_in_group = len(self.ranks), self.ranks.index(self.rank)
+        self.group_ranks, self.local_rank, self.device_index = [self.ranks], 0, 0
+        self.cpu_group = self.device_group = group
+        self.torch_distributed_backend = dist.get_backend(group)
+        self.device, self.mq_broadcaster = device, None
+        self._pending_isends: deque[object] = deque()
+        self.use_custom_op_call = current_platform.use_custom_op_collectives()
+        self.use_device_communicator, self.use_cpu_custom_send_recv = talks, False
+        self.device_communicator = None
+        if talks and self.world_size > 1:
+            communicator = resolve_obj_by_qualname(current_platform.get_device_communicator_cls())
+            self.device_communicator = communicator(
+                cpu_group=group, device=device, device_group=group, unique_name=self.unique_name
+            )
+
+
+@contextmanager
+def keeping_world() -> Iterator[None]:
+    """End vLLM's core within: it would leave the world, which is the job's."""
+    clean = core.cleanup_dist_env_and_memory
+    core.cleanup_dist_env_and_memory = lambda: None
+    try:
+        yield
+    finally:
+        core.cleanup_dist_env_and_memory = clean
+
+
+class Groups:
+    """The groups of one rank.
+
+    Args:
+        tensor: ranks that generate with one copy of the model; None for one rank.
+        device: of this rank.
+    """
+
+    def __init__(self, tensor: dist.ProcessGroup | None, *, device: torch.device) -> None:
+        self._made_world = not dist.is_initialized()
+        if self._made_world:
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        self._alone = alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        whole = dist.group.WORLD
+        assert whole is not None
+        one = _Coordinator(alone, name="rlhf_alone", device=device)
+        world = _Coordinator(whole, name="rlhf_world", device=device)
+        tensors = _Coordinator(tensor or alone, name="rlhf_tensor", device=device, talks=True)
+        self._coordinators = [one, world, tensors]
+        self._found: dict[str, object] = {**dict.fromkeys(_ALONE, one), "_WORLD": world, "_TP": tensors}
+        self._found["_NODE_COUNT"] = 1  # asked by expert parallelism only, which there is none of
+        self.ranks: list[int] = tensors.ranks
+        """Global ranks that generate with one copy."""
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let vLLM find these groups, and afterwards what it found before."""
+        before = {name: getattr(parallel_state, name) for name in self._found}
+        vars(parallel_state).update(self._found)
+        try:
+            yield
+        finally:
+            vars(parallel_state).update(before)
+
+    def close(self) -> None:
+        """Let go of the groups, and leave the world if it was made for this."""
+        for coordinator in self._coordinators:
+            del coordinator.cpu_group, coordinator.device_group
+        self._found.clear()
+        if dist.is_initialized():
+            dist.destroy_process_group(None if self._made_world else self._alone)
+        del self._alone

@@ -1,0 +1,41 @@
+"""What vLLM does to its process, undone: other engines live there too."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_ALWAYS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""It computes in this process."""
+_DEFAULTS = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+"""Unless the user says otherwise it tells nobody how it is used, and here only what went wrong."""
+
+
+@contextmanager
+def guest() -> Iterator[None]:
+    """Import and build vLLM within; afterwards the process is as it was.
+
+    That is the environment, to which it writes; `torch.set_num_threads`, which on a CPU it replaces by a
+    function that does nothing; the generators of random numbers, which it seeds; and the garbage collector,
+    which it keeps from everything that is there.
+    """
+    environment, set_num_threads = dict(os.environ), torch.set_num_threads
+    draws, numbers = random.getstate(), np.random.get_state()
+    os.environ.update(_DEFAULTS | environment | _ALWAYS)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        gc.unfreeze()
+        np.random.set_state(numbers)
+        random.setstate(draws)
+        torch.set_num_threads = set_num_threads
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)

@@ -1,0 +1,196 @@
+"""The generator: a second copy of the actor on devices of its own, which only answers.
+
+actor.generate_sequences(batch)              the algorithm knows of no generator
+  -> actor.send_weights | generator.receive_weights     side by side, where the actor has changed
+  -> generator.generate_sequences
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.controller import MICRO_DP, ONE_TO_ALL, Batch, Caller, Worker, register
+from rlhf_lightning.controller.register import Method, methods_of
+from rlhf_lightning.engines import WeightSource, train_engine
+from rlhf_lightning.parallel import Link, ParallelLayout
+from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
+from rlhf_lightning.workers.role import Role, Settings
+
+_OTHER_DRAW = 1 << 61
+"""Added to a row's id for other answers to its prompt."""
+CHANGING = frozenset({"update_actor", "load"})
+"""Methods of an actor after which a generator's weights are old."""
+
+
+@dataclass
+class Arriving(WeightSource):
+    """Weights that another device sends, for an engine that reads them into memory of its own."""
+
+    link: Link
+    """Where they come from."""
+    announced: int = 0
+    """How often they have been said to come; the engine reads them before its next answers."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `WeightSource.weights`."""
+        return self.link.receive()
+
+    @property
+    def version(self) -> int:
+        """See `WeightSource.version`."""
+        return self.announced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator(Role):
+    """Answers with a copy of the actor's weights; every rank has all of them."""
+
+    actor: Actor = field(default_factory=Actor)
+    """What it is a copy of, and how that answers."""
+    evaluates: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, actor: Actor) -> Self:
+        """The generator of an actor."""
+        model = {f.name: getattr(actor, f.name) for f in dataclasses.fields(ModelSpec)}
+        return cls(**model, actor=dataclasses.replace(actor, recompute_log_probs=False))
+
+    def located(self) -> Self:
+        """See `Role.located`."""
+        return dataclasses.replace(super().located(), actor=self.actor.located())
+
+    def build(self, worker: Worker) -> None:
+        """Make room for the weights: vLLM's own, or a model that the native engine computes with."""
+        settings = worker.settings
+        assert isinstance(settings, Settings)
+        places = (self.place, self.actor.place)
+        for place in places:
+            place.worker = worker
+        if settings.generator == "vllm":
+            assert worker.link is not None
+            # Nobody else wants these devices, and weights that sleep would have to be sent again.
+            config = dataclasses.replace(settings.vllm, sleep=False)
+            self.actor.place.generator = self.actor.generator_over(Arriving(worker.link), config)
+            return
+        alone = dataclasses.replace(worker, dp_group=None, groups=None)
+        engine = train_engine(self, head=self.head, seat=alone, config=settings.train)
+        for place in places:
+            place.engine = engine
+
+    def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
+        """See `Actor.check_layout`; the copy is never divided."""
+        self.actor.check_layout(layout, dataclasses.replace(settings, engine="fsdp"))
+
+    def offload(self) -> None:
+        """See `Role.offload`; vLLM keeps what it has."""
+        if self.place.engine is not None:
+            super().offload()
+
+    def reload(self) -> None:
+        """See `Role.reload`."""
+        if self.place.engine is not None:
+            super().reload()
+
+    @register(transfer=ONE_TO_ALL)
+    def receive_weights(self) -> None:
+        """Become the actor, which sends its weights meanwhile."""
+        assert self.worker.link is not None
+        source = self.actor.generator.source
+        if isinstance(source, Arriving):
+            source.announced += 1
+        else:
+            self.engine.take_weights(self.worker.link.receive())
+
+    @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
+    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
+        """See `Actor.generate_sequences`."""
+        return self.actor.answer(rows, greedy=greedy)
+
+
+@dataclass
+class SeparateGeneration:
+    """Calls of an actor's handle: answers come from the generator, which first becomes what the actor is."""
+
+    actor: Caller
+    """Workers of the actor."""
+    generator: Caller
+    """Workers of its copy."""
+    recompute_log_probs: bool
+    """As the actor has it: its workers compute the log-probabilities of the answers once more."""
+    stale: bool = True
+    """Whether the copy has other weights than the actor."""
+    version: int = 0
+    """How often weights have been sent."""
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """See `Caller.call`; answers have `weights_version` [B] int64 too."""
+        self.stale = self.stale or method.name in CHANGING
+        if method.name != "generate_sequences":
+            return self.actor.call(method, batch, arguments)
+        assert batch is not None
+        answers = self.answers(batch, arguments)
+        return answers if arguments.get("greedy") else self.scored(answers)
+
+    def answers(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """The batch with the generator's answers."""
+        if self.stale:
+            self.actor.call(methods_of(Actor)["send_weights"], None, {})
+            self.generator.call(methods_of(Generator)["receive_weights"], None, {})
+            self.stale, self.version = False, self.version + 1
+        found = cast(
+            Batch, self.generator.call(methods_of(Generator)["generate_sequences"], batch, arguments)
+        )
+        return batch | found | Batch.of({"weights_version": torch.full((len(batch),), self.version)})
+
+    def scored(self, answers: Batch) -> Batch:
+        """The answers with log-probabilities as the actor wants them."""
+        if not self.recompute_log_probs:
+            return answers
+        again = self.actor.call(methods_of(Actor)["compute_log_prob"], answers, {})
+        return answers | cast(Batch, again).select(["log_probs"])
+
+
+@dataclass
+class GenerationAhead(SeparateGeneration):
+    """The same, one batch ahead: while the models learn from one, the next is answered by older weights.
+
+    A call hands the generator its batch and returns the one before, prompts and all. The first is answered
+    twice, for itself and for the second call.
+    """
+
+    pending: tuple[Batch, int] | None = None
+    """What the next call returns, and the version of the weights behind it."""
+    staleness: int = 0
+    """How many versions the answers that were last returned are behind."""
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """See `Caller.call`; greedy answers are not ahead.
+
+        Raises:
+            ValueError: the batches of two iterations differ in their number of rows.
+        """
+        if method.name != "generate_sequences" or arguments.get("greedy"):
+            return super().call(method, batch, arguments)
+        assert batch is not None
+        before, after = self.pending, self.answers(batch, arguments)
+        if before is None:
+            before = after, self.version
+            other = batch | Batch.of({"row_ids": batch["row_ids"] + _OTHER_DRAW})
+            after = self.answers(other, arguments)
+        self.pending = after, self.version
+        found, version = before
+        if len(found) != len(batch):
+            raise ValueError(
+                f"generation is one batch ahead, and a batch of {len(batch)} rows follows one of "
+                f"{len(found)}. Give batches of one size: a number of rows that batch_size divides."
+            )
+        self.staleness = self.version - version
+        return self.scored(found)

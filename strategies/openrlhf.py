@@ -1,0 +1,87 @@
+"""Every model alone, and a second copy of the actor that generates (OpenRLHF's placement)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlhf_lightning.controller import Caller
+from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.strategies.standalone import one_each
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration, Settings
+
+GENERATOR = "generator"
+"""Name of the role that the strategy adds."""
+
+
+class OpenRLHF(Strategy):
+    """One pool a role, and one for the generator, which is sent the actor's weights after every update.
+
+    Args:
+        generator_devices: devices of the generator; by default as many as each role has.
+        devices: as for every strategy, those of the generator among them.
+        address: as for every strategy.
+        settings: as for every strategy.
+        offload: as for every strategy.
+        timeout_s: as for every strategy.
+    """
+
+    strategy_name = "openrlhf"
+
+    def __init__(
+        self,
+        *,
+        generator_devices: int | None = None,
+        devices: int | None = None,
+        address: str | None = None,
+        settings: Settings | None = None,
+        offload: bool = False,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        super().__init__(
+            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
+        )
+        self.generator_devices = generator_devices
+
+    def models(self) -> dict[str, Role]:
+        """The algorithm's roles, and a generator where there is an actor."""
+        roles = super().models()
+        actor = roles.get("actor")
+        return roles | {GENERATOR: Generator.of(actor)} if isinstance(actor, Actor) else roles
+
+    def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+        """Give the generator its devices, and divide the others evenly.
+
+        Raises:
+            ValueError: the devices do not divide by the number of roles, or none is left for them.
+        """
+        wanted = self.generator_devices
+        if wanted is None or GENERATOR not in roles:
+            return one_each(roles, devices, name="OpenRLHF")
+        others = [role for role in roles if role != GENERATOR]
+        total = wanted + len(others) if devices is None else devices
+        if wanted < 1 or total - wanted < len(others):
+            raise ValueError(
+                f"OpenRLHF(devices={total}, generator_devices={wanted}): {total - wanted} are left for "
+                f"{len(others)} roles. Try devices={max(wanted, 1) + len(others)}."
+            )
+        pools = one_each(others, total - wanted, name="OpenRLHF")
+        return [*pools, ResourcePool(GENERATOR, wanted, (GENERATOR,))]
+
+    def links(self, devices: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """From the actor's first device to all of the generator's."""
+        if GENERATOR not in devices:
+            return {}
+        link = (devices["actor"][0], *devices[GENERATOR])
+        return {"actor": link, GENERATOR: link}
+
+    def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
+        """The actor's calls find the generator."""
+        if GENERATOR not in workers:
+            return workers
+        return {**workers, "actor": self.separate(workers["actor"], workers[GENERATOR])}
+
+    def separate(self, actor: Caller, generator: Caller) -> SeparateGeneration:
+        """What the actor's handle calls."""
+        again = self.algorithm.main_actor.recompute_log_probs
+        return SeparateGeneration(actor, generator, recompute_log_probs=again)

@@ -1,0 +1,226 @@
+"""Every stage of ZeRO trains as the FSDP engine does on one device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed.comm import comm
+from deepspeed.utils import groups
+from torch import Tensor
+
+from rlhf_lightning.engines import Head, ZeRO, check_zero
+from rlhf_lightning.engines.deepspeed import config
+from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
+from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
+from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Settings
+from tests.extras import zero
+from tests.extras.zero import Trained
+from tests.unit import spmd
+from tests.unit.engines import tiny
+
+SAME = 1e-5
+"""float32, in another order."""
+TRAINED = 1e-4
+"""Adam divides by the root of squares: what is rounding in the gradient can be much in the step."""
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        "lm": tiny.write_causal(directory / "causal"),
+        "tied": tiny.write_causal(directory / "tied", tie=True),
+        "scalar": tiny.write_scalar(directory / "scalar"),
+    }
+
+
+@cache
+def expected(spec: ModelSpec, head: Head) -> Trained:
+    """On one device."""
+    return zero.train(zero.fsdp(spec, head=head), tiny.rows())
+
+
+@dataclass(frozen=True)
+class Case:
+    stage: int
+    shares: tuple[tuple[tuple[int, ...], ...], ...]
+    """By rank: the rows of each portion whose gradients add up."""
+    model: str = "tied"
+    head: Head = "lm"
+    recompute: bool = False
+    options: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [f"stage{self.stage}", self.model, self.head, f"d{len(self.shares)}", *self.options]
+        return "-".join([*words, "recompute"] if self.recompute else words)
+
+
+ALL = ((tuple(range(6)),),)
+EVEN = (((0, 2, 4),), ((1, 3, 5),))
+UNEVEN = (((), ()), ((0, 1, 2, 3), (4, 5)))
+"""None on the first rank, and two portions on the second."""
+PORTIONS = (((5, 1), (0,)), ((), (2, 3, 4)))
+CASES = [
+    Case(3, ALL, model="lm"),
+    Case(1, UNEVEN),
+    Case(2, UNEVEN, recompute=True),
+    Case(3, UNEVEN, model="lm"),
+    Case(3, PORTIONS, recompute=True, options={"bucket_numbers": 500}),
+    Case(3, EVEN, options={"whole_below": 200, "offload_optimizer": True, "offload_parameters": True}),
+    Case(2, PORTIONS, options={"offload_optimizer": True}),
+    Case(2, EVEN, model="scalar", head="scalar"),
+    Case(3, EVEN, model="scalar", head="reward"),
+]
+
+
+def trained(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Trained:
+    engine = zero.zero(group, spec, case.stage, head=case.head, **case.options)
+    return zero.train(engine, *(tiny.rows()[list(rows)] for rows in case.shares[group.rank()]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_stage_trains_as_one_device_does(paths: dict[str, Path], case: Case) -> None:
+    theirs = expected(tiny.spec(paths[case.model]), case.head)
+    spec = tiny.spec(paths[case.model], gradient_checkpointing=case.recompute)
+    results = spmd.run(len(case.shares), trained, case, spec)
+    for share, ours in zip(case.shares, results, strict=True):
+        for name, values in theirs.outputs.items():
+            rows = [row for portion in share for row in portion]
+            torch.testing.assert_close(ours.outputs[name], values[rows], rtol=SAME, atol=SAME)
+        for found, wanted in zip(ours.reports, theirs.reports, strict=True):
+            assert found == pytest.approx(wanted, rel=SAME)
+        torch.testing.assert_close(ours.weights, theirs.weights, rtol=0, atol=TRAINED)
+    totals = {name: sum(ours.metrics[name] for ours in results) for name in theirs.metrics}
+    assert totals == pytest.approx(theirs.metrics, rel=1e-4)
+
+
+def in_bfloat16(group: dist.ProcessGroup, spec: ModelSpec) -> list[tuple[Tensor, set[torch.dtype], Trained]]:
+    """Of all stages: masters before a step, types of the parameters, and what training gives."""
+    found = []
+    for stage in (1, 2, 3):
+        engine = zero.zero(group, spec, stage)
+        with engine.gathered() as module:
+            types = {parameter.dtype for parameter in module.parameters()}
+        found.append((engine.give_weights(), types, zero.train(engine, zero.own(group))))
+    return found
+
+
+def test_bfloat16_has_masters_and_gradients_in_float32(paths: dict[str, Path]) -> None:
+    spec = tiny.spec(paths["tied"], dtype="bfloat16")
+    theirs, files = expected(spec, "lm"), zero.fsdp(spec).give_weights()
+    for stages in spmd.run(2, in_bfloat16, spec):
+        for masters, types, ours in stages:
+            assert torch.equal(masters, files)
+            assert types == {torch.bfloat16}
+            norms = [report["grad_norm"] for report in ours.reports]
+            assert norms == pytest.approx([report["grad_norm"] for report in theirs.reports], rel=1e-2)
+            assert float((ours.weights - theirs.weights).norm() / theirs.weights.norm()) < 1e-2
+            # Steps of 1e-3 would be lost on most weights of bfloat16.
+            assert not torch.equal(ours.weights, ours.weights.bfloat16().float())
+
+
+@dataclass(frozen=True)
+class Broken(Loss):
+    """A loss without a number."""
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return outputs["log_probs"].sum() * torch.inf, {}
+
+
+def skipped(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[bool, dict[str, float], float]]:
+    """Whether the weights stayed, the report, and the norm of the next step."""
+    found = []
+    for spec in specs:
+        for stage in (1, 2, 3):
+            engine = zero.zero(group, spec, stage)
+            before = engine.give_weights()
+            engine.accumulate(zero.own(group), Broken(), tiny.counts(), temperature=1.0)
+            report, version = engine.optimizer_step(), engine.version
+            stayed = torch.equal(engine.give_weights(), before) and version == 0
+            found.append((stayed, report, zero.step(engine, zero.own(group))["grad_norm"]))
+            assert engine.version == 1
+    return found
+
+
+def test_a_step_without_a_number_is_left_out(paths: dict[str, Path]) -> None:
+    specs = [tiny.spec(paths["tied"]), tiny.spec(paths["tied"], dtype="bfloat16")]
+    wanted = [expected(spec, "lm").reports[0]["grad_norm"] for spec in specs for _ in (1, 2, 3)]
+    for found in spmd.run(2, skipped, specs):
+        for (stayed, report, norm), theirs in zip(found, wanted, strict=True):
+            assert stayed
+            assert report == {"grad_norm": torch.inf, "lr": 1e-3, "skipped_steps": 1.0}
+            assert norm == pytest.approx(theirs, rel=1e-4)
+
+
+def overlapping(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -> dict[str, Tensor]:
+    """An actor on ranks 0 and 1, a critic on 1 and 2, their steps mixed; then what is left of them."""
+    before, linear = dict(os.environ), torch.nn.functional.linear
+    layout, cpu = ParallelLayout(d=2), torch.device("cpu")
+    engines: dict[str, ZeROEngine] = {}
+    for name, ranks, spec in (("actor", (0, 1), actor), ("critic", (1, 2), critic)):
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for members in (ranks, *((rank,) for rank in ranks)):
+            made[members] = dist.new_group(members)
+        if group.rank() in ranks:
+            mine = ranks.index(group.rank())
+            found = {tuple(ranks.index(rank) for rank in members): one for members, one in made.items()}
+            seat = Seat(mine, layout, cpu, None, ModelGroups.create(layout, mine, found.__getitem__))
+            head: Head = "lm" if name == "actor" else "scalar"
+            engines[name] = ZeROEngine(
+                spec, head=head, seat=seat, config=zero.settings(3 if name == "actor" else 2)
+            )
+    for _ in range(zero.STEPS):
+        for engine in engines.values():
+            half = engine._group.rank()
+            zero.step(engine, tiny.rows()[half::2])
+    assert dict(os.environ) == before
+    assert torch.nn.functional.linear is linear
+    assert comm.cdb is None
+    assert groups.mpu is None
+    assert groups._WORLD_GROUP is None
+    return {name: engine.give_weights() for name, engine in engines.items()}
+
+
+def test_engines_on_overlapping_ranks_share_a_process(paths: dict[str, Path]) -> None:
+    actor, critic = tiny.spec(paths["tied"]), tiny.spec(paths["scalar"])
+    wanted = {"actor": expected(actor, "lm").weights, "critic": expected(critic, "scalar").weights}
+    found = spmd.run(3, overlapping, actor, critic)
+    assert [sorted(engines) for engines in found] == [["actor"], ["actor", "critic"], ["critic"]]
+    for engines in found:
+        for name, weights in engines.items():
+            torch.testing.assert_close(weights, wanted[name], rtol=0, atol=TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stage": 4}, r"zero.stage=4: ZeRO has stages 1, 2 and 3"),
+        ({"max_tokens_per_micro_batch": -1}, r"zero.max_tokens_per_micro_batch=-1: is negative"),
+        ({"whole_below": -1}, r"zero.whole_below=-1: is negative"),
+        ({"bucket_numbers": 3}, r"zero.bucket_numbers=3: must be even"),
+        ({"offload_parameters": True}, r"zero.stage=2: only stage 3 .* Try zero.stage=3"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ZeRO(**options)
+
+
+def test_what_zero_cannot_do_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"p=1, t=2: under ZeRO every rank computes the whole model"):
+        check_zero(ParallelLayout(t=2))
+    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"DeepSpeed is not installed. Try: pip install .*\[deepspeed\]"):
+        Settings(engine="zero")

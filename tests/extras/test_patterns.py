@@ -1,0 +1,43 @@
+"""Patterns that need the extras, on Ray: vLLM as a generator of its own, and ZeRO over two devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.callbacks import Trace
+from rlhf_lightning.parallel import Moved
+from rlhf_lightning.strategies import DeepSpeedChat, Local, OpenRLHF
+from rlhf_lightning.workers import Settings
+from tests.extras.generating import SMALL
+from tests.extras.test_engine_pairs import STEPS, ppo
+from tests.extras.test_vllm_fit import write_model
+from tests.ray.model import Parameters, fit, furthest
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(path: str, tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+    """What one device learns with the native engines."""
+    return fit(ppo(path), Local(), tmp_path_factory.mktemp("local"), steps=STEPS)
+
+
+def test_vllm_answers_on_devices_of_its_own(path: str, expected: Parameters, tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "trace.json"))
+    strategy = OpenRLHF(generator_devices=2, settings=Settings(generator="vllm", vllm=SMALL))
+    learned = fit(ppo(path), strategy, tmp_path, steps=STEPS, callbacks=[trace])
+    assert furthest(expected, learned) < 1e-4
+    sent = [call.value for call in trace.calls if call.method == "send_weights"]
+    assert len(sent) == STEPS
+    for moved in sent:
+        assert isinstance(moved, Moved)
+        assert moved.sent_bytes == 2 * sum(tensor.nbytes for tensor in learned.values())
+
+
+def test_zero_over_two_devices(path: str, expected: Parameters, tmp_path: Path) -> None:
+    assert furthest(expected, fit(ppo(path), DeepSpeedChat(devices=2), tmp_path, steps=STEPS)) < 1e-4

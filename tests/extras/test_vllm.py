@@ -1,0 +1,160 @@
+"""The same contract over both generation engines; and what is vLLM's own: its caches and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlhf_lightning.engines import (
+    FSDPEngine,
+    GenerationEngine,
+    Native,
+    generation_engine,
+)
+from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.extras import generating
+from tests.extras.generating import EXACT, PAD, POSITIONS, SMALL, STOPS, VOCABULARY, agree, prompts, table
+
+LENGTHS = [3, 9, 1, 12, 9, 5, 2]
+BLOCK = 128
+"""Tokens in a block of vLLM's prefix cache on a CPU: a shorter prompt is never found in it."""
+
+
+class Pair:
+    """A model in training, and an engine that generates with it."""
+
+    def __init__(self, spec: ModelSpec, kind: Literal["native", "vllm"]) -> None:
+        self.source = FSDPEngine(spec)
+        seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+        config = Native() if kind == "native" else SMALL
+        self.engine: GenerationEngine = generation_engine(
+            spec, self.source, seat=seat, ends=generating.ends(), config=config
+        )
+
+    def __call__(self, rows: TensorDict, sampling: Sampling, *, seed: int = 5) -> TensorDict:
+        return self.engine.generate(rows, sampling=sampling, seed=seed)
+
+
+@pytest.fixture(scope="module", params=["native", "vllm"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    found = Pair(generating.write(tmp_path_factory.mktemp("model")), request.param)
+    yield found
+    if request.param == "vllm":
+        found.engine.close()  # type: ignore[attr-defined]
+
+
+def test_greedy_is_what_transformers_generates(pair: Pair, tmp_path: Path) -> None:
+    model, sequences = generating.exported(pair.source, tmp_path), prompts(LENGTHS)
+    out = pair(table(sequences), Sampling(max_new_tokens=15, temperature=0))
+    for row, prompt in enumerate(sequences):
+        mask = torch.ones(1, len(prompt))
+        said = model.generate(  # type: ignore[operator]
+            prompt[None], attention_mask=mask, max_new_tokens=15, do_sample=False, pad_token_id=PAD
+        )
+        assert torch.equal(out["response_ids"][row], said[0, len(prompt) :])
+    expected = generating.judged(model, sequences, out, Sampling(temperature=0))
+    torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_new_tokens=11, stop_token_ids=STOPS),
+        Sampling(max_new_tokens=11, temperature=0.6, top_k=9),
+        Sampling(max_new_tokens=11, temperature=1.7, top_p=0.5),
+    ],
+)
+def test_log_probs_are_those_before_truncation(pair: Pair, tmp_path: Path, sampling: Sampling) -> None:
+    sequences = prompts(LENGTHS)
+    out = pair(table(sequences), sampling)
+    expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
+    torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
+
+
+def test_truncation_leaves_the_likeliest(pair: Pair) -> None:
+    rows = table(prompts([4]) * 60)
+    free = pair(rows, Sampling(max_new_tokens=1))["response_ids"]
+    few = pair(rows, Sampling(max_new_tokens=1, top_k=3))["response_ids"]
+    assert len(few.unique()) <= 3 < len(free.unique())
+
+
+def test_order_and_company_change_nothing(pair: Pair) -> None:
+    rows, sampling = table(prompts(LENGTHS)), Sampling(max_new_tokens=9, top_p=0.9)
+    out = pair(rows, sampling)
+    order = torch.tensor([4, 2, 6, 0, 5, 1, 3])
+    agree(pair(rows[order], sampling), out[order])
+    for row in range(len(rows)):
+        agree(pair(rows[row : row + 1], sampling), out[row : row + 1])
+
+
+def test_seed_and_row_id_decide(pair: Pair) -> None:
+    same, sampling = prompts([6]) * 4, Sampling(max_new_tokens=8)
+    out = pair(table(same), sampling)["response_ids"]
+    assert len({tuple(row) for row in out.tolist()}) == 4
+    assert torch.equal(pair(table(same, first_id=101), sampling)["response_ids"][:3], out[1:])
+    assert not torch.equal(pair(table(same), sampling, seed=6)["response_ids"], out)
+
+
+def test_a_stop_token_ends_its_row(pair: Pair) -> None:
+    rows = table(prompts(LENGTHS))
+    free = pair(rows, Sampling(max_new_tokens=16))["response_ids"]
+    stops = (int(free[0, 4]), int(free[3, 0]))
+    out = pair(rows, Sampling(max_new_tokens=16, stop_token_ids=stops))
+    for row, tokens in enumerate(free.tolist()):
+        found = [column + 1 for column, token in enumerate(tokens) if token in stops]
+        length = min(found, default=16)
+        assert out["response_mask"][row].tolist() == [True] * length + [False] * (16 - length)
+        assert out["response_ids"][row].tolist() == tokens[:length] + [PAD] * (16 - length)
+        assert not out["log_probs"][row, length:].any()
+
+
+def test_no_rows(pair: Pair) -> None:
+    out = pair(table([]), Sampling(max_new_tokens=4))
+    assert {name: (x.shape, x.dtype) for name, x in out.items()} == {
+        "response_ids": ((0, 4), torch.int64),
+        "response_mask": ((0, 4), torch.bool),
+        "log_probs": ((0, 4), torch.float32),
+    }
+
+
+def test_tokens_follow_the_distribution(pair: Pair, tmp_path: Path) -> None:
+    (prompt,), count = prompts([5]), 2000
+    out = pair(table([prompt] * count), Sampling(max_new_tokens=1, temperature=1.5))
+    with torch.no_grad():
+        logits = generating.exported(pair.source, tmp_path)(prompt[None]).logits[0, -1]
+    expected = (logits / 1.5).softmax(-1) * count
+    seen = torch.bincount(out["response_ids"][:, 0], minlength=VOCABULARY)
+    common = expected > 5
+    assert int(common.sum()) > 5
+    statistic = ((seen - expected)[common] ** 2 / expected[common]).sum() / common.sum()
+    assert float(statistic) < 2.5
+
+
+def test_long_and_empty_prompts_are_refused(pair: Pair) -> None:
+    sampling = Sampling(max_new_tokens=20)
+    with pytest.raises(ValueError, match=r"row 101: its prompt of 493 tokens .* more than 492 tokens"):
+        pair(table(prompts([44, POSITIONS - 19])), sampling)
+    pair(table(prompts([POSITIONS - 20])), sampling)
+    with pytest.raises(ValueError, match=r"row 101: its prompt is empty"):
+        pair(table(prompts([4, 0])), sampling)
+    with pytest.raises(ValueError, match=r"max_new_tokens=512: .*Try 256"):
+        pair(table(prompts([4])), Sampling(max_new_tokens=POSITIONS))
+
+
+def test_answers_follow_the_weights(pair: Pair, tmp_path: Path) -> None:
+    sequences, sampling = prompts([3, 2 * BLOCK + 9, 40]), Sampling(max_new_tokens=12)
+    before = pair(table(sequences), sampling)
+    version = pair.engine.version
+    assert version == pair.source.version
+    generating.learn(pair.source, prompts([5, 3]))
+    out = pair(table(sequences), sampling)
+    assert pair.engine.version == pair.source.version == (version or 0) + 1
+    assert not torch.equal(out["response_ids"], before["response_ids"])
+    expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
+    torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)

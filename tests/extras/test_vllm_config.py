@@ -1,0 +1,74 @@
+"""What is refused before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, PreTrainedConfig
+
+from rlhf_lightning.engines import VLLM, check_vllm
+from rlhf_lightning.engines.vllm import config
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.workers import Actor, Settings
+from tests.extras import generating
+
+
+def model(head_dim: int = 32) -> PreTrainedConfig:
+    return LlamaConfig(hidden_size=128, num_attention_heads=4, head_dim=head_dim, max_position_embeddings=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_memory_utilization": 0.0}, r"vllm.gpu_memory_utilization=0.0: is a share in \(0, 1\]"),
+        ({"gpu_memory_utilization": 1.5}, r"Try 0.4"),
+        ({"max_num_seqs": 0}, "vllm.max_num_seqs=0: must be at least 1"),
+        ({"kv_cache_gib": -1.0}, "vllm.kv_cache_gib=-1.0: is negative"),
+        ({"max_model_len": -1}, "vllm.max_model_len=-1: is negative"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VLLM(**options)  # type: ignore[arg-type]
+
+
+def test_a_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Settings(generator="vllm")
+    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"vLLM is not installed. Try: pip install 'rlhf-lightning\[vllm\]'"):
+        Settings(generator="vllm")
+    Settings()
+    assert importlib.util.find_spec("vllm")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "layout", "on_cpu", "message"),
+    [
+        (16, ParallelLayout(), True, r"heads are 16 wide, and on a CPU vLLM takes 32, 64, 80"),
+        (20, ParallelLayout(), False, r"heads are 20 wide, and vLLM takes multiples of 8"),
+        (32, ParallelLayout(p=2, generation=Generation(p=2)), True, r"generate p=2: .*Try generate p=1, t=1"),
+        (32, ParallelLayout(t=8), True, r"t=8: .* 4 attention heads"),
+    ],
+)
+def test_what_vllm_does_not_take_is_refused(
+    head_dim: int, layout: ParallelLayout, on_cpu: bool, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_vllm(model(head_dim), layout, on_cpu=on_cpu)
+
+
+def test_what_vllm_takes_is_not_refused() -> None:
+    check_vllm(model(), ParallelLayout(p=2, t=4, generation=Generation(p=1, t=2)), on_cpu=True)
+    check_vllm(model(head_dim=16), ParallelLayout(), on_cpu=False)
+    with pytest.raises(ValueError, match=r"vllm.max_model_len=65: the model has 64 positions"):
+        check_vllm(model(), ParallelLayout(), settings=VLLM(max_model_len=65), on_cpu=True)
+
+
+def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
+    actor = Actor(path=generating.write(tmp_path).path)
+    layout = ParallelLayout(p=2, generation=Generation(p=2))
+    actor.check_layout(layout, Settings())
+    with pytest.raises(ValueError, match="it generates in one stage"):
+        actor.check_layout(layout, Settings(generator="vllm"))

@@ -1,0 +1,114 @@
+"""vLLM on several ranks: its tensor groups are the layout's, and every engine and layout feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlhf_lightning.engines import VLLM, FSDPEngine, TrainEngine, generation_engine
+from rlhf_lightning.engines.megatron.engine import MegatronEngine
+from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.parallel import Generation, ParallelLayout, Seat
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.extras import generating
+from tests.extras.generating import EXACT, SMALL, agree, prompts, table
+from tests.unit import spmd
+from tests.unit.engines import three_d
+
+LENGTHS = [3, 9, 1, 12, 140]
+DRAWN = Sampling(max_new_tokens=7, temperature=0.8, top_p=0.95)
+TIMEOUT_S = 120.0
+PAIRS = [[0, 1]] * 2 + [[2, 3]] * 2
+COPYING = replace(SMALL, zero_copy=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who trains, and how vLLM generates with it."""
+
+    kind: Literal["fsdp", "megatron"]
+    name: str
+    layout: ParallelLayout
+    config: VLLM
+    tensor: list[list[int]]
+    """For each rank those that generate with its copy."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one rank said and was given."""
+
+    answers: list[TensorDict]
+    """Before and after an optimizer step."""
+    tensor: list[int]
+    """Ranks that had its copy."""
+    largest: int
+    """Numbers in the largest tensor that the training engine gave at once."""
+    vllm: int
+    """Numbers in vLLM's parameters."""
+
+
+def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
+    source: TrainEngine
+    if case.kind == "fsdp":
+        seat = Seat(group.rank(), case.layout, torch.device("cpu"), group, None)
+        source = FSDPEngine(spec, group=group)
+    else:
+        seat = three_d.seat(group, case.layout)
+        source = MegatronEngine(spec, seat=seat)
+    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=case.config)
+    assert isinstance(engine, VLLMEngine)
+    sequences = prompts(LENGTHS)
+    answers = [engine.generate(table(sequences), sampling=DRAWN, seed=3)]
+    generating.learn(source, prompts([5, 3]))
+    answers.append(engine.generate(table(sequences), sampling=DRAWN, seed=3))
+    largest = max(weight.numel() for _, weight in source.weights())
+    held = sum(parameter.numel() for parameter in engine._model.parameters())
+    return Said(answers, engine._groups.ranks, largest, held)
+
+
+def expected(spec: ModelSpec, directory: Path) -> tuple[TensorDict, TensorDict, Tensor]:
+    """Answers of one rank, and log-probabilities of the model after the step."""
+    source = FSDPEngine(spec)
+    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
+    assert isinstance(engine, VLLMEngine)
+    before = engine.generate(table(prompts(LENGTHS)), sampling=DRAWN, seed=3)
+    generating.learn(source, prompts([5, 3]))
+    after = engine.generate(table(prompts(LENGTHS)), sampling=DRAWN, seed=3)
+    model = generating.exported(source, directory)
+    engine.close()
+    return before, after, generating.judged(model, prompts(LENGTHS), after, DRAWN)
+
+
+CASES = [
+    Case("fsdp", "llama", ParallelLayout(d=2), SMALL, [[0], [1]]),
+    Case("megatron", "qwen2", ParallelLayout(t=4), SMALL, [[0, 1, 2, 3]] * 4),
+    Case("megatron", "llama", ParallelLayout(p=2, t=2, generation=Generation(t=2)), COPYING, PAIRS),
+]
+"""Four ranks that share two key-value heads have nothing to lend, so there weights are copied, too."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=["fsdp", "t4", "p2t2-tg2"])
+def test_ranks_answer_as_one(case: Case, tmp_path: Path) -> None:
+    spec = generating.write(tmp_path / "model", case.name)
+    before, after, log_probs = expected(spec, tmp_path / "after")
+    torch.testing.assert_close(after["log_probs"], log_probs, atol=EXACT, rtol=0)
+    assert not torch.equal(before["response_ids"], after["response_ids"])
+    ranks = spmd.run_within(TIMEOUT_S, case.layout.num_ranks, lambda group: said(group, case, spec))
+    model = AutoModelForCausalLM.from_config(generating.MODELS[case.name])
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    for rank, one in enumerate(ranks):
+        agree(one.answers[0], before)
+        agree(one.answers[1], after)
+        assert one.tensor == case.tensor[rank]
+        assert one.largest == 128 * 128 < whole / 4
+        assert one.vllm < whole * 1.2 / len(one.tensor) + 4096

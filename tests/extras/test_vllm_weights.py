@@ -1,0 +1,184 @@
+"""When weights are copied into vLLM, what is forgotten then, and what it leaves in memory and process."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from vllm.distributed import parallel_state
+
+from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
+from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.engines.vllm.memory import forget
+from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.extras import generating
+from tests.extras.generating import EXACT, SMALL, agree, prompts, table
+
+BLOCK = 128
+"""Tokens in a block of vLLM's prefix cache on a CPU: a shorter prompt is never found in it."""
+SEQUENCES = prompts([2 * BLOCK + 9, 40])
+DRAWN = Sampling(max_new_tokens=8)
+
+
+def vllm_of(source: FSDPEngine, spec: ModelSpec, config: VLLM) -> VLLMEngine:
+    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(), config=config)
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+class Watched(FSDPEngine):
+    """Counts how often its weights are asked for."""
+
+    asked = 0
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.asked += 1
+        return super().weights()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return generating.write(tmp_path_factory.mktemp("model"), "qwen2")
+
+
+@pytest.fixture(scope="module")
+def awake(spec: ModelSpec) -> Iterator[tuple[Watched, VLLMEngine]]:
+    """An engine that keeps keys and values between generations."""
+    source = Watched(spec)
+    engine = vllm_of(source, spec, replace(SMALL, sleep=False))
+    yield source, engine
+    engine.close()
+
+
+def resident_bytes() -> int:
+    """Memory that this process has of the system."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_keys_and_values_of_old_weights_are_forgotten(
+    awake: tuple[Watched, VLLMEngine], tmp_path: Path
+) -> None:
+    source, engine = awake
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    generating.learn(source, prompts([5, 3]))
+    out = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    expected = generating.judged(generating.exported(source, tmp_path), SEQUENCES, out, DRAWN)
+    torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
+
+
+def test_weights_are_copied_only_once_they_have_changed(awake: tuple[Watched, VLLMEngine]) -> None:
+    source, engine = awake
+    generating.learn(source, prompts([5]))
+    before = source.asked
+    first = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    agree(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1), first)
+    assert source.asked == before + 1
+    assert engine.version == source.version
+    generating.learn(source, prompts([5]))
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    assert source.asked == before + 2
+    assert engine.version == source.version
+
+
+def test_vllm_knows_the_version_of_each_answer(awake: tuple[Watched, VLLMEngine]) -> None:
+    source, engine = awake
+    generating.learn(source, prompts([5]))
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    assert engine._engine.get_weight_version() == str(source.version)
+
+
+def test_vllm_has_the_weights_in_memory_of_its_own(awake: tuple[Watched, VLLMEngine]) -> None:
+    source, engine = awake
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    ours = {weight.untyped_storage().data_ptr() for _, weight in source.weights()}
+    assert ours.isdisjoint(p.untyped_storage().data_ptr() for p in engine._model.parameters())
+
+
+def test_an_interrupted_generation_leaves_no_request(
+    awake: tuple[Watched, VLLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = awake
+    expected = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    step, steps = engine._engine.step, iter(range(3))
+
+    def interrupted() -> object:
+        if next(steps) == 2:
+            raise KeyboardInterrupt
+        return step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    assert not engine._engine.has_unfinished_requests()
+    agree(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
+
+
+def test_sleep_gives_the_memory_of_keys_and_values_back(spec: ModelSpec) -> None:
+    source = Watched(spec)
+    engine = vllm_of(source, spec, VLLM(kv_cache_gib=0.25, max_num_seqs=128, sleep=False))
+    sequences = prompts([400] * 100, seed=4)
+    first = engine.generate(table(sequences), sampling=Sampling(max_new_tokens=2), seed=1)
+    written = 100 * 400 * 2 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, their size, bytes
+    before = resident_bytes()
+    engine.offload()
+    freed = before - resident_bytes()
+    assert written * 0.9 < freed < 0.3 * 2**30
+    agree(engine.generate(table(sequences), sampling=Sampling(max_new_tokens=2), seed=1), first)
+    assert source.asked == 1
+    engine.close()
+
+
+def test_bfloat16_weights_follow_too(spec: ModelSpec) -> None:
+    source = FSDPEngine(replace(spec, dtype="bfloat16"))
+    engine = vllm_of(source, replace(spec, dtype="bfloat16"), SMALL)
+    for _ in range(2):
+        generating.learn(source, prompts([5, 3]))
+        answers = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+        rows = TensorDict({**table(SEQUENCES), **answers}, batch_size=len(SEQUENCES))
+        right = source.infer(rows, temperature=1.0)["log_probs"]
+        # Activations of 8 bits, rounded in another order.
+        torch.testing.assert_close(answers["log_probs"], right, atol=0.1, rtol=0)
+    engine.close()
+
+
+def test_forgotten_pages_hold_zeros() -> None:
+    tensor = torch.ones(2**20)
+    before = resident_bytes()
+    assert forget([tensor[:10], tensor[10:]]) > 4 * 2**20 - 2 * 4096
+    assert before - resident_bytes() > 3 * 2**20
+    assert not tensor[1024:-1024].any()
+    assert torch.ones(2**20).add_(tensor).max() == 2
+
+
+def test_the_process_is_left_as_it_was(spec: ModelSpec) -> None:
+    torch.manual_seed(11)
+    random.seed(11)
+    set_num_threads, environment = torch.set_num_threads, dict(os.environ)
+    groups = {name: vars(parallel_state)[name] for name in ("_WORLD", "_TP", "_PP", "_DP")}
+    state, draw = torch.get_rng_state(), random.getstate()
+    engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    engine.close()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == draw
+    assert torch.set_num_threads is set_num_threads
+    assert dict(os.environ) == environment
+    assert {name: vars(parallel_state)[name] for name in groups} == groups
+
+
+def test_the_world_is_not_vllms_to_end(awake: tuple[Watched, VLLMEngine], spec: ModelSpec) -> None:
+    world, other = dist.group.WORLD, vllm_of(FSDPEngine(spec), spec, SMALL)
+    other.close()
+    assert dist.group.WORLD is world is not None
+    awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)

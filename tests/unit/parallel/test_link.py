@@ -1,0 +1,86 @@
+"""Weights over a link: every number once to every receiver, and no more than a bucket held on the way."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlhf_lightning.parallel import Link, Moved
+from tests.unit import spmd
+from tests.unit.parallel import memory
+
+SHAPES = {"embedding": (500, 64), "norm": (64,), "proj": (64, 64), "last": (3, 5, 7), "scalar": ()}
+NUMBERS = 500 * 64 + 64 + 64 * 64 + 105 + 1
+
+
+def weights(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for number, (name, shape) in enumerate(SHAPES.items()):
+        value = torch.empty(shape, dtype=dtype)
+        yield name, value.copy_(torch.arange(value.numel()).view(shape) % 97 + number)
+
+
+def sync(
+    group: dist.ProcessGroup, *, source: int, bucket_bytes: int, dtype: torch.dtype
+) -> tuple[Moved, int]:
+    """What was moved, and what came over the wire; values are compared here."""
+    link = Link(group, source, torch.device("cpu"))
+    expected = dict(weights(dtype))
+    dist.barrier()
+    before = memory.received_bytes()
+    if group.rank() == source:
+        return link.send(weights(dtype), bucket_bytes=bucket_bytes), 0
+    seen = []
+    for name, value in link.receive():
+        assert value.dtype == dtype
+        assert torch.equal(value, expected[name]), name
+        seen.append(name)
+    assert seen == list(SHAPES)
+    return Moved(), memory.received_bytes() - before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("source", "bucket_bytes"), [(0, 1), (2, 20_000), (1, 2**20)])
+def test_every_receiver_has_all_weights_once(source: int, bucket_bytes: int, dtype: torch.dtype) -> None:
+    found = spmd.run(3, sync, source=source, bucket_bytes=bucket_bytes, dtype=dtype)
+    sent = NUMBERS * dtype.itemsize
+    assert found[source][0].sent_bytes == 2 * sent
+    largest = max(bucket_bytes, 500 * 64 * dtype.itemsize)
+    assert found[source][0].bucket_bytes <= largest
+    for rank, (_, wire) in enumerate(found):
+        if rank != source:
+            # gloo may let one receiver pass the numbers on; headers and notices are a few hundred bytes each.
+            assert sent <= wire <= sent + 10_000
+
+
+def held(group: dist.ProcessGroup) -> int:
+    """The most that a rank holds of 20 tensors that travel two by two, each made when it is asked for."""
+    gc.freeze()  # what the fork brought along does not count
+    link, most = Link(group, 0, torch.device("cpu")), 0
+
+    def many() -> Iterator[tuple[str, Tensor]]:
+        nonlocal most
+        for number in range(20):
+            most = max(most, memory.live_bytes())
+            yield str(number), torch.full((200, 64), float(number))
+
+    if group.rank() == 0:
+        link.send(many(), bucket_bytes=2 * SIZE)
+    else:
+        for name, value in link.receive():
+            assert bool((value == float(name)).all())
+            most = max(most, memory.live_bytes())
+    return most
+
+
+SIZE = 200 * 64 * 4
+
+
+def test_a_bucket_is_all_that_is_held() -> None:
+    sender, receiver = spmd.run(2, held)
+    assert 2 * SIZE <= receiver < 3 * SIZE
+    assert 2 * SIZE <= sender < 4 * SIZE
