@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.callbacks import LastCheckpoint, Trace
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
@@ -157,6 +157,12 @@ class CommandLine(LightningCLI):
         )
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add options that are the command's own."""
+        parser.add_argument(
+            "--trace", type=str, default="", help="file for every call of every device; Perfetto opens it"
+        )
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the command line.
 
@@ -185,6 +191,8 @@ class CommandLine(LightningCLI):
         checkpointing = self._get(self.config_init, "trainer").get("enable_checkpointing") is not False
         if checkpointing and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._keep_last_checkpoint()
+        if path := self._get(self.config_init, "trace"):
+            self.trainer.callbacks.append(Trace(path))  # type: ignore[attr-defined]
 
     def _keep_last_checkpoint(self) -> None:
         """Unless told otherwise, keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""

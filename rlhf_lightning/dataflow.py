@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.data import MixedData, RowData
-from rlhf_lightning.engines.source import resolve
-from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.dataflow import Dataflow
+from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.trace import trace, traced_batch
 from rlhf_lightning.mapping.workload import Workload
@@ -71,19 +70,13 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
     lengths = data.prompt_lengths if isinstance(data, RowData | MixedData) else []
     longest = max(lengths, default=response)
     rows = data.batch_rows if isinstance(data, RowData | MixedData) else _ROWS
-    return Workload(
+    return replace(
+        recipe(actor, settings),
         prompt=longest,
         response=response,
         batch=rows,
         mini_batches=1,
         real_prompt=sum(lengths) / len(lengths) if lengths else 0.0,
-        packed=True,
-        max_resident=settings.generate.slots,
-        micro_batch_tokens=settings.train.micro_batch_tokens(on_cpu=not num_gpus()),
-        recompute=actor.gradient_checkpointing,
-        sharding="full",
-        element=2 if actor.dtype == "bfloat16" else 4,
-        masters=actor.dtype == "bfloat16",
         offload=offload,
     )
 
@@ -96,8 +89,4 @@ def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
     """
     actor = algorithm.main_actor
     roles = {name: role.following(actor) for name, role in algorithm.roles().items()}
-    return {
-        name: shapes.load(str(resolve(role)), head="lm" if role.head == "lm" else "scalar")
-        for name, role in roles.items()
-        if role.path
-    }
+    return {name: shape_of(role) for name, role in roles.items() if role.path}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.dataflow import read_dataflow, read_shapes, read_workload
 from rlhf_lightning.mapping import hardware
-from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
@@ -127,22 +124,3 @@ class Auto(Strategy):
             )
         kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
         return [ResourcePool(names[0], pool.devices, names) for pool, names in kept if names]
-
-
-def this_machine(devices: int) -> Hardware:
-    """The description that fits this machine best; `rlhf calibrate` measures a better one.
-
-    Raises:
-        ValueError: the GPU is of an unknown kind.
-    """
-    if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_name().lower()
-        found = [h for name, h in hardware.KNOWN.items() if name.partition("-")[0] in gpu]
-        if not found:
-            raise ValueError(
-                f"--strategy.mapping.hardware: no description of {gpu!r} is known. Measure one with "
-                "`rlhf calibrate`, and give its file."
-            )
-        return found[0]
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return dataclasses.replace(hardware.CPU, gpus_per_node=devices, memory_bytes=memory / devices)

@@ -1,9 +1,19 @@
-"""Lightning callbacks: samples, the reward's curve, a second reward, a demo's last line, the last state."""
+"""Lightning callbacks: samples, curves, a second reward, predictions, traces, checkpoints, a demo's end."""
 
 from rlhf_lightning.callbacks.demo_summary import DemoSummary
 from rlhf_lightning.callbacks.last_checkpoint import LastCheckpoint
+from rlhf_lightning.callbacks.predicted_times import PredictedTimes
 from rlhf_lightning.callbacks.reward_curve import RewardCurve
 from rlhf_lightning.callbacks.sample_table import SampleTable
 from rlhf_lightning.callbacks.second_reward import SecondReward
+from rlhf_lightning.callbacks.trace import Trace
 
-__all__ = ["DemoSummary", "LastCheckpoint", "RewardCurve", "SampleTable", "SecondReward"]
+__all__ = [
+    "DemoSummary",
+    "LastCheckpoint",
+    "PredictedTimes",
+    "RewardCurve",
+    "SampleTable",
+    "SecondReward",
+    "Trace",
+]

@@ -1,29 +1,75 @@
-"""`rlhf calibrate`: what this machine can do, measured in under a minute, as a file for `--hardware`."""
+"""`rlhf calibrate`: what a machine can do, as a file for `--hardware`.
+
+rlhf calibrate machine.yaml              measures this machine, in under a minute
+rlhf calibrate better.yaml --from RUN    refines what a run predicted with by what the run measured
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning.commands.parser import Parser, count
-from rlhf_lightning.mapping import hardware
-from rlhf_lightning.mapping.calibrate import measure
+from rlhf_lightning.mapping import hardware, measured
+from rlhf_lightning.mapping.calibrate import measure, refine_by_run
+from rlhf_lightning.mapping.hardware import Hardware
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Measure, and write the description to a file.
+    """Measure, or read what a run measured, and write the description to a file.
 
     Raises:
-        ValueError: an option is wrong.
-        RuntimeError: a process of the measurement failed.
+        ValueError: an option is wrong, the run has no measurements, or a process of the measurement failed.
     """
-    parser = Parser(prog="rlhf calibrate", description=__doc__, allow_abbrev=False)
-    parser.add_argument("out", type=Path, help="file to write, such as machine.yaml")
-    parser.add_argument("--name", default="", help="what the reports call the machine; the file's by default")
-    parser.add_argument("--devices", type=count, default=0, help="devices that share the machine")
+    parser = Parser(
+        prog="rlhf calibrate",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("out", type=Path, help="file to write, such as machine.yaml")
+    add("--name", default="", help="what the reports call the machine; the file's by default")
+    add("--devices", type=count, default=0, help="devices that share the machine")
+    add(
+        "--from",
+        dest="run",
+        type=Path,
+        metavar="RUN",
+        help="directory of a run with --trainer.callbacks+=PredictedTimes, whose measurements are taken",
+    )
     options: argparse.Namespace = parser.parse_args(arguments)
-    found = measure(name=options.name or options.out.stem, devices=options.devices)
+    name = options.name or options.out.stem
+    if options.run is None:
+        found = _measured(name, options.devices)
+    elif options.devices:
+        raise ValueError(
+            f"--devices {options.devices} with --from {options.run}: the run has had its devices. Leave "
+            "--devices out."
+        )
+    else:
+        found = _refined(name, options.run)
     hardware.save(found, options.out)
     sys.stdout.write(f"{options.out.read_text()}\nwritten to {options.out}: give it to --hardware\n")
+
+
+def _measured(name: str, devices: int) -> Hardware:
+    try:
+        return measure(name=name, devices=devices)
+    except RuntimeError as err:
+        fewer = f" with fewer devices, such as --devices {max(1, devices // 2)}," if devices > 1 else ""
+        raise ValueError(
+            f"{err} Try again{fewer} on a machine that does nothing else, or take a run's measurements: "
+            "rlhf calibrate OUT --from RUN."
+        ) from err
+
+
+def _refined(name: str, run: Path) -> Hardware:
+    start, iterations = measured.read(run)
+    found = refine_by_run(start, iterations)
+    for title, cluster in (("before", start), ("after", found)):
+        sys.stdout.write(f"{title}: {measured.table(iterations, cluster)}\n")
+    return dataclasses.replace(found, name=name)

@@ -16,7 +16,7 @@ from typing import Any
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.commands.parser import Parser, count
 from rlhf_lightning.dataflow import read_dataflow
-from rlhf_lightning.mapping import hardware, report, shapes
+from rlhf_lightning.mapping import cluster, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
 from rlhf_lightning.mapping.picture import draw
 from rlhf_lightning.mapping.plan import Plan, plan
@@ -46,11 +46,10 @@ def run(arguments: Sequence[str]) -> None:
     request = report.Request(options.algo, sources, importlib.import_module(FOLDERS["strategy"]).MAPPED)
     sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
     if options.yaml:
-        Path(options.yaml).write_text(
-            f"# rlhf fit -c {options.yaml}\n" + report.as_yaml(found.mappings[0], request), encoding="utf-8"
-        )
+        text = report.as_yaml(found, found.mappings[0], request)
+        Path(options.yaml).write_text(f"# rlhf fit -c {options.yaml}\n{text}", encoding="utf-8")
     if options.picture:
-        title = f"{options.algo}, {options.model}, {options.devices} x {found.costs.hardware.name}"
+        title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, found.mappings[0], Path(options.picture), title=title)
 
 
@@ -65,7 +64,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     Raises:
         ValueError: something in it is unknown, or does not fit.
     """
-    cluster = hardware.load(options.hardware)
+    kinds = cluster.load(options.hardware, options.devices)
     heads = {role: "lm" if r.head == "lm" else "scalar" for role, r in algorithm.roles().items()}
     loaded = {r: shapes.load(s, head=heads[r]) for r, s in sources.items() if s}  # type: ignore[arg-type]
     workload = Workload(
@@ -77,8 +76,8 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     )
     algorithm.bind({n: replace(r, path=sources[n]) for n, r in algorithm.roles().items()})
     flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)
-    costs = SimulatedCosts(cluster, flow, loaded, workload=workload)
-    return plan(costs, options.devices, baselines=baselines(flow.roles), count=options.top)
+    every = [(SimulatedCosts(on, flow, loaded, workload=workload), devices) for on, devices in kinds]
+    return plan(*every[0], baselines=baselines(flow.roles), count=options.top, others=every[1:])
 
 
 def with_updates(flow: Dataflow, updates: int) -> Dataflow:
@@ -143,8 +142,13 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--algo", required=True, help="short name of an algorithm, or the class path of your own")
-    add("--devices", type=count, required=True, help="devices of the cluster")
-    add("--hardware", default="a100-80gb", help="known name, or a file that `rlhf calibrate` wrote")
+    add("--devices", type=count, help="devices of the cluster, unless --hardware says it")
+    add(
+        "--hardware",
+        default="a100-80gb",
+        help="known name, or a file that `rlhf calibrate` wrote; of several kinds a100-80gb:16,h100-80gb:8, "
+        "or a YAML list of {hardware: a100-80gb, devices: 16}",
+    )
     add("--model", required=True, help="the actor's: a known name, or a Hugging Face config.json")
     for role in roles:
         add(

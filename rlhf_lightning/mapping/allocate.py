@@ -1,5 +1,6 @@
 """How many devices each set gets: the exact minimum of the sum over stages of the slowest set (d_cost).
 
+Devices are of one kind or of several; a set gets devices of one kind, of which each has its number.
 Sets are added one by one to partial allocations. A partial allocation is dropped where it cannot beat the
 best known one: for each stage alone, the remaining sets on the remaining devices have a known best.
 """
@@ -26,7 +27,7 @@ class Choices:
     """What one set can be given."""
 
     devices: Index
-    """[choices]"""
+    """[choices, kinds]: how many devices of each kind."""
     seconds: Array
     """[choices, stages]"""
 
@@ -36,65 +37,92 @@ class _Partial:
     """Partial allocations: devices used, the slowest set in each stage, and the choice of each set."""
 
     used: Index
+    """[partials, kinds]"""
     slowest: Array
+    """[partials, stages]"""
     picks: Index
+    """[partials, sets so far]"""
 
 
-def lower_bounds(sets: Sequence[Choices], devices: int) -> list[Array]:
-    """For sets i, i + 1, ... the least seconds of each stage alone on 0, 1, ... devices."""
-    num_stages = sets[0].seconds.shape[1]
-    below = np.zeros((num_stages, devices + 1))
+@dataclass(frozen=True)
+class _Grid:
+    """All numbers of devices that may be left, as places of a flat table."""
+
+    devices: Index
+    """[kinds]: how many there are."""
+
+    @property
+    def cells(self) -> Index:
+        """[places, kinds]: the numbers at each place."""
+        axes = np.meshgrid(*(np.arange(n + 1) for n in self.devices), indexing="ij")
+        return np.stack([axis.ravel() for axis in axes], axis=1)
+
+    def place(self, left: Index) -> Index:
+        """[...]: the place of numbers [..., kinds]; negative ones count as 0."""
+        strides = np.append(np.cumprod((self.devices + 1)[:0:-1])[::-1], 1)
+        found: Index = np.maximum(left, 0) @ strides
+        return found
+
+
+def lower_bounds(sets: Sequence[Choices], grid: _Grid) -> list[Array]:
+    """For sets i, i + 1, ... the least seconds of each stage alone, [stages, places of what is left]."""
+    num_stages, cells = sets[0].seconds.shape[1], grid.cells
+    below = np.zeros((num_stages, len(cells)))
     result = [below]
     for choice in reversed(sets):
-        sizes, where = np.unique(choice.devices, return_inverse=True)
+        sizes, where = np.unique(choice.devices, axis=0, return_inverse=True)
         best = np.full((num_stages, len(sizes)), math.inf)
         for stage in range(num_stages):
-            np.minimum.at(best[stage], where, choice.seconds[:, stage])
-        left = np.arange(devices + 1)[None, :] - sizes[:, None]
-        others = np.where(left >= 0, below[:, np.maximum(left, 0)], math.inf)
+            np.minimum.at(best[stage], where.ravel(), choice.seconds[:, stage])
+        left = cells[None] - sizes[:, None]
+        others = np.where((left >= 0).all(axis=2), below[:, grid.place(left)], math.inf)
         below = np.maximum(best[:, :, None], others).min(axis=1)
         result.append(below)
     return result[::-1]
 
 
 def allocate(
-    sets: Sequence[Choices], devices: int, bound: float = math.inf
+    sets: Sequence[Choices], devices: Sequence[int], bound: float = math.inf
 ) -> tuple[float, list[int]] | None:
     """Choose for each set so that the sum over stages of the slowest set is least.
 
     Args:
         sets: what each can be given.
-        devices: how many there are; some may stay idle.
+        devices: how many there are of each kind; some may stay idle.
         bound: what the result must be below.
 
     Returns:
         The seconds and the index of each set's choice; None where nothing is below the bound.
     """
-    unit = math.gcd(devices, *(int(n) for choice in sets for n in choice.devices))
+    there = np.array(devices, dtype=np.int64)
+    unit = np.gcd.reduce(np.vstack([there, *(choice.devices for choice in sets)]), axis=0)
     scaled = [Choices(choice.devices // unit, choice.seconds) for choice in sets]
-    low = lower_bounds(scaled, devices // unit)
+    grid = _Grid(there // unit)
+    low = lower_bounds(scaled, grid)
     if not low[0][:, -1].sum() < bound:
         return None
-    found, whole = _extend(scaled, low, bound, _BEAM)
+    found, whole = _extend(scaled, grid, low, bound=bound, width=_BEAM)
     if not whole:
         limit = bound if found is None else found[0]
-        better, _ = _extend(scaled, low, limit * (1 - _EPS) if math.isfinite(limit) else limit, None)
+        limit = limit * (1 - _EPS) if math.isfinite(limit) else limit
+        better, _ = _extend(scaled, grid, low, bound=limit, width=None)
         found = better or found
     return found
 
 
 def _extend(
-    sets: Sequence[Choices], low: Sequence[Array], bound: float, width: int | None
+    sets: Sequence[Choices], grid: _Grid, low: Sequence[Array], *, bound: float, width: int | None
 ) -> tuple[tuple[float, list[int]] | None, bool]:
     """Add set by set, keeping the `width` most promising; say whether that was all."""
-    devices = low[0].shape[1] - 1
-    now = _Partial(np.zeros(1, np.int64), np.zeros((1, low[0].shape[0])), np.zeros((1, 0), np.int64))
+    kinds = len(grid.devices)
+    now = _Partial(np.zeros((1, kinds), np.int64), np.zeros((1, low[0].shape[0])), np.zeros((1, 0), np.int64))
     whole = True
     for choice, after in zip(sets, low[1:], strict=True):
-        used = (now.used[:, None] + choice.devices[None]).ravel()
+        used = (now.used[:, None] + choice.devices[None]).reshape(-1, kinds)
         slowest = np.maximum(now.slowest[:, None], choice.seconds[None]).reshape(len(used), len(after))
-        at_least = np.maximum(slowest, after[:, np.minimum(devices - used, devices)].T).sum(axis=1)
-        kept = np.flatnonzero((used <= devices) & (at_least < bound))
+        left = grid.devices - used
+        at_least = np.maximum(slowest, after[:, grid.place(left)].T).sum(axis=1)
+        kept = np.flatnonzero((left >= 0).all(axis=1) & (at_least < bound))
         if width is not None and len(kept) > width:
             kept, whole = kept[np.argsort(at_least[kept], kind="stable")[:width]], False
         elif len(kept) > _CROWD:

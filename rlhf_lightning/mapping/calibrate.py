@@ -9,9 +9,11 @@ seconds of the project's own engines on small models (`probe`), by the simulator
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +23,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.mapping import probe
+from rlhf_lightning.mapping import measured, probe
 from rlhf_lightning.mapping.fit import Key, Observation, fit, mean_square
 from rlhf_lightning.mapping.hardware import CPU, H100, Efficiency, Hardware, Overhead
+from rlhf_lightning.mapping.phases import Iteration
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +38,19 @@ FREE: tuple[Key, ...] = (
     *(("overhead", name) for name in _LAUNCHES),
 )
 """What the engines' seconds decide."""
+_PEAKS = {
+    "peak_flops": ("matmul", "attention", "prefill_matmul", "decode_matmul"),
+    "memory_bandwidth": ("memory", "weights", "kv"),
+}
+"""Peaks, and the shares of them."""
+_ROOM = 8.0
+"""How much too low a peak may be."""
 _SMALL, _LARGE = 2**10, 2**24
 """Bytes of the collectives that show the latency and the bandwidth."""
 _TIMEOUT_S = 180.0
+_CALL_S = 3e-3
+"""Assumed of a remote call; a run's measurements say better (`refine_by_run`). What a change of layouts takes
+beside its bytes is nearly nothing here: the probes' generations hold it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
     latency = small / (2 * hops) if devices > 1 else base.intra_latency
     traffic = 2 * (devices - 1) / devices * _LARGE
     bandwidth = traffic / max(large - small, 1e-9) if devices > 1 else base.intra_bandwidth
-    measured = Hardware(
+    rough = Hardware(
         name=name,
         gpus_per_node=devices,
         memory_bytes=float(memory),
@@ -82,21 +95,50 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
         intra_latency=latency,
         inter_latency=latency if not cuda else base.inter_latency,
         efficiency=Efficiency(intra=1.0, inter=1.0, **dict.fromkeys(_SHARES, 0.7)),
-        overhead=Overhead(**dict.fromkeys(_LAUNCHES, 1e-4), transition=0.01, call=0.02),
+        overhead=Overhead(**dict.fromkeys(_LAUNCHES, 1e-4), transition=1e-3, call=_CALL_S),
     )
     seconds = {key: max(p.probes[key] for p in peaks) for key in peaks[0].probes}
-    return refine(measured, probe.observations(seconds))
-
-
-_SHARES = ("matmul", "attention", "memory", "decode_matmul", "prefill_matmul", "weights", "kv")
-_LAUNCHES = ("layer", "decode_step", "decode_layer", "decode_sequence")
+    return refine(rough, probe.observations(seconds))
 
 
 def refine(
     hardware: Hardware, observations: Sequence[Observation], *, free: Sequence[Key] = FREE
 ) -> Hardware:
-    """The hardware whose shares and overheads explain measured seconds best, such as those of a run."""
-    return fit(hardware, mean_square(observations), free, tie=0.002)
+    """The hardware whose shares and overheads explain measured seconds best, such as those of a run.
+
+    A peak that the seconds exceed was too low, and is raised.
+    """
+    roomy = _raised(hardware, _ROOM)
+    fitted = fit(roomy, mean_square(observations), free, tie=0.002)
+    for peak, shares in _PEAKS.items():
+        most = max(getattr(fitted.efficiency, share) for share in shares)
+        fitted = _scaled(fitted, peak, max(most, 1 / _ROOM))
+    return fitted
+
+
+def refine_by_run(hardware: Hardware, iterations: Sequence[Iteration]) -> Hardware:
+    """The hardware that explains best what the models of a run took, and what each remote call adds."""
+    chosen = measured.some(iterations)
+    free = (*FREE, ("overhead", "transition"))
+    found = refine(hardware, measured.observations(chosen), free=free)
+    call = statistics.median(iteration.call_overhead for iteration in chosen)
+    return dataclasses.replace(found, overhead=dataclasses.replace(found.overhead, call=call))
+
+
+def _raised(hardware: Hardware, factor: float) -> Hardware:
+    for peak in _PEAKS:
+        hardware = _scaled(hardware, peak, factor)
+    return hardware
+
+
+def _scaled(hardware: Hardware, peak: str, factor: float) -> Hardware:
+    """The same speeds as shares of another peak."""
+    shares = {share: getattr(hardware.efficiency, share) / factor for share in _PEAKS[peak]}
+    return dataclasses.replace(
+        hardware,
+        **{peak: getattr(hardware, peak) * factor},
+        efficiency=dataclasses.replace(hardware.efficiency, **shares),
+    )
 
 
 def _run(devices: int, *, cuda: bool) -> list[_Peaks]:

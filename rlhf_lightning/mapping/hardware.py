@@ -151,7 +151,7 @@ CPU = Hardware(
     inter_bandwidth=1e9,
     intra_latency=2e-4,
     inter_latency=2e-4,
-    overhead=Overhead(layer=1e-3, decode_step=1e-3, decode_layer=1e-3, transition=0.01, call=0.02),
+    overhead=Overhead(layer=1e-3, decode_step=1e-3, decode_layer=1e-3, transition=0.01, call=3e-3),
 )
 
 KNOWN = {hardware.name: hardware for hardware in (A100, H100, H200, CPU)}
@@ -174,6 +174,19 @@ def load(source: str) -> Hardware:
     values = yaml.safe_load(Path(source).read_text())
     if not isinstance(values, dict):
         raise ValueError(f"{source}: holds no keys. Begin with `name: ...`, as `rlhf calibrate` writes it.")
+    return build(source, values)
+
+
+def build(source: str, values: dict[str, Any]) -> Hardware:
+    """The hardware of nested keys, as `dataclasses.asdict` makes them.
+
+    Args:
+        source: where they come from, for messages.
+        values: by field.
+
+    Raises:
+        ValueError: a key is unknown or missing.
+    """
     parts = {"efficiency": Efficiency, "overhead": Overhead}
     built = {key: _build(source, kind, values[key]) for key, kind in parts.items() if values.get(key)}
     hardware: Hardware = _build(source, Hardware, {**values, **built})

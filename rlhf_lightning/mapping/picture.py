@@ -40,14 +40,17 @@ def draw(plan: Plan, mapping: Mapping, path: Path, *, title: str) -> None:
     _stages(axes, plan, mapping)
     handles = [Patch(color=color) for color in colors.values()]
     figure.legend(handles, list(colors), loc="outside lower center", ncol=len(colors), frameon=False)
-    axes.set_yticks(
-        range(len(mapping.pools)), [f"{p.devices} devices\n{', '.join(p.roles)}" for p in mapping.pools]
-    )
+    axes.set_yticks(range(len(mapping.pools)), [_label(plan, pool) for pool in mapping.pools])
     axes.invert_yaxis()
     axes.set_xlim(0, mapping.seconds)
     axes.set_xlabel("seconds of one iteration")
     axes.set_title(f"{title}: {plan.tokens_per_s(mapping):,.0f} tokens/s", pad=24)
     figure.savefig(path, dpi=150)
+
+
+def _label(plan: Plan, pool: Pool) -> str:
+    kind = plan.hardware(pool) if len(plan.clusters) > 1 else "devices"
+    return f"{pool.devices} {kind}\n{', '.join(pool.roles)}"
 
 
 def _pool(

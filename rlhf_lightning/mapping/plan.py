@@ -13,7 +13,7 @@ from rlhf_lightning.mapping.auto_parallel import AutoParallel
 from rlhf_lightning.mapping.dataflow import Work
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
-from rlhf_lightning.mapping.search import Mapping, Pool, Search, Sets
+from rlhf_lightning.mapping.search import Kind, Mapping, Pool, Search, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 
 LARGEST = 4096
@@ -41,14 +41,33 @@ class Task:
 class Plan:
     """The best mappings of one request."""
 
-    costs: SimulatedCosts
-    devices: int
+    clusters: tuple[tuple[SimulatedCosts, int], ...]
+    """For each kind of devices, what the models cost there, and how many devices there are."""
     mappings: tuple[Mapping, ...]
     """The fastest, then the fastest of those that share devices in another way."""
     baselines: Dictionary[str, Mapping | None]
     """Mappings with given sets, each at its best; None where it does not fit."""
     search_s: float
     """Seconds that all of it took."""
+
+    @property
+    def costs(self) -> SimulatedCosts:
+        """On the first kind of devices; the work is the same on all."""
+        return self.clusters[0][0]
+
+    @property
+    def devices(self) -> int:
+        """Of all kinds."""
+        return sum(devices for _, devices in self.clusters)
+
+    @property
+    def cluster(self) -> str:
+        """In words."""
+        return named(self.clusters)
+
+    def hardware(self, pool: Pool) -> str:
+        """Name of the pool's devices."""
+        return self.clusters[pool.kind][0].hardware.name
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -62,7 +81,7 @@ class Plan:
 
     def tasks(self, pool: Pool) -> list[Task]:
         """What the models of a pool do, in order."""
-        costs, at = self.costs, dict(zip(pool.roles, pool.layouts, strict=True))
+        costs, at = self.clusters[pool.kind][0], dict(zip(pool.roles, pool.layouts, strict=True))
         resident = {role: costs.resident(role, layout) for role, layout in at.items()}
         free = costs.capacity - sum(resident.values())
         result = []
@@ -84,6 +103,7 @@ def plan(
     sizes: Sequence[int] | None = None,
     baselines: Dictionary[str, Sets] | None = None,
     count: int = 5,
+    others: Sequence[tuple[SimulatedCosts, int]] = (),
 ) -> Plan:
     """Search.
 
@@ -93,6 +113,7 @@ def plan(
         sizes: how many of them a set of models can have; by default what tiles the nodes.
         baselines: sets of models to compare with, by name.
         count: how many mappings to find.
+        others: for each further kind of devices, what the same models cost there, and how many there are.
 
     Raises:
         ValueError: the devices do not fill nodes, or the models do not fit; the message says what is missing.
@@ -101,15 +122,24 @@ def plan(
     roles = costs.dataflow.roles
     if not roles:
         raise ValueError("the algorithm's step calls no model, so that there is nothing to place.")
-    if sizes is None:
-        check_devices(costs, devices)
-        sizes = pool_sizes(devices, costs.hardware.gpus_per_node)
-    search = Search(costs, roles, devices, sizes=sizes)
+    clusters = ((costs, devices), *others)
+    kinds = []
+    for i, (on, number) in enumerate(clusters):
+        if sizes is None or i:
+            check_devices(on, number)
+        own = None if i else sizes
+        kinds.append(Kind(on, number, tuple(own or pool_sizes(number, on.hardware.gpus_per_node))))
+    search = Search(kinds, roles)
     found = search.best(count)
     if not found:
-        raise ValueError(_missing(costs, devices))
+        raise ValueError(_missing(costs, devices) if not others else _missing_of_all(clusters))
     compared = {name: search.of(sets) for name, sets in (baselines or {}).items()}
-    return Plan(costs, devices, tuple(found), compared, time.perf_counter() - started)
+    return Plan(clusters, tuple(found), compared, time.perf_counter() - started)
+
+
+def named(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
+    """A cluster in words: 16 x a100-80gb and 8 x h100-80gb."""
+    return " and ".join(f"{devices} x {costs.hardware.name}" for costs, devices in clusters)
 
 
 def check_devices(costs: SimulatedCosts, devices: int) -> None:
@@ -149,6 +179,12 @@ def _missing(costs: SimulatedCosts, devices: int) -> str:
         f"{costs.hardware.memory_bytes / 1e9:.0f} GB are usable, so that {(needed - has) / 1e9:.1f} GB a "
         f"device ({devices * (needed - has) / 1e9:,.0f} GB in all) are missing; {_smallest(costs)}."
     )
+
+
+def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
+    """The same for a cluster of several kinds, each of which might hold a part of the models."""
+    alone = "; ".join(_missing(costs, devices) for costs, devices in clusters)
+    return f"no division of the models over {named(clusters)} holds them. Each kind alone: {alone}."
 
 
 def _smallest(costs: SimulatedCosts) -> str:

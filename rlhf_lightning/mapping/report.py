@@ -28,9 +28,9 @@ class Request:
 def as_json(plan: Plan) -> str:
     """The best mapping and the baselines.
 
-    Keys: `mapping` (a list of sets: `roles`, `devices`, and `layouts` by role and stage), `iteration_s`,
-    `tokens_per_s`, `stages_s` by stage, `memory_gb` (for each set, by stage, of a device), `search_s`, and
-    `baselines` (tokens/s by name, null where it does not fit).
+    Keys: `mapping` (a list of sets: `roles`, `devices`, `hardware`, and `layouts` by role and stage),
+    `iteration_s`, `tokens_per_s`, `stages_s` by stage, `memory_gb` (for each set, by stage, of a device),
+    `search_s`, and `baselines` (tokens/s by name, null where it does not fit).
     """
     best = plan.mappings[0]
     return json.dumps(
@@ -54,7 +54,8 @@ def _set(plan: Plan, pool: Pool) -> dict[str, object]:
         layouts[task.role][task.stage] = {
             **_numbers(task, at[task.role]), "seconds": task.seconds, "bound": task.bound,
         }  # fmt: skip
-    return {"roles": list(pool.roles), "devices": pool.devices, "layouts": layouts}
+    placed = {"roles": list(pool.roles), "devices": pool.devices, "hardware": plan.hardware(pool)}
+    return {**placed, "layouts": layouts}
 
 
 def _numbers(task: Task, layout: Layout) -> dict[str, object]:
@@ -67,7 +68,8 @@ def _numbers(task: Task, layout: Layout) -> dict[str, object]:
 
 def memory(plan: Plan, pool: Pool) -> dict[str, float]:
     """Most bytes on a device of a pool in each stage; residents alone where it idles."""
-    idle = sum(plan.costs.resident(r, layout) for r, layout in zip(pool.roles, pool.layouts, strict=True))
+    costs, _ = plan.clusters[pool.kind]
+    idle = sum(costs.resident(r, layout) for r, layout in zip(pool.roles, pool.layouts, strict=True))
     used = dict.fromkeys(plan.stages, idle)
     for task in plan.tasks(pool):
         used[task.stage] = max(used[task.stage], task.memory_bytes)
@@ -78,7 +80,7 @@ def as_text(plan: Plan, request: Request) -> str:
     """Tables of the mappings with the YAML of each, and the comparison."""
     workload, flow = plan.costs.workload, plan.costs.dataflow
     lines = [
-        f"{request.algorithm} on {plan.devices} x {plan.costs.hardware.name}: "
+        f"{request.algorithm} on {plan.cluster}: "
         + ", ".join(f"{role} {plan.costs.shapes[role].name}" for role in flow.roles),
         f"{flow.rows} rows of {workload.prompt} + {workload.response} tokens; "
         f"searched {len(flow.roles)} models in {plan.search_s:.2f} s",
@@ -88,7 +90,7 @@ def as_text(plan: Plan, request: Request) -> str:
             "",
             *_table(plan, mapping, rank),
             "",
-            *_indented(as_yaml(mapping, request) if rank == 1 else _strategy(mapping, request)),
+            *_indented(as_yaml(plan, mapping, request) if rank == 1 else _strategy(plan, mapping, request)),
         ]
     best = plan.tokens_per_s(plan.mappings[0])
     lines += ["", "compared with, each at its best allocation and layouts:"]
@@ -110,20 +112,36 @@ def _indented(text: str | Sequence[str]) -> list[str]:
 def _table(plan: Plan, mapping: Mapping, rank: int) -> list[str]:
     stages = ", ".join(f"{n} {digits(s)} s" for n, s in zip(plan.stages, mapping.stages, strict=True))
     tokens = plan.tokens_per_s(mapping)
+    width = max(9, *(len(_devices(plan, pool)) + 2 for pool in mapping.pools))
+    columns = f"{'model':<14}{'stage':<15}{'layout':<28}{'seconds':>8}{'GB/device':>11}  bound"
     lines = [
         f"#{rank}  {digits(mapping.seconds)} s an iteration, {tokens:,.0f} tokens/s: {stages}",
-        f"    {'devices':<9}{'model':<14}{'stage':<15}{'layout':<28}{'seconds':>8}{'GB/device':>11}  bound",
+        f"    {'devices':<{width}}{columns}",
     ]
     for pool in mapping.pools:
         at = dict(zip(pool.roles, pool.layouts, strict=True))
         for i, task in enumerate(plan.tasks(pool)):
             lines.append(
-                f"    {pool.devices if i == 0 else '':<9}{task.role:<14}{task.stage:<15}"
+                f"    {_devices(plan, pool) if i == 0 else '':<{width}}{task.role:<14}{task.stage:<15}"
                 f"{layout_text(at[task.role], generating=task.work.kind == 'generate'):<28}"
                 f"{digits(task.seconds):>8}{task.memory_bytes / GB:>11.1f}  {task.bound}"
             )
-    used = sum(pool.devices for pool in mapping.pools)
-    return lines + ([f"    {plan.devices - used} devices stay idle"] if used < plan.devices else [])
+    return lines + [f"    {text} stay idle" for text in _idle(plan, mapping)]
+
+
+def _devices(plan: Plan, pool: Pool) -> str:
+    """How many, and where there are several kinds of which."""
+    return f"{pool.devices} x {plan.hardware(pool)}" if len(plan.clusters) > 1 else str(pool.devices)
+
+
+def _idle(plan: Plan, mapping: Mapping) -> list[str]:
+    """Devices that no model stands on, by kind."""
+    found = []
+    for kind, (costs, devices) in enumerate(plan.clusters):
+        left = devices - sum(pool.devices for pool in mapping.pools if pool.kind == kind)
+        if left:
+            found.append(f"{left} x {costs.hardware.name}" if len(plan.clusters) > 1 else f"{left} devices")
+    return found
 
 
 def digits(seconds: float) -> str:
@@ -140,16 +158,16 @@ def layout_text(layout: Layout, *, generating: bool) -> str:
     return f"{text} -> pg{sizes.pg} tg{sizes.tg} dg{train.p * train.t // (sizes.pg * sizes.tg)}"
 
 
-def as_yaml(mapping: Mapping, request: Request) -> str:
+def as_yaml(plan: Plan, mapping: Mapping, request: Request) -> str:
     """The configuration that runs a mapping."""
     lines = ["algo:", f"  class_path: {request.algorithm}", "  init_args:"]
     lines += [
         f"    {role}: {{path: {json.dumps(source)}}}" for role, source in request.models.items() if source
     ]
-    return "\n".join([*lines, *_strategy(mapping, request)]) + "\n"
+    return "\n".join([*lines, *_strategy(plan, mapping, request)]) + "\n"
 
 
-def _strategy(mapping: Mapping, request: Request) -> list[str]:
+def _strategy(plan: Plan, mapping: Mapping, request: Request) -> list[str]:
     """The part of the configuration that differs between mappings; layouts stand in comments."""
     total = sum(pool.devices for pool in mapping.pools)
     lines = ["strategy:", f"  class_path: {request.strategy}", "  init_args:", f"    devices: {total}"]
@@ -159,7 +177,8 @@ def _strategy(mapping: Mapping, request: Request) -> list[str]:
         roles = [role for role in request.models if role in pool.roles]
         # What needs no devices of its own, such as a reward of functions, runs beside the first models.
         roles += [role for role in request.models if role not in placed and pool is mapping.pools[0]]
-        lines.append(f"        - {{roles: [{', '.join(roles)}], devices: {pool.devices}}}")
+        where = f"  # {plan.hardware(pool)}" if len(plan.clusters) > 1 else ""
+        lines.append(f"        - {{roles: [{', '.join(roles)}], devices: {pool.devices}}}{where}")
         for role, layout in zip(pool.roles, pool.layouts, strict=True):
             lines.append(f"          # {role}: {layout_text(layout, generating=True)}")
     return lines

@@ -24,6 +24,18 @@ Sets = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Equal devices of a cluster, which may have others too."""
+
+    costs: Costs
+    """Bytes and seconds on them."""
+    devices: int
+    """How many there are."""
+    sizes: tuple[int, ...]
+    """How many of them a set can have."""
+
+
+@dataclass(frozen=True)
 class Pool:
     """Models that share devices."""
 
@@ -33,6 +45,8 @@ class Pool:
     """Of the roles."""
     seconds: tuple[float, ...]
     """Of all its models together, in each stage."""
+    kind: int = 0
+    """Which kind of devices."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +66,27 @@ class Mapping:
         return sum(self.stages)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What a set can be given."""
+
+    kind: int
+    devices: int
+    point: Point | None
+    """None for an ideal, whose layouts are not known yet."""
+
+
 class Search:
-    """Finds the best mappings of some models on a number of devices.
+    """Finds the best mappings of some models on a cluster.
 
     Args:
-        costs: bytes and seconds.
+        kinds: of its devices; a set of models has devices of one kind.
         roles: the models.
-        devices: how many devices there are.
-        sizes: how many of them a set can have.
     """
 
-    def __init__(self, costs: Costs, roles: Sequence[str], devices: int, *, sizes: Sequence[int]) -> None:
-        self.costs, self.roles, self.devices, self.sizes = costs, tuple(roles), devices, tuple(sizes)
-        self.layouts = AutoParallel(costs)
+    def __init__(self, kinds: Sequence[Kind], roles: Sequence[str]) -> None:
+        self.kinds, self.roles = tuple(kinds), tuple(roles)
+        self.layouts = [AutoParallel(kind.costs) for kind in kinds]
 
     def best(self, count: int = 1) -> list[Mapping]:
         """The best mapping and the best ones that share devices in another way; empty where nothing fits."""
@@ -78,9 +100,9 @@ class Search:
 
     def _promising(self) -> list[tuple[float, Sets]]:
         """Partitions that can fit, each with seconds that it cannot beat; one of those that cost the same."""
-        seen: dict[tuple[tuple[int, ...], ...], tuple[float, Sets]] = {}
+        seen: dict[tuple[object, ...], tuple[float, Sets]] = {}
         for sets in set_partitions(self.roles):
-            key = tuple(sorted(self.layouts.key(roles) for roles in sets))
+            key = tuple(sorted(tuple(layouts.key(roles) for layouts in self.layouts) for roles in sets))
             if key in seen:
                 continue
             choices = [self._choices(roles)[0] for roles in sets]
@@ -92,41 +114,45 @@ class Search:
 
     def of(self, sets: Sets, bound: float = math.inf) -> Mapping | None:
         """The best mapping in which these models share devices; None where it does not fit, or not below."""
+        there = [kind.devices for kind in self.kinds]
         while True:
             tables = [self._choices(roles) for roles in sets]
             if not all(len(choices.devices) for choices, _ in tables):
                 return None
-            chosen = allocate([choices for choices, _ in tables], self.devices, bound)
-            if chosen is None:
+            found = allocate([choices for choices, _ in tables], there, bound)
+            if found is None:
                 return None
-            points = [points[i] for (_, points), i in zip(tables, chosen[1], strict=True)]
-            sizes = [int(choices.devices[i]) for (choices, _), i in zip(tables, chosen[1], strict=True)]
-            if all(point is not None for point in points):
-                return Mapping(
-                    tuple(
-                        Pool(self.layouts.ordered(roles), size, point.layouts, point.seconds)
-                        for roles, size, point in zip(sets, sizes, points, strict=True)
-                        if point is not None
-                    )
-                )
-            for roles, size in zip(sets, sizes, strict=True):
-                self.layouts.front(roles, size)
+            chosen = [given[i] for (_, given), i in zip(tables, found[1], strict=True)]
+            pools = [self._pool(roles, one) for roles, one in zip(sets, chosen, strict=True)]
+            if all(pools):
+                return Mapping(tuple(pool for pool in pools if pool is not None))
+            for roles, one in zip(sets, chosen, strict=True):
+                self.layouts[one.kind].front(roles, one.devices)
 
-    def _choices(self, roles: Sequence[str]) -> tuple[Choices, list[Point | None]]:
+    def _pool(self, roles: Sequence[str], choice: _Choice) -> Pool | None:
+        """The pool of a choice; None where its layouts are not known."""
+        point = choice.point
+        if point is None:
+            return None
+        ordered = self.layouts[choice.kind].ordered(roles)
+        return Pool(ordered, choice.devices, point.layouts, point.seconds, choice.kind)
+
+    def _choices(self, roles: Sequence[str]) -> tuple[Choices, list[_Choice]]:
         """What a set can be given: known fronts, and ideals (without a point) for the rest."""
-        sizes: list[int] = []
+        given: list[_Choice] = []
         rows: list[Sequence[float]] = []
-        points: list[Point | None] = []
-        for size in self.sizes:
-            front = self.layouts.known(roles, size)
-            ideal = self.layouts.ideal(roles, size) if front is None else None
-            for point in front or ():
-                sizes.append(size)
-                rows.append(point.seconds)
-                points.append(point)
-            if ideal is not None:
-                sizes.append(size)
-                rows.append(list(ideal))
-                points.append(None)
+        for number, (kind, layouts) in enumerate(zip(self.kinds, self.layouts, strict=True)):
+            for size in kind.sizes:
+                front = layouts.known(roles, size)
+                ideal = layouts.ideal(roles, size) if front is None else None
+                for point in front or ():
+                    given.append(_Choice(number, size, point))
+                    rows.append(point.seconds)
+                if ideal is not None:
+                    given.append(_Choice(number, size, None))
+                    rows.append(list(ideal))
+        devices = np.zeros((len(rows), len(self.kinds)), np.int64)
+        for i, one in enumerate(given):
+            devices[i, one.kind] = one.devices
         width = len(rows[0]) if rows else 0
-        return Choices(np.array(sizes, np.int64), np.array(rows).reshape(len(rows), width)), points
+        return Choices(devices, np.array(rows).reshape(len(rows), width)), given

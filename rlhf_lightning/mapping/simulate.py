@@ -8,7 +8,7 @@ detail. Gradients are not overlapped with the backward pass.
     none     all-reduce of float32 gradients                          4 N / (p t)
     states   reduce-scatter of gradients, all-gather of parameters    (Rajbhandari 2020, section 7.2)
     full     for every micro-batch: all-gather of parameters, twice where activations are recomputed, and
-             reduce-scatter of gradients
+             reduce-scatter of gradients; with `gathered_once` both once an update
 The optimizer reads gradients and states and writes states and parameters: memory bandwidth.
 """
 
@@ -54,7 +54,7 @@ def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     forward, _ = _stage(at, size)
     parts = _pipelined(at, forward, count=count, sends=size)
     if workload.sharding == "full":
-        add(parts, network.data_group(hardware, layout).network, count * _gather_parameters(at))
+        add(parts, network.data_group(hardware, layout).network, _gathers(at, count) * _gather_parameters(at))
     add(parts, "overhead", hardware.overhead.call)
     return Estimate.of(parts)
 
@@ -120,7 +120,14 @@ def _gradients(at: Setting, micro_batches: int) -> float:
     scatter, gather = network.all_gather(at.hardware, group, gradients), _gather_parameters(at)
     if at.workload.sharding == "states":
         return scatter + gather
+    if at.workload.gathered_once:
+        return scatter + gather
     return micro_batches * (scatter + gather * (2 if at.workload.recompute else 1))
+
+
+def _gathers(at: Setting, micro_batches: int) -> int:
+    """How often a pass over the rows gathers the parameters."""
+    return 1 if at.workload.gathered_once else micro_batches
 
 
 def _gather_parameters(at: Setting) -> float:

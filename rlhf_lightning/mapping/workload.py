@@ -46,6 +46,9 @@ class Workload:
     """Whether attention keeps its scores out of memory."""
     sharding: Sharding = "states"
     """What data-parallel ranks share out."""
+    gathered_once: bool = False
+    """Where they share parameters too: whether these are gathered and gradients reduced once an update, not
+    once a micro-batch, as FSDP does where memory is no concern."""
     element: int = 2
     """Bytes of a parameter and of an activation in the computation: 2 for bfloat16, 4 for float32."""
     masters: bool = True

@@ -12,7 +12,7 @@ import pytest
 from rlhf_lightning.mapping import allocate
 from rlhf_lightning.mapping.costs import Costs
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
-from rlhf_lightning.mapping.search import Search
+from rlhf_lightning.mapping.search import Kind, Search
 from tests.unit.mapping.random_costs import RandomCosts
 
 ROLES = ("actor", "critic", "reference", "reward")
@@ -79,7 +79,7 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = pool_sizes(devices, node)
         costs = RandomCosts(seed, roles, draw.choice([1, 2, 3]), twins=draw.random() < 0.3)
         expected = [s for s in brute_force(costs, roles, devices, sizes) if math.isfinite(s)]
-        found = Search(costs, roles, devices, sizes=sizes).best(5)
+        found = Search([Kind(costs, devices, sizes)], roles).best(5)
         fits += bool(expected)
         if not costs.twins:
             assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed

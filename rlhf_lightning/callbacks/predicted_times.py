@@ -1,0 +1,124 @@
+"""Predicted beside measured seconds of every model's work, so that each run validates the simulators."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.mapping import hardware as clusters
+from rlhf_lightning.mapping import measured
+from rlhf_lightning.mapping.machine import this_machine
+from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_of
+from rlhf_lightning.mapping.phases import Iteration
+
+
+class PredictedTimes(Callback):
+    """Log what the simulators of `rlhf map` say of each iteration, and keep both for `rlhf calibrate --from`.
+
+    It logs `predicted/<role>.<method>_s` beside `time/<role>.<method>_s`, and `predicted/step_s`. What is
+    predicted is the real work of the iteration: the rows and calls that there were, their lengths, each
+    model's layout and pool. When training ends it prints the medians of both, without the first iteration,
+    which warms up.
+
+    Raises:
+        ValueError: the hardware is unknown.
+    """
+
+    def __init__(self, hardware: str = "", *, path: str | None = None) -> None:
+        """Say what the simulators should assume.
+
+        Args:
+            hardware: a known name, or a file that `rlhf calibrate` wrote; by default what this machine looks
+                like: the GPU's data sheet, or on a CPU a rough description.
+            path: of the measurements; None is `measurements.jsonl` under the trainer's `default_root_dir`.
+        """
+        super().__init__()
+        self.hardware = hardware
+        self.path = path
+        self._iterations: list[Iteration] = []
+        if hardware:
+            clusters.load(hardware)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a GPU that nobody has described, before any worker starts."""
+        if stage == "fit":
+            self._cluster = (
+                clusters.load(self.hardware) if self.hardware else this_machine(os.cpu_count() or 1)
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the file, and read how large the models are."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        roles = pl_module.strategy.models()
+        self._models = {name: shape_of(role) for name, role in roles.items() if role.path}
+        self._iterations = []
+        if leaves_files(trainer):
+            measured.begin(self._file(trainer), self._cluster, resumed=trainer.global_step > 0)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Mapping[str, Tensor],
+        batch_idx: int,
+    ) -> None:
+        """Predict the iteration that has ended, and log it."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        lengths = _lengths(batch, trainer.callback_metrics)
+        if lengths is None:
+            return
+        strategy = pl_module.strategy
+        found = phases(
+            strategy.reports,
+            strategy.models(),
+            strategy.workers,
+            models=self._models,
+            settings=strategy.settings,
+            lengths=lengths,
+        )
+        iteration = Iteration(
+            step=trainer.global_step,
+            seconds=float(trainer.callback_metrics["time/step_s"]),
+            calls=count_calls(strategy.reports),
+            phases=found,
+        )
+        numbers = {f"predicted/{phase.name}_s": phase.predict(self._cluster) for phase in found}
+        numbers["predicted/step_s"] = iteration.predict(self._cluster)
+        pl_module.log_dict(numbers, batch_size=1)
+        self._iterations.append(iteration)
+        if leaves_files(trainer):
+            measured.append(self._file(trainer), iteration)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the medians."""
+        kept: Sequence[Iteration] = self._iterations[1:] or self._iterations
+        if kept and trainer.is_global_zero:
+            sys.stdout.write(measured.table(kept, self._cluster))
+
+    def _file(self, trainer: Trainer) -> Path:
+        return output_path(trainer, self.path, measured.FILE)
+
+
+def _lengths(batch: Mapping[str, Tensor], metrics: Mapping[str, Tensor]) -> Lengths | None:
+    """How long an iteration's rows were; None where nothing says how long the responses were."""
+    if "prompt_mask" not in batch:
+        return None
+    prompts = batch["prompt_mask"].sum(dim=1).tolist()
+    if "response_mask" in batch:
+        counts = batch["response_mask"].sum(dim=1).float()
+        mean, longest, truncated = float(counts.mean()), float(counts.max()), 0.0
+    elif "response/length_mean" in metrics:
+        names = ("response/length_mean", "response/length_max", "response/truncated")
+        mean, longest, truncated = (float(metrics[name]) for name in names)
+    else:
+        return None
+    return Lengths.of(prompts, rows=len(prompts), mean=mean, longest=longest, truncated=truncated)

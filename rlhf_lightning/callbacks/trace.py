@@ -1,0 +1,59 @@
+"""`rlhf fit --trace out.json`: every call of every device, for Perfetto."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.callbacks.output import leaves_files
+from rlhf_lightning.callbacks.timeline import write_trace
+from rlhf_lightning.controller import CallReport
+
+
+class Trace(Callback):
+    """Keep when which device ran what, and write it when the run ends, well or not."""
+
+    def __init__(self, path: str = "trace.json") -> None:
+        """Say where it goes.
+
+        Args:
+            path: of a JSON file in the Trace Event Format.
+        """
+        super().__init__()
+        self.path = Path(path)
+        self.calls: list[CallReport] = []
+        """Of all iterations, those of validation between them."""
+        self.iterations: list[tuple[float, float]] = []
+        """Unix time at which each began, and its seconds."""
+        self._began_s = 0.0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        """Look at the clock."""
+        self._began_s = time.time()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        """Keep an iteration."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        seconds = float(trainer.callback_metrics["time/step_s"])
+        self.iterations.append((self._began_s, seconds))
+        self.calls += pl_module.strategy.reports
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        """Keep the calls of a held-out batch."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        self.calls += pl_module.strategy.reports
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file."""
+        self._write(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write what there is."""
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if leaves_files(trainer):
+            write_trace(self.path, self.calls, self.iterations)

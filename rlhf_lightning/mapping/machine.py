@@ -1,0 +1,33 @@
+"""The description of the machine at hand, as far as it can be told without measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from rlhf_lightning.mapping import hardware
+from rlhf_lightning.mapping.hardware import Hardware
+
+
+def this_machine(devices: int) -> Hardware:
+    """The known description that fits this machine best; `rlhf calibrate` measures a better one.
+
+    Args:
+        devices: how many share the machine, where it has no GPU.
+
+    Raises:
+        ValueError: the GPU is of an unknown kind.
+    """
+    import torch  # noqa: PLC0415 - the mapping's formulas need none
+
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name().lower()
+        found = [h for name, h in hardware.KNOWN.items() if name.partition("-")[0] in gpu]
+        if not found:
+            raise ValueError(
+                f"hardware: no description of {gpu!r} is known. Measure one with `rlhf calibrate FILE`, and "
+                "give that file where hardware is asked for."
+            )
+        return found[0]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return dataclasses.replace(hardware.CPU, gpus_per_node=devices, memory_bytes=memory / devices)

@@ -1,0 +1,107 @@
+"""The file in which a run leaves its measurements, one iteration a line, and what is made of them.
+
+{"hardware": {...}}                    what the run's predictions were made with
+{"step": 1, "seconds": 2.1, "calls": 6, "phases": [...]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_lightning.mapping.fit import Observation
+from rlhf_lightning.mapping.hardware import Hardware, build
+from rlhf_lightning.mapping.phases import Iteration
+
+FILE = "measurements.jsonl"
+"""Its name in a run's directory."""
+_MOST = 20
+"""Iterations that are read, evenly spaced; more would change nothing but the time that it takes."""
+_HOW = "rlhf fit ... --trainer.callbacks+=PredictedTimes --trainer.default_root_dir"
+
+
+def begin(path: Path, hardware: Hardware, *, resumed: bool) -> None:
+    """Begin the file, or go on after the iterations that it holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, {"hardware": dataclasses.asdict(hardware)}, mode="a" if resumed else "w")
+
+
+def append(path: Path, iteration: Iteration) -> None:
+    """Add an iteration."""
+    _write(path, iteration.as_dict(), mode="a")
+
+
+def _write(path: Path, values: dict[str, Any], *, mode: str) -> None:
+    with path.open(mode, encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def read(run: Path) -> tuple[Hardware, list[Iteration]]:
+    """The last hardware and the iterations of a run, without those that begin or resume it, which warm up.
+
+    Args:
+        run: the run's directory, or the file.
+
+    Raises:
+        ValueError: there is no such file, nothing was measured, or it is damaged.
+    """
+    path = run / FILE if run.is_dir() else run
+    if not path.is_file():
+        raise ValueError(
+            f"{run}: no measurements are there; a run leaves them in {FILE}. Make one first: {_HOW} {run}"
+        )
+    hardware: Hardware | None = None
+    iterations: list[Iteration] = []
+    first: set[int] = set()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            values = json.loads(line)
+            if "hardware" in values:
+                hardware = build(str(path), values["hardware"])
+                first.add(len(iterations))
+            else:
+                iterations.append(Iteration.of(values))
+        except (KeyError, TypeError, ValueError) as err:
+            raise ValueError(
+                f"{path}, line {number}: is no measurement ({type(err).__name__}: {err}). Remove the line, "
+                f"or measure again: {_HOW} {path.parent}"
+            ) from err
+    if hardware is None or not any(iteration.phases for iteration in iterations):
+        raise ValueError(f"{path}: holds no iteration. Run a few: {_HOW} {path.parent}")
+    warm = [iteration for i, iteration in enumerate(iterations) if i not in first]
+    return hardware, warm or iterations
+
+
+def some(iterations: Sequence[Iteration]) -> list[Iteration]:
+    """Iterations that stand for all."""
+    count = min(len(iterations), _MOST)
+    return [iterations[len(iterations) * i // count] for i in range(count)]
+
+
+def observations(iterations: Sequence[Iteration]) -> list[Observation]:
+    """The seconds of every phase, with the simulators' view of it."""
+    phases = [phase for iteration in iterations for phase in iteration.phases]
+    return [Observation(phase.name, phase.seconds, phase.predict) for phase in phases]
+
+
+def table(iterations: Sequence[Iteration], hardware: Hardware) -> str:
+    """Medians of measured and predicted seconds by phase, as text.
+
+    Args:
+        iterations: of a run, at least one.
+        hardware: to predict with.
+    """
+    every: dict[str, list[Observation]] = {}
+    whole = [Observation("iteration", one.seconds, one.predict) for one in some(iterations)]
+    for one in (*observations(some(iterations)), *whole):
+        every.setdefault(one.name, []).append(one)
+    lines = [f"{'seconds an iteration':36s} measured predicted   error ({hardware.name})"]
+    for name, seen in every.items():
+        measured = statistics.median(one.seconds for one in seen)
+        predicted = statistics.median(one.predict(hardware) for one in seen)
+        lines.append(f"{name:36s} {measured:8.3f} {predicted:9.3f} {100 * (predicted / measured - 1):+6.0f}%")
+    return "\n".join(lines) + "\n"

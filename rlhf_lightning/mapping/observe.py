@@ -1,0 +1,182 @@
+"""From the reports of a run's calls to what the simulators take: which model did what with how many rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlhf_lightning.controller import CallReport, WorkerGroup
+from rlhf_lightning.controller.cluster import num_gpus
+from rlhf_lightning.controller.register import methods_of
+from rlhf_lightning.engines import FSDP, Megatron, ZeRO
+from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.mapping import shapes
+from rlhf_lightning.mapping.dataflow import Kind, kind_of
+from rlhf_lightning.mapping.phases import Phase
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Sharding, Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.workers import Actor, Generator, Role, Settings
+
+_SAMPLE = 64
+"""Lengths that stand for those of all rows."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of an iteration's rows."""
+
+    prompt: float
+    """Mean, without padding."""
+    longest_prompt: int
+    """Of them all."""
+    responses: tuple[int, ...]
+    """A sample of the lengths of responses."""
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[int], *, rows: int, mean: float, longest: float, truncated: float = 0.0
+    ) -> Lengths:
+        """Lengths of which mean, maximum and the share that reaches it are known; the others are alike.
+
+        Args:
+            prompts: tokens of each prompt.
+            rows: how many responses there are.
+            mean: tokens of a response.
+            longest: tokens of the longest.
+            truncated: share of the responses that end at the limit; at least one is the longest.
+        """
+        size, limit = min(max(rows, 1), _SAMPLE), max(1, round(longest))
+        cut = min(size, max(1, round(truncated * size)))
+        rest = size - cut
+        left = max(rest, min(rest * limit, round(mean * size) - cut * limit))
+        ordinary = [left * (i + 1) // rest - left * i // rest for i in range(rest)]
+        return cls(sum(prompts) / len(prompts), max(prompts), (*ordinary, *[limit] * cut))
+
+
+def recipe(role: Role, settings: Settings) -> Workload:
+    """How a model's engine computes, with the rows and tokens of an iteration left open."""
+    on_cpu = not num_gpus()
+    engines: dict[str, FSDP | Megatron | ZeRO]
+    engines = {"fsdp": settings.train, "megatron": settings.megatron, "zero": settings.zero}
+    schedule, engine = settings.train.schedule(on_cpu=on_cpu), settings.engine
+    once = not schedule.reshard_after_forward and schedule.defer_reduction
+    return Workload(
+        packed=True,
+        max_resident=settings.vllm.max_num_seqs if settings.generator == "vllm" else settings.generate.slots,
+        micro_batch_tokens=engines[engine].micro_batch_tokens(on_cpu=on_cpu),
+        recompute=role.gradient_checkpointing,
+        sequence_parallel=engine == "megatron" and settings.megatron.sequence_parallel,
+        sharding=_sharding(role, settings),
+        gathered_once=engine == "fsdp" and once,
+        element=2 if role.dtype == "bfloat16" else 4,
+        masters=role.dtype == "bfloat16",
+    )
+
+
+def _sharding(role: Role, settings: Settings) -> Sharding:
+    if isinstance(role, Generator):
+        return "none"
+    if settings.engine == "megatron":
+        return "states" if settings.megatron.distributed_optimizer else "none"
+    return "states" if settings.engine == "zero" and settings.zero.stage < 3 else "full"
+
+
+def shape_of(role: Role) -> ModelShape:
+    """The sizes of a role's model.
+
+    Raises:
+        ValueError: its config.json cannot be read.
+    """
+    return shapes.load(str(resolve(role)), head="lm" if role.head == "lm" else "scalar")
+
+
+def phases(
+    reports: Sequence[CallReport],
+    roles: Mapping[str, Role],
+    workers: Mapping[str, WorkerGroup],
+    *,
+    models: Mapping[str, ModelShape],
+    settings: Settings,
+    lengths: Lengths,
+) -> tuple[Phase, ...]:
+    """The calls of an iteration that ran a model over its rows, by method.
+
+    Args:
+        reports: of all ranks.
+        roles: what is placed.
+        workers: where.
+        models: sizes of the roles that have a model.
+        settings: how they compute.
+        lengths: of the iteration's rows.
+    """
+    found = []
+    for (name, method), ranks in _by_rank(reports).items():
+        role = roles.get(name)
+        kind = _kind(role, method) if role is not None and name in models else None
+        rows = max(sum(report.num_rows for report in mine) for mine in ranks.values())
+        if role is None or kind is None or not rows:
+            continue
+        group = workers[name]
+        calls = max(sum(report.num_rows > 0 for report in mine) for mine in ranks.values())
+        found.append(
+            Phase(
+                role=name,
+                method=method,
+                kind=kind,
+                calls=calls,
+                seconds=max(sum(report.seconds for report in mine) for mine in ranks.values()),
+                devices=group.devices,
+                shape=models[name],
+                layout=group.layout,
+                workload=_workload(role, settings, lengths, rows=_total(rows, kind, group.layout, calls)),
+                rescored=kind == "generate" and isinstance(role, Actor) and role.recompute_log_probs,
+            )
+        )
+    return tuple(found)
+
+
+def count_calls(reports: Sequence[CallReport]) -> int:
+    """Remote calls over rows; one to all ranks of a model counts once. Saving a checkpoint is none."""
+    every = _by_rank([report for report in reports if report.num_rows]).values()
+    return sum(max(len(mine) for mine in ranks.values()) for ranks in every)
+
+
+def _by_rank(
+    reports: Sequence[CallReport],
+) -> dict[tuple[str, str], dict[int, list[CallReport]]]:
+    found: dict[tuple[str, str], dict[int, list[CallReport]]] = defaultdict(lambda: defaultdict(list))
+    for report in reports:
+        found[report.role, report.method][report.rank].append(report)
+    return found
+
+
+def _kind(role: Role, method: str) -> Kind | None:
+    """What a method asks of the model; None where it does not run it over the iteration's rows.
+
+    Rows of other text, which `accumulate_actor` adds, have lengths of their own.
+    """
+    known = methods_of(type(role)).get(method)
+    if known is None or not known.takes_rows or method.startswith("accumulate"):
+        return None
+    return kind_of(method) if known.reads is None or "prompt_ids" in known.reads else None
+
+
+def _total(rows: int, kind: Kind, layout: ParallelLayout, calls: int) -> int:
+    """Rows of a call over all replicas, where the fullest has `rows` in all its calls."""
+    replicas = layout.generating.num_replicas if kind == "generate" else layout.d
+    return max(1, round(rows / calls)) * replicas
+
+
+def _workload(role: Role, settings: Settings, lengths: Lengths, *, rows: int) -> Workload:
+    return replace(
+        recipe(role, settings),
+        prompt=lengths.longest_prompt,
+        real_prompt=lengths.prompt,
+        response=max(lengths.responses),
+        lengths=lengths.responses,
+        batch=rows,
+        mini_batches=1,
+        epochs=1,
+    )

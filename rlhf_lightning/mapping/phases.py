@@ -1,0 +1,144 @@
+"""What the models of a run did in an iteration, as measured and as the simulators say.
+
+A method takes its calls x (training, scoring, or transition and generation), as `simulate` has them. An
+iteration takes the sum over generation, preparation and training of the longest pool of devices, each of
+which sums its models (HybridFlow algorithm 1, d_cost), and a fixed time for every remote call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_lightning.mapping import memory, simulate
+from rlhf_lightning.mapping.dataflow import PHASES, Kind
+from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.mapping.shapes import ModelShape
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One method of one model, all its calls of an iteration together."""
+
+    role: str
+    """Name of the algorithm's field."""
+    method: str
+    """Such as `update_actor`."""
+    kind: Kind
+    """What it asks of the model."""
+    calls: int
+    """How often it was called."""
+    seconds: float
+    """As measured inside the slowest device."""
+    devices: tuple[int, ...]
+    """Of the model's pool."""
+    shape: ModelShape
+    """Of the model."""
+    layout: ParallelLayout
+    """Of its ranks."""
+    workload: Workload
+    """Of one call."""
+    rescored: bool = False
+    """Whether a generation is followed by a pass of the training engine over the answers."""
+
+    @property
+    def name(self) -> str:
+        """`role.method`, as the metrics call it."""
+        return f"{self.role}.{self.method}"
+
+    def predict(self, hardware: Hardware) -> float:
+        """Seconds inside the devices, all calls together, without sending requests and collecting answers."""
+        at = (hardware, self.shape, self.layout)
+        if self.kind == "train":
+            parts = [simulate.train(*at, self.workload)]
+        elif self.kind == "generate":
+            parts = [self._generation(hardware)]
+        else:
+            parts = []
+        if self.kind == "infer" or self.rescored:
+            parts.append(simulate.infer(*at, self.workload))
+        seconds = sum(part.seconds - hardware.overhead.call for part in parts)
+        if self.kind == "generate":
+            seconds += simulate.transition(*at, self._sizes, workload=self.workload).seconds
+        return self.calls * seconds
+
+    @property
+    def _sizes(self) -> GenerationSizes:
+        generating = self.layout.generating
+        return GenerationSizes(pg=generating.p, tg=generating.t)
+
+    def _generation(self, hardware: Hardware) -> simulate.Estimate:
+        """With room for the keys and values of all rows that the engine admits, which it reserves."""
+        where = (self.shape, self.layout, self._sizes)
+        room = memory.kv_needed(*where, self.workload) * (1 + 1e-9)
+        return simulate.generate(hardware, *where, workload=self.workload, kv_bytes=room)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Phase:
+        """What `dataclasses.asdict` made, after its way through JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        layout, workload = dict(values["layout"]), dict(values["workload"])
+        if layout.get("generation"):
+            layout["generation"] = Generation(**layout["generation"])
+        workload["lengths"] = tuple(workload["lengths"])
+        rebuilt = {
+            "devices": tuple(values["devices"]),
+            "shape": ModelShape(**values["shape"]),
+            "layout": ParallelLayout(**layout),
+            "workload": Workload(**workload),
+        }
+        return cls(**{**values, **rebuilt})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """One iteration of a run."""
+
+    step: int
+    """Iterations up to its end."""
+    seconds: float
+    """As measured, from the batch to the logged metrics."""
+    calls: int
+    """Remote calls over rows, functions and all; one to all ranks of a model counts once."""
+    phases: tuple[Phase, ...]
+    """The methods that ran a model."""
+
+    def predict(self, hardware: Hardware) -> float:
+        """Seconds of the whole iteration: see the head of the module."""
+        stages = self._stages([phase.predict(hardware) for phase in self.phases])
+        return stages + self.calls * hardware.overhead.call
+
+    @property
+    def call_overhead(self) -> float:
+        """Measured seconds of each remote call that no model's work accounts for."""
+        rest = self.seconds - self._stages([phase.seconds for phase in self.phases])
+        return max(0.0, rest / max(1, self.calls))
+
+    def _stages(self, seconds: Sequence[float]) -> float:
+        """The stages of the iteration, whose phases take so long."""
+        spent: defaultdict[str, defaultdict[tuple[int, ...], float]] = defaultdict(lambda: defaultdict(float))
+        for phase, value in zip(self.phases, seconds, strict=True):
+            spent[PHASES[phase.kind]][phase.devices] += value
+        return sum(max(pools.values()) for pools in spent.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Iteration:
+        """The inverse of `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        return cls(**{**values, "phases": tuple(Phase.of(phase) for phase in values["phases"])})

@@ -1,0 +1,93 @@
+"""A generator on devices of its own: what is learned stays the same, and it is sent each weight once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import Callback
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.callbacks import Trace
+from rlhf_lightning.parallel import Moved
+from rlhf_lightning.strategies import OneStepOff, OpenRLHF
+from rlhf_lightning.workers import Settings
+from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
+
+STRATEGIES: Mapping[str, Callable[[], OpenRLHF]] = {
+    "one each": OpenRLHF,
+    "two that generate": lambda: OpenRLHF(generator_devices=2),
+    "megatron": lambda: OpenRLHF(settings=Settings(engine="megatron")),
+}
+
+
+class Staleness(Callback):
+    """Notes how old the weights behind each iteration's answers were."""
+
+    def __init__(self) -> None:
+        self.staleness: list[float] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
+        """Of one."""
+        self.staleness.append(float(trainer.callback_metrics["response/staleness"]))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_learns_the_same_with_a_copy_that_is_sent_each_weight_once(
+    alone: tuple[PPO, Parameters], name: str, tiny: Path, tmp_path: Path
+) -> None:
+    strategy, trace = STRATEGIES[name](), Trace(str(tmp_path / "trace.json"))
+    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[trace])
+    assert furthest(alone[1], learned) < (1e-4 if name == "megatron" else 1e-5)
+    receivers = strategy.generator_devices or 1
+    made = [call.role for call in trace.calls if call.method == "generate_sequences"]
+    assert made == ["generator"] * receivers * STEPS
+    sent = [call.value for call in trace.calls if call.method == "send_weights"]
+    assert len(sent) == STEPS
+    for moved in sent:
+        assert isinstance(moved, Moved)
+        assert moved.sent_bytes == receivers * sum(tensor.nbytes for tensor in learned.values())
+    written = [event["name"] for event in json.loads(trace.path.read_text())["traceEvents"]]
+    assert written.count("generator.receive_weights") == receivers * STEPS
+
+
+def test_log_probs_are_computed_again_by_the_actor(
+    alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
+) -> None:
+    algorithm, trace = ppo(tiny), Trace(str(tmp_path / "trace.json"))
+    algorithm.actor = replace(algorithm.actor, recompute_log_probs=True)
+    assert furthest(alone[1], fit(algorithm, OpenRLHF(), tmp_path, steps=STEPS, callbacks=[trace])) < 1e-5
+    again = [call.role for call in trace.calls if call.method == "compute_log_prob"]
+    assert again == ["actor"] * STEPS
+
+
+def test_portions_change_nothing_and_overlap(
+    alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
+) -> None:
+    strategy, trace = OpenRLHF(settings=Settings(portions=3)), Trace(str(tmp_path / "trace.json"))
+    assert furthest(alone[1], fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[trace])) < 1e-5
+    rows = [call.num_rows for call in trace.calls if call.method == "generate_sequences"]
+    assert rows == [2, 2, 3] * STEPS
+    start, seconds = trace.iterations[-1]
+    last = [call for call in trace.calls if start <= call.started_s <= start + seconds]
+    answered = max(call.started_s + call.seconds for call in last if call.method == "generate_sequences")
+    assert min(call.started_s for call in last if call.method == "compute_values") < answered
+
+
+def test_one_step_off_answers_the_next_batch_while_it_learns(
+    alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
+) -> None:
+    trace, seen = Trace(str(tmp_path / "trace.json")), Staleness()
+    algorithm = ppo(tiny)
+    learned = fit(algorithm, OneStepOff(), tmp_path, steps=STEPS, callbacks=[trace, seen])
+    assert 1e-5 < furthest(alone[1], learned) < 1e-2
+    assert seen.staleness == [0.0, 1.0, 1.0]
+    for start, seconds in trace.iterations[1:]:
+        inside = [call for call in trace.calls if start <= call.started_s <= start + seconds]
+        (answering,) = [call for call in inside if call.method == "generate_sequences"]
+        learning = [call.started_s for call in inside if call.method == "compute_values"]
+        assert min(learning) < answering.started_s + answering.seconds

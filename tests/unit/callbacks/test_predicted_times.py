@@ -1,0 +1,102 @@
+"""A run whose iterations are predicted: what is logged, kept in a file, printed, and used again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import GRPO, PPO, SFT
+from rlhf_lightning.callbacks import PredictedTimes
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.mapping import hardware, measured
+from rlhf_lightning.mapping.hardware import CPU
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor
+from tests.logged import csv_file
+from tests.unit.algos.small import write_model
+
+METHODS = (
+    "actor.generate_sequences",
+    "critic.compute_values",
+    "reference.compute_ref_log_prob",
+    "critic.update_critic",
+    "actor.update_actor",
+)
+
+
+def fit(
+    root: Path, algorithm: RLHFAlgorithm, callback: PredictedTimes, *, steps: int = 3, checkpoint: str = ""
+) -> None:
+    trainer = pl.Trainer(
+        default_root_dir=root,
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[callback, ModelCheckpoint(root, filename="{step}", save_top_k=-1, every_n_train_steps=1)],
+        logger=CSVLogger(root, name="", version=""),
+        log_every_n_steps=1,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    data = TaskData(batch_size=8, num_rows=32, num_val_rows=4, completions=isinstance(algorithm, SFT))
+    trainer.fit(algorithm, datamodule=data, ckpt_path=checkpoint or None)
+
+
+def actor(root: Path) -> Actor:
+    return Actor(path=write_model(root / "model"), sampling=Sampling(max_new_tokens=6))
+
+
+def test_every_phase_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, PPO(actor=actor(tmp_path), mini_batch_size=4, epochs=2), PredictedTimes("cpu"))
+    logged = csv_file(tmp_path)
+    named = {name for name in logged if name.startswith("predicted/")}
+    assert named == {f"predicted/{method}_s" for method in METHODS} | {"predicted/step_s"}
+    cluster, kept = measured.read(tmp_path)
+    assert (cluster, [one.step for one in kept]) == (CPU, [2, 3])
+    for one in kept:
+        assert one.calls == 3 + 1 + 2 * 4
+        calls = {phase.name: (phase.calls, phase.workload.batch) for phase in one.phases}
+        assert calls == dict(zip(METHODS, [(1, 8)] * 3 + [(4, 4)] * 2, strict=True))
+        for phase in one.phases:
+            assert logged[f"time/{phase.name}_s"][one.step - 1] == pytest.approx(phase.seconds)
+            assert logged[f"predicted/{phase.name}_s"][one.step - 1] == pytest.approx(phase.predict(CPU))
+            mean = sum(phase.workload.lengths) / len(phase.workload.lengths)
+            assert mean == pytest.approx(logged["response/length_mean"][one.step - 1], abs=0.07)
+        assert logged["predicted/step_s"][one.step - 1] == pytest.approx(one.predict(CPU))
+        assert logged["time/step_s"][one.step - 1] == pytest.approx(one.seconds)
+    assert measured.table(kept, CPU) in capsys.readouterr().out
+
+
+def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path) -> None:
+    machine = tmp_path / "machine.yaml"
+    hardware.save(CPU, machine)
+    fit(tmp_path, GRPO(actor=actor(tmp_path), group_size=2), PredictedTimes(), steps=2)
+    resumed = PredictedTimes(str(machine))
+    fit(
+        tmp_path, GRPO(actor=actor(tmp_path), group_size=2), resumed, checkpoint=str(tmp_path / "step=2.ckpt")
+    )
+    cluster, kept = measured.read(tmp_path)
+    assert (cluster, [one.step for one in kept]) == (CPU, [2])
+    assert {phase.workload.batch for phase in kept[0].phases} == {16}
+    fit(tmp_path, GRPO(actor=actor(tmp_path), group_size=2), PredictedTimes(), steps=1)
+    assert [one.step for one in measured.read(tmp_path)[1]] == [1]
+
+
+def test_lengths_of_given_answers(tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere.jsonl"
+    fit(tmp_path, SFT(actor=actor(tmp_path)), PredictedTimes(path=str(file)), steps=1)
+    (one,) = measured.read(file)[1]
+    assert [phase.name for phase in one.phases] == ["actor.update_actor"]
+    assert one.phases[0].workload.response > 1
+    assert not (tmp_path / measured.FILE).exists()
+
+
+def test_unknown_hardware() -> None:
+    with pytest.raises(ValueError, match="hardware='tpu': neither a file nor one of a100-80gb"):
+        PredictedTimes("tpu")

@@ -1,0 +1,48 @@
+"""`rlhf calibrate`: what it refuses, and a machine refined by a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.mapping import calibrate, hardware, measured
+from rlhf_lightning.mapping.hardware import CPU
+from tests.unit.mapping.test_measured import FASTER, run_on
+from tests.unit.rlhf import Rlhf
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a run on a machine that is faster than it was thought."""
+    measured.begin(tmp_path / measured.FILE, CPU, resumed=False)
+    for iteration in run_on(FASTER):
+        measured.append(tmp_path / measured.FILE, iteration)
+    return tmp_path
+
+
+def test_a_run_refines_what_it_was_predicted_with(rlhf: Rlhf, run: Path) -> None:
+    out = run / "better.yaml"
+    code, said, err = rlhf.run("calibrate", str(out), "--from", str(run))
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in said.splitlines()]
+    before, after = (int(row[-1].strip("%")) for row in rows if row[:1] == ["iteration"])
+    assert before > 50
+    assert abs(after) <= 5
+    assert hardware.load(str(out)).name == "better"
+    assert f"written to {out}" in said
+
+
+def test_runs_that_are_not_there(rlhf: Rlhf, run: Path, tmp_path: Path) -> None:
+    said = rlhf.refused("calibrate", "machine.yaml", "--from", str(tmp_path / "none"))
+    assert "no measurements are there" in said
+    assert "--trainer.callbacks+=PredictedTimes" in said
+    assert "Leave --devices out" in rlhf.refused("calibrate", "x.yaml", "--from", str(run), "--devices", "2")
+    assert not Path("machine.yaml").exists()
+
+
+def test_processes_that_do_not_answer(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(calibrate, "_TIMEOUT_S", 0.0)
+    said = rlhf.refused("calibrate", str(tmp_path / "x.yaml"), "--devices", "2")
+    assert said.startswith("calibrate: no answer in 0 s. Try again with fewer devices, such as --devices 1")
+    assert not (tmp_path / "x.yaml").exists()

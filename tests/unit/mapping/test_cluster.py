@@ -1,0 +1,162 @@
+"""Clusters of several kinds of devices: read, searched like trying everything, and reported."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.commands import map as command
+from rlhf_lightning.mapping import allocate, cluster, hardware
+from rlhf_lightning.mapping.hardware import A100, H100
+from rlhf_lightning.mapping.partitions import pool_sizes
+from rlhf_lightning.mapping.search import Kind, Search
+from tests.unit.mapping.random_costs import RandomCosts
+from tests.unit.mapping.test_search import ROLES, every_choice, partitions, recomputed
+from tests.unit.rlhf import Rlhf
+
+ASKED = ("--algo", "ppo", "--model", "llama-7b", "--batch", "256")
+
+
+def brute_force(kinds: list[Kind], roles: tuple[str, ...]) -> list[float]:
+    """Seconds of the best mapping of each partition, each set on every number of devices of every kind."""
+    places = [(number, size) for number, kind in enumerate(kinds) for size in kind.sizes]
+    subsets = {frozenset(subset): subset for partition in partitions(roles) for subset in partition}
+    tables = {
+        (s, place): every_choice(kinds[place[0]].costs, subset, place[1])
+        for s, subset in subsets.items()
+        for place in places
+    }
+    best = []
+    for partition in partitions(roles):
+        least = math.inf
+        for chosen in product(places, repeat=len(partition)):
+            used = [sum(size for number, size in chosen if number == i) for i in range(len(kinds))]
+            if any(n > kind.devices for n, kind in zip(used, kinds, strict=True)):
+                continue
+            sets = [tables[frozenset(s), place] for s, place in zip(partition, chosen, strict=True)]
+            for choice in product(*sets):
+                least = min(least, sum(max(column) for column in zip(*choice, strict=True)))
+        best.append(least)
+    return sorted(s for s in best if math.isfinite(s))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if part:  # the cases are small: without this, the first pass would keep everything
+        monkeypatch.setattr(allocate, "_BEAM", 1)
+        monkeypatch.setattr(allocate, "_CROWD", 1)
+    fits = mixed = 0
+    for seed in range(30 * part, 30 * part + 30):
+        draw = random.Random(seed)  # noqa: S311
+        roles = ROLES[: draw.randint(2, 4)]
+        kinds = []
+        for number in range(draw.choice([2, 2, 3])):
+            capacity, devices = draw.choice([6.0, 10.0, 16.0]), draw.choice([2, 4, 6])
+            costs = RandomCosts(100 * seed + number, roles, draw.choice([1, 2]), False, capacity)
+            kinds.append(Kind(costs, devices, pool_sizes(devices, 2)))
+        expected = brute_force(kinds, roles)
+        found = Search(kinds, roles).best(5)
+        assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed
+        fits += bool(expected)
+        for mapping in found:
+            mixed += len({pool.kind for pool in mapping.pools}) > 1
+            assert sorted(r for pool in mapping.pools for r in pool.roles) == sorted(roles)
+            stages = [0.0] * 3
+            for number, kind in enumerate(kinds):
+                mine = [pool for pool in mapping.pools if pool.kind == number]
+                assert sum(pool.devices for pool in mine) <= kind.devices
+                assert isinstance(kind.costs, RandomCosts)
+                stages = [max(pair) for pair in zip(stages, recomputed(kind.costs, mine), strict=True)]
+            assert sum(mapping.stages) == pytest.approx(sum(stages), rel=1e-9)
+    assert fits > 20
+    assert mixed > 20
+
+
+def test_two_halves_of_a_kind_are_the_whole() -> None:
+    """The same devices under two names: no worse than any mapping whose sets fit into the halves."""
+    costs = RandomCosts(5, ROLES, 2, twins=False)
+    half = Kind(costs, 8, (1, 2, 4, 8))
+    whole = Search([Kind(costs, 16, (1, 2, 4, 8))], ROLES).best()
+    assert [m.seconds for m in Search([half, half], ROLES).best()] == pytest.approx([whole[0].seconds])
+
+
+def test_how_clusters_are_written(tmp_path: Path) -> None:
+    assert cluster.load("a100-80gb", 16) == ((A100, 16),)
+    assert cluster.load("a100-80gb:16", None) == ((A100, 16),)
+    both = ((A100, 16), (H100, 8))
+    assert cluster.load("a100-80gb:16, h100-80gb:8", 24) == both
+    own, file = tmp_path / "own.yaml", tmp_path / "cluster.yaml"
+    hardware.save(H100, own)
+    assert cluster.load(str(own), 8) == ((H100, 8),)
+    file.write_text(f"- {{hardware: a100-80gb, devices: 16}}\n- {{hardware: {own}, devices: 8}}\n")
+    assert cluster.load(str(file), None) == both
+
+
+@pytest.mark.parametrize(
+    ("source", "devices", "said"),
+    [
+        ("a100-80gb", None, "how many are there? Add --devices 16"),
+        ("a100-80gb:16,h100-80gb", None, "each kind needs a number of devices from 1 up"),
+        ("a100-80gb:0,h100-80gb:8", None, "each kind needs a number of devices from 1 up"),
+        ("a100-80gb:8,a100-80gb:8", None, "a100-80gb stands there twice"),
+        (
+            "a100-80gb:16,h100-80gb:8",
+            16,
+            "--devices 16 with --hardware a100-80gb:16,h100-80gb:8: these",
+        ),
+        ("a100-80gb:16,tpu:8", None, "hardware='tpu': neither a file"),
+        ("[]", None, "is an empty list"),
+        ("- {hardware: a100-80gb}", None, "is not {hardware: a100-80gb, devices: 16}"),
+        ("- {hardware: a100-80gb, devices: many}", None, "each kind needs a number"),
+    ],
+)
+def test_clusters_that_are_refused(source: str, devices: int | None, said: str, tmp_path: Path) -> None:
+    if source[0] in "[-":
+        (tmp_path / "cluster.yaml").write_text(source)
+        source = str(tmp_path / "cluster.yaml")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        cluster.load(source, devices)
+
+
+def test_json_says_which_set_stands_where(capsys: pytest.CaptureFixture[str]) -> None:
+    command.run([*ASKED, "--hardware", "a100-80gb:8,h100-80gb:8", "--json"])
+    mixed = json.loads(capsys.readouterr().out)
+    assert {pool["hardware"] for pool in mixed["mapping"]} == {"a100-80gb", "h100-80gb"}
+    for stage, seconds in mixed["stages_s"].items():
+        work = [[by.get(stage, {"seconds": 0.0}) for by in p["layouts"].values()] for p in mixed["mapping"]]
+        assert max(sum(one["seconds"] for one in pool) for pool in work) == pytest.approx(seconds)
+    speeds = {}
+    for name in ("a100-80gb", "h100-80gb"):
+        command.run([*ASKED, "--hardware", name, "--devices", "8", "--json"])
+        alone = json.loads(capsys.readouterr().out)
+        assert [pool["hardware"] for pool in alone["mapping"]] == [name] * len(alone["mapping"])
+        speeds[name] = alone["tokens_per_s"]
+    assert mixed["tokens_per_s"] > max(speeds.values())
+    assert mixed["baselines"]["colocated"] == pytest.approx(speeds["h100-80gb"], rel=0.01)
+
+
+def test_text_names_kinds(rlhf: Rlhf, tmp_path: Path) -> None:
+    asked = ("map", *ASKED, "--hardware", "a100-80gb:16,h100-80gb:1", "--top", "1")
+    picture = tmp_path / "mixed.svg"
+    code, out, err = rlhf.run(*asked, "--picture", str(picture))
+    assert (code, err) == (0, "")
+    assert out.startswith("ppo on 16 x a100-80gb and 1 x h100-80gb: ")
+    assert "1 x h100-80gb stay idle" in out or "devices: 1}  # h100-80gb" in out
+    assert "  # a100-80gb" in out
+    assert picture.stat().st_size > 1000
+
+
+def test_what_does_not_fit_on_any_kind(rlhf: Rlhf) -> None:
+    asked = ("map", "--algo", "ppo", "--model", "llama-70b", "--hardware", "a100-80gb:2,h100-80gb:1")
+    said = rlhf.refused(*asked)
+    assert said.startswith("no division of the models over 2 x a100-80gb and 1 x h100-80gb holds them. ")
+    assert said.count("the smallest cluster that holds these models has") == 2
+    assert "--devices 12: h100-80gb has nodes of 8" in rlhf.refused(
+        "map", *ASKED, "--hardware", "a100-80gb:8,h100-80gb:12"
+    )
