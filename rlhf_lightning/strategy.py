@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.controller import Caller, CallReport, InPortions, WorkerGroup
+from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_gpus
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
@@ -162,9 +162,7 @@ class Strategy(SingleDeviceStrategy):
             name: WorkerGroup(name, transport, placement.layout, placement.devices)
             for name, placement in placements.items()
         }
-        portions = self.settings.portions
-        parts = {n: InPortions(w, portions) if portions > 1 else w for n, w in self.workers.items()}
-        callers = self.callers(parts)
+        callers = self.callers(self.workers)
         self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
         own = self.algorithm.roles()
         self.algorithm.bind({name: handle for name, handle in self._handles.items() if name in own})

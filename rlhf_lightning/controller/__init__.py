@@ -4,7 +4,6 @@ from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.call import CallReport
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.futures import Gathered, Metrics, Value
-from rlhf_lightning.controller.portions import InPortions
 from rlhf_lightning.controller.register import Caller, Remote, Worker, register
 from rlhf_lightning.controller.transfer import (
     ALL_TO_ALL,
@@ -34,7 +33,6 @@ __all__ = [
     "CallReport",
     "Caller",
     "Gathered",
-    "InPortions",
     "Inputs",
     "Metrics",
     "Remote",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import socket
 import time
@@ -153,6 +154,7 @@ class Device:
     def close(self) -> None:
         """Let every role go and leave the world."""
         self.roles.clear()
+        gc.collect()  # a role and its engines know each other, and vLLM lets go of its groups as it ends
         World.leave()
 
 

@@ -61,12 +61,7 @@ class Settings:
     advantages: Literal["controller", "workers"] = "controller"
     """Where advantages are computed: the controller fetches what they need, or each worker has its rows."""
 
-    portions: int = 1
-    """Parts in which a batch is answered and scored, so that models on devices of their own overlap."""
-
     def __post_init__(self) -> None:
-        if self.portions < 1:
-            raise ValueError(f"settings.portions={self.portions}: use 1 for whole batches.")
         if self.engine == "zero":
             check_zero()
         if self.generator == "vllm":

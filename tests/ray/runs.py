@@ -23,6 +23,8 @@ DEVICE = "ray::DeviceActor"
 """Title of a device's process."""
 BUSY = f"{DEVICE}.submit"
 """Title of a device's process while it runs a call."""
+LOOKS = 20
+"""Times in a row that no process of a run is seen, before it is gone."""
 PATIENCE_S = 180.0
 """Longest wait for anything."""
 
@@ -111,10 +113,12 @@ class Run:
         return self.process.wait(PATIENCE_S)
 
     def gone(self, *, within_s: float = PATIENCE_S) -> None:
-        """Wait until none of its processes is there."""
-        deadline = time.monotonic() + within_s
-        while left := self.processes():
-            assert time.monotonic() < deadline, left
+        """Wait until no process of it is seen, many times: one that changes its title hides for a while."""
+        deadline, looks = time.monotonic() + within_s, 0
+        while looks < LOOKS:
+            left = self.processes()
+            looks = 0 if left else looks + 1
+            assert not left or time.monotonic() < deadline, left
             time.sleep(0.05)
 
     def held(self, *, after: int) -> int:

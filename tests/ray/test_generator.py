@@ -65,19 +65,6 @@ def test_log_probs_are_computed_again_by_the_actor(
     assert again == ["actor"] * STEPS
 
 
-def test_portions_change_nothing_and_overlap(
-    alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
-) -> None:
-    strategy, trace = OpenRLHF(settings=Settings(portions=3)), Trace(str(tmp_path / "trace.json"))
-    assert furthest(alone[1], fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[trace])) < 1e-5
-    rows = [call.num_rows for call in trace.calls if call.method == "generate_sequences"]
-    assert rows == [2, 2, 3] * STEPS
-    start, seconds = trace.iterations[-1]
-    last = [call for call in trace.calls if start <= call.started_s <= start + seconds]
-    answered = max(call.started_s + call.seconds for call in last if call.method == "generate_sequences")
-    assert min(call.started_s for call in last if call.method == "compute_values") < answered
-
-
 def test_one_step_off_answers_the_next_batch_while_it_learns(
     alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
 ) -> None:
