@@ -45,10 +45,11 @@ class Process:
 
 
 @dataclass(frozen=True)
-class _Status:
+class Status:
     """What /proc tells of a process in one read."""
 
     parent: int
+    """Number of the process that started it, or that adopted it."""
     started: int
     """Clock ticks after the machine came up."""
 
@@ -127,7 +128,7 @@ def _ancestors(process: Process, table: Mapping[int, Process]) -> Iterator[int]:
 
 def _started_processes() -> list[Process]:
     """Descendants of this process, and orphans that carry its mark."""
-    table = dict(_process_table())
+    table = dict(process_table())
     own = os.getpid()
     _OLDER.update(pid for pid, status in table.items() if status.started < table[own].started)
     mark = f"{MARK}={os.environ.get(MARK, '-')}".encode()
@@ -148,13 +149,14 @@ def _started_processes() -> list[Process]:
     return [p for p in processes if not any(name in p.command for name in _IGNORED_PROCESSES)]
 
 
-def _process_table() -> Iterator[tuple[int, _Status]]:
+def process_table() -> Iterator[tuple[int, Status]]:
+    """Numbers of the processes that run, but for those older than this one once they are known."""
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if not entry.isdigit() or int(entry) in _OLDER:
             continue
         status = _read(f"/proc/{entry}/stat").rpartition(b") ")[2].split()
         if len(status) > 1 and status[0] not in (b"Z", b"X"):
-            yield int(entry), _Status(parent=int(status[1]), started=int(status[19]))
+            yield int(entry), Status(parent=int(status[1]), started=int(status[19]))
 
 
 def _command(pid: int) -> str:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 import yaml  # type: ignore[import-untyped]
 
-from tests.leaks import MARK
+from tests.leaks import MARK, Status, process_table
 from tests.ray.model import ROWS, STEPS
 
 RUN = "RLHF_LIGHTNING_TEST_RUN"
@@ -23,8 +24,6 @@ DEVICE = "ray::DeviceActor"
 """Title of a device's process."""
 BUSY = f"{DEVICE}.submit"
 """Title of a device's process while it runs a call."""
-LOOKS = 20
-"""Times in a row that no process of a run is seen, before it is gone."""
 PATIENCE_S = 180.0
 """Longest wait for anything."""
 
@@ -91,12 +90,26 @@ class Run:
         # A running cluster starts the devices: they have its environment, not that of the run.
         self._mark = f"{MARK}={os.environ[MARK]}" if address else f"{RUN}={name}"
         self._title = DEVICE if address else ""
+        self._seen: set[tuple[int, int]] = set()
 
     def processes(self) -> dict[int, str]:
-        """Titles by number: all that the run started, or only its devices on a running cluster."""
-        found = {int(name): _read(name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
-        mine = {pid: title for pid, title in found.items() if title.startswith(self._title) and title}
-        return {pid: title for pid, title in mine.items() if self._mark in _read(str(pid), "environ")}
+        """Titles by number: all that the run started, or only its devices on a running cluster.
+
+        Ray writes a title over a part of the environment, the mark with it: what was once seen is remembered.
+        """
+        table = dict(process_table())
+        for pid, status in table.items():
+            if self._started(pid, table) or self._mark in _read(str(pid), "environ"):
+                self._seen.add((pid, status.started))
+        mine = [pid for pid, status in table.items() if (pid, status.started) in self._seen]
+        titles = {pid: _read(str(pid), "cmdline") for pid in mine}
+        return {pid: title for pid, title in titles.items() if title.startswith(self._title)}
+
+    def _started(self, pid: int, table: Mapping[int, Status]) -> bool:
+        """Tell whether it is the run's own process or below it."""
+        while pid in table and pid != self.process.pid:
+            pid = table[pid].parent
+        return pid in table
 
     def __enter__(self) -> Self:
         return self
@@ -113,12 +126,10 @@ class Run:
         return self.process.wait(PATIENCE_S)
 
     def gone(self, *, within_s: float = PATIENCE_S) -> None:
-        """Wait until no process of it is seen, many times: one that changes its title hides for a while."""
-        deadline, looks = time.monotonic() + within_s, 0
-        while looks < LOOKS:
-            left = self.processes()
-            looks = 0 if left else looks + 1
-            assert not left or time.monotonic() < deadline, left
+        """Wait until no process of it is there."""
+        deadline = time.monotonic() + within_s
+        while left := self.processes():
+            assert time.monotonic() < deadline, left
             time.sleep(0.05)
 
     def held(self, *, after: int) -> int:

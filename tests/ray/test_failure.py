@@ -38,12 +38,11 @@ def kill_a_worker(run: Run) -> None:
 
 
 def kill_the_driver(run: Run) -> None:
-    """No process outlives it for long, and its last checkpoint stays."""
+    """Its last checkpoint stays."""
     worker = run.held(after=2)
     run.process.kill()
     os.kill(worker, signal.SIGCONT)
     assert run.wait() == -signal.SIGKILL
-    run.gone(within_s=AGENTS_S)
     assert saved_step(run.checkpoints) == 2
 
 
@@ -57,8 +56,9 @@ def test_a_run_killed_twice_ends_like_an_uninterrupted_one(
     assert saved_step(run.checkpoints) == 1
     with Run(config, "--ckpt_path", "last") as run:
         kill_the_driver(run)
-    with Run(config, "--ckpt_path", "last", address=cluster) as last:
-        assert last.wait() == 0, last.output.read_text()
+        with Run(config, "--ckpt_path", "last", address=cluster) as last:
+            assert last.wait() == 0, last.output.read_text()
+        run.gone(within_s=AGENTS_S)
     assert [path.name for path in last.checkpoints.iterdir()] == ["last.ckpt"]
     assert saved_step(last.checkpoints) == STEPS
     export.run([str(last.checkpoints / "last.ckpt"), str(tmp_path / "exported")])
