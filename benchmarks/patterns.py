@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,11 +27,11 @@ from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import Trace
 from rlhf_lightning.callbacks.timeline import draw_timeline, idle_shares
-from rlhf_lightning.controller import CallReport
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import Transition
 from rlhf_lightning.parallel import Generation, Moved
+from rlhf_lightning.reporting import timings
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import (
     Colocated,
@@ -154,8 +154,9 @@ def measured(trace: Trace, received_bytes: int, *, picture: Path) -> Measured:
     sent = 0
     for started, seconds in kept:
         inside = [c for c in trace.calls if started <= c.started_s < started + seconds]
-        for name, spent in _phases(inside).items():
-            phases[name].append(spent)
+        for name, spent in timings(inside).items():
+            if name.startswith("time/"):
+                phases[name.removeprefix("time/").removesuffix("_s")].append(spent)
         sent = sum(call.value.sent_bytes for call in inside if isinstance(call.value, Moved))
     idle = idle_shares(trace.calls, kept)
     return Measured(
@@ -166,15 +167,6 @@ def measured(trace: Trace, received_bytes: int, *, picture: Path) -> Measured:
         memory_bytes=max(call.memory_bytes for call in trace.calls),
         idle=statistics.mean(idle.values()),
     )
-
-
-def _phases(calls: Sequence[CallReport]) -> dict[str, float]:
-    """Seconds of each method of one iteration on its slowest device."""
-    spent: defaultdict[tuple[str, int], float] = defaultdict(float)
-    for call in calls:
-        spent[f"{call.role}.{call.method}", call.rank] += call.seconds
-    names = dict.fromkeys(name for name, _ in spent)
-    return {name: max(s for (n, _), s in spent.items() if n == name) for name in names}
 
 
 def run(pattern: str, model: str, iterations: int) -> Measured:

@@ -11,6 +11,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import torch
 from lightning.pytorch import Trainer
@@ -44,6 +45,8 @@ class Strategy(SingleDeviceStrategy):
     """
 
     strategy_name = "rlhf"
+    engine: ClassVar[Literal["fsdp", "megatron", "zero"] | None] = None
+    """What trains the models, where the strategy leaves no choice."""
 
     def __init__(
         self,
@@ -58,6 +61,8 @@ class Strategy(SingleDeviceStrategy):
         if devices is not None and devices < 1:
             raise ValueError(f"strategy.devices={devices}: a job needs at least 1 device.")
         self.devices, self.address, self.settings = devices, address, settings or Settings()
+        if self.engine is not None:
+            self.settings = dataclasses.replace(self.settings, engine=self.engine)
         self.offload, self.timeout_s = offload, timeout_s
         self.transport: Transport | None = None
         self.reports: tuple[CallReport, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.parallel import Generation, ParallelLayout
@@ -58,6 +58,7 @@ class HybridEngine3D(Strategy):
     """
 
     strategy_name = "hybrid3d"
+    engine = "megatron"
 
     def __init__(
         self,
@@ -69,7 +70,6 @@ class HybridEngine3D(Strategy):
         offload: bool = False,
         timeout_s: float = 1800.0,
     ) -> None:
-        settings = replace(settings or Settings(), engine="megatron")
         super().__init__(
             devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
         )
@@ -94,7 +94,7 @@ class HybridEngine3D(Strategy):
         """The sizes of the role, and replicas of them on all devices.
 
         Raises:
-            ValueError: p t does not divide the devices, or the model cannot be divided so.
+            ValueError: p t does not divide the devices.
         """
         sizes = self._sizes(role, name)
         each = sizes.p * sizes.t
@@ -105,12 +105,9 @@ class HybridEngine3D(Strategy):
                 f"{max(each, devices // each * each)}."
             )
         generate = self.parallel.generate if isinstance(role, Actor) else None
-        layout = ParallelLayout(
+        return ParallelLayout(
             sizes.p, sizes.t, devices // each, order=self.parallel.order, generation=generate
         )
-        if role.path:
-            role.check_layout(layout, self.settings)
-        return layout
 
     def _sizes(self, role: Role, name: str) -> Sizes:
         """Sizes of a role; functions without a model need no more than a rank."""

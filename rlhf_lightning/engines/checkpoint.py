@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -35,10 +36,7 @@ def save_checkpoint(
     """Write tensors, whole or sharded, and a JSON state, over a checkpoint that stands there."""
     first = group is None or dist.get_rank(group) == 0
     if first:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / _FILE).unlink(missing_ok=True)
-        for stale in directory.glob("shard-*.safetensors"):
-            stale.unlink()
+        _begin(directory)
     _wait(group)
     writer = HuggingFaceStorageWriter(
         str(directory), fqn_to_index_mapping=_files(tensors), save_distributed=True
@@ -46,10 +44,46 @@ def save_checkpoint(
     with _one_process_is_meant():
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
     if first:
-        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        text = json.dumps({**state, _SHAPES: shapes}, indent=1)
-        (directory / _FILE).write_text(text, encoding="utf-8")
+        _end(directory, state, {name: tensor.shape for name, tensor in tensors.items()})
     _wait(group)
+
+
+def save_gathered(
+    directory: Path,
+    parts: Iterable[Mapping[str, Tensor]],
+    state: Mapping[str, object],
+    *,
+    shapes: Mapping[str, Sequence[int]],
+    rank: int,
+    wait: Callable[[], None],
+) -> None:
+    """Write the same files from tensors that are gathered whole, one after the other; all ranks call it.
+
+    Args:
+        directory: over what stands there.
+        parts: what this rank writes, on the host; gathering may be collective.
+        state: plain numbers.
+        shapes: of all tensors of all ranks.
+        rank: of those that write.
+        wait: meets all of them.
+    """
+    if rank == 0:
+        _begin(directory)
+    wait()
+    tensors: dict[str, Tensor] = {}
+    files = 0
+    for part in parts:
+        tensors |= part
+        if sum(tensor.nbytes for tensor in tensors.values()) >= _FILE_BYTES:
+            files += 1
+            save_file(tensors, directory / _file_name(rank, files))
+            tensors = {}
+    if tensors:
+        save_file(tensors, directory / _file_name(rank, files + 1))
+    wait()
+    if rank == 0:
+        _end(directory, state, shapes)
+    wait()
 
 
 def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
@@ -81,6 +115,24 @@ def load_checkpoint(
     reader = HuggingFaceStorageReader(str(directory))
     with _one_process_is_meant():
         load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
+
+
+def _begin(directory: Path) -> None:
+    """Make room: what stands there is no checkpoint from here on."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _FILE).unlink(missing_ok=True)
+    for stale in directory.glob("shard-*.safetensors"):
+        stale.unlink()
+
+
+def _end(directory: Path, state: Mapping[str, object], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Say what is there, which makes it a checkpoint."""
+    text = json.dumps({**state, _SHAPES: {name: list(shape) for name, shape in shapes.items()}}, indent=1)
+    (directory / _FILE).write_text(text, encoding="utf-8")
+
+
+def _file_name(rank: int, number: int) -> str:
+    return f"shard-{rank + 1:05d}-model-{number:05d}.safetensors"
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:

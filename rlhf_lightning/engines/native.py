@@ -25,11 +25,9 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.attention import Packed, Sequences
 from rlhf_lightning.engines.decoder import Decoder, Drawn, WholeDecoder
 from rlhf_lightning.engines.kv import Cache, Decode, Prefill
+from rlhf_lightning.engines.prompts import Prompt, read_prompts
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.spec import Sampling
-
-Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
-"""The token ids of one prompt, without padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,11 @@ class NativeGenerator:
         Raises:
             ValueError: a prompt is empty, or too long for the model.
         """
-        prompts = _prompts(rows, self._limit(sampling))
+        config = self.decoder.config.get_text_config()
+        positions: int = getattr(config, "max_position_embeddings", None) or 2**40
+        prompts = read_prompts(
+            rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model"
+        )
         row_ids = rows["row_ids"].to(self.device)[:, None]
         columns = torch.arange(sampling.max_new_tokens, device=self.device)
         responses = _Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
@@ -104,16 +106,6 @@ class NativeGenerator:
             while slots.busy:
                 slots.advance(numbers)
         return responses.tensors().to(rows["prompt_ids"].device)
-
-    def _limit(self, sampling: Sampling) -> int:
-        """Most tokens a prompt may have."""
-        most: int = getattr(self.decoder.config.get_text_config(), "max_position_embeddings", None) or 2**40
-        if most <= sampling.max_new_tokens:
-            raise ValueError(
-                f"sampling.max_new_tokens={sampling.max_new_tokens}: the model has {most} positions, the"
-                f" prompt's included. Try {most // 2}."
-            )
-        return most - sampling.max_new_tokens
 
 
 class _Responses:
@@ -275,18 +267,3 @@ class _Slots:
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device)
-
-
-def _prompts(rows: TensorDict, limit: int) -> list[Prompt]:
-    """The prompts without their padding; refuses what the model cannot take."""
-    ids, masks = rows["prompt_ids"].long().cpu().numpy(), rows["prompt_mask"].bool().cpu().numpy()
-    prompts = [row[mask] for row, mask in zip(ids, masks, strict=True)]
-    for row_id, prompt in zip(rows["row_ids"].tolist(), prompts, strict=True):
-        if not len(prompt):
-            raise ValueError(f"row {row_id}: its prompt is empty. Give it a token, such as the start token.")
-        if len(prompt) > limit:
-            raise ValueError(
-                f"row {row_id}: its prompt of {len(prompt)} tokens and sampling.max_new_tokens exceed the"
-                f" model's positions. Drop prompts of more than {limit} tokens, or lower max_new_tokens."
-            )
-    return prompts

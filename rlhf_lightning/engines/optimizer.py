@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.spec import OptimizerSpec
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter, by its names."""
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
@@ -43,6 +44,22 @@ def gradient_norm(gradients: Iterable[Tensor], *, group: dist.ProcessGroup | Non
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def read_counters(state: Mapping[str, object], *, known: Iterable[str]) -> tuple[int, int, dict[str, int]]:
+    """The numbers of an optimizer's state: steps, skipped steps, and steps of each moment by parameter.
+
+    Raises:
+        ValueError: it is the state of other parameters than those known.
+    """
+    steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
+    if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
+        raise ValueError(
+            "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
+        )
+    if unknown := sorted(set(moments) - set(known)):
+        raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
+    return steps, skipped, moments
 
 
 class ClippedAdamW:
@@ -99,7 +116,7 @@ class ClippedAdamW:
             f"{moment}.{name}": state[parameter][moment]
             for name, parameter in self._parameters.items()
             if parameter in state
-            for moment in _MOMENTS
+            for moment in MOMENTS
         }
 
     def state(self) -> dict[str, object]:
@@ -114,19 +131,11 @@ class ClippedAdamW:
         Raises:
             ValueError: it is the state of other parameters.
         """
-        steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
-        if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
-            raise ValueError(
-                "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
-            )
-        unknown = sorted(set(moments) - set(self._parameters))
-        if unknown:
-            raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
-        self.steps, self.skipped_steps = steps, skipped
+        self.steps, self.skipped_steps, moments = read_counters(state, known=self._parameters)
         self._adamw.state.clear()
         for name, count in moments.items():
             parameter = self._parameters[name]
             self._adamw.state[parameter] = {
                 "step": torch.tensor(float(count), device=local(parameter).device),
-                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS},
+                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
             }

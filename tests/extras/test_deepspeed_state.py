@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.engines import PARTS, NativeGenerator, TrainEngine, Transition
-from rlhf_lightning.engines.deepspeed import state
+from rlhf_lightning.engines import PARTS, NativeGenerator, TrainEngine, Transition, checkpoint
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Critic, Reward, Settings
 from tests.extras import zero
@@ -147,7 +146,7 @@ def test_a_checkpoint_continues_under_every_stage_and_fsdp(
     others: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(state, "_FILE_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint, "_FILE_BYTES", 100_000)
     spec = ModelSpec(path=str(paths["tied"]), optimizer=SCHEDULED)
     before, after = spmd.run(2, saved, spec, stage, tmp_path)[0]
     assert len(list(tmp_path.glob("shard-00002-*.safetensors"))) > 1

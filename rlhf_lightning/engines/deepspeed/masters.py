@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.deepspeed.scope import ZeROModule
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from rlhf_lightning.engines.optimizer import MOMENTS
 
 
 @dataclass(frozen=True)

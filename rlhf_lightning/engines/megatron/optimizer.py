@@ -23,11 +23,9 @@ from megatron.core.optimizer.optimizer import (
 )
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.optimizer import gradient_norm, learning_rate
+from rlhf_lightning.engines.optimizer import MOMENTS, gradient_norm, learning_rate
 from rlhf_lightning.parallel.groups import ModelGroups
 from rlhf_lightning.spec import OptimizerSpec
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,22 @@ more of the model than that.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf_lightning.engines.checkpoint import _FILE, _FILE_BYTES, _SHAPES, load_checkpoint, read_state
+from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_gathered
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.megatron.optimizer import MOMENTS, ShardedAdamW
+from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
 from rlhf_lightning.engines.megatron.weights import Weights, empty_model
 from rlhf_lightning.engines.models import quiet
+from rlhf_lightning.engines.optimizer import MOMENTS, read_counters
 from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec
@@ -29,27 +29,24 @@ from rlhf_lightning.spec import ModelSpec
 
 def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> None:
     """Write weights, moments and counters over a checkpoint that stands there; all ranks call it."""
-    assert seat.groups is not None
-    if seat.rank == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / _FILE).unlink(missing_ok=True)
-        for stale in directory.glob("shard-*.safetensors"):
-            stale.unlink()
-    _wait(seat)
-    wanted = seat.layout.coordinate(seat.rank).d == 0
-    tensors: dict[str, Tensor] = {}
-    files = 0
-    for found in _collected(weights, optimizer, seat=seat):
-        tensors |= found if wanted else {}
-        if sum(tensor.nbytes for tensor in tensors.values()) >= _FILE_BYTES:
-            files, tensors = files + 1, _written(directory, seat.rank, files + 1, tensors)
-    if tensors:
-        _written(directory, seat.rank, files + 1, tensors)
-    _wait(seat)
-    if seat.rank == 0:
-        text = json.dumps(_described(weights, optimizer), indent=1)
-        (directory / _FILE).write_text(text, encoding="utf-8")
-    _wait(seat)
+    wanted, steps = seat.layout.coordinate(seat.rank).d == 0, optimizer.moment_steps
+    kinds = ["model", *(MOMENTS if steps is not None else ())]
+    save_gathered(
+        directory,
+        # Not clones but views of one tensor would be refused: what was fused is one.
+        (
+            {name: tensor.clone() for name, tensor in found.items()} if wanted else {}
+            for found in _collected(weights, optimizer, seat=seat)
+        ),
+        {
+            "steps": optimizer.steps,
+            "skipped_steps": optimizer.skipped_steps,
+            "moment_steps": {} if steps is None else dict.fromkeys(weights.shapes, steps),
+        },
+        shapes={f"{kind}.{name}": shape for kind in kinds for name, shape in weights.shapes.items()},
+        rank=seat.rank,
+        wait=partial(_wait, seat),
+    )
 
 
 def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
@@ -60,13 +57,7 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
     """
     empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in weights.shapes.items()}
     state = read_state(directory, empty)
-    steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
-    if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
-        raise ValueError(
-            "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
-        )
-    if unknown := sorted(set(moments) - set(weights.shapes)):
-        raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
+    steps, skipped, moments = read_counters(state, known=weights.shapes)
     optimizer.steps, optimizer.skipped_steps = steps, skipped
     optimizer.make_moments(max(moments.values(), default=None))
     kinds: dict[str, str | None] = {"model": None, **{moment: moment for moment in MOMENTS if moments}}
@@ -102,29 +93,6 @@ def _collected(weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> Iter
             shard = optimizer.read(param.name, moment)
             found = weights.collect(param, shard, target=number % seat.layout.t)
             yield {f"{kind}.{name}": value.contiguous().cpu() for name, value in found.items()}
-
-
-def _written(directory: Path, rank: int, number: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Write a file; returns what is left to write, nothing."""
-    # Not clones but views of one tensor would be refused: what was fused is one.
-    save_file(
-        {name: tensor.clone() for name, tensor in tensors.items()},
-        directory / f"shard-{rank + 1:05d}-model-{number:05d}.safetensors",
-    )
-    return {}
-
-
-def _described(weights: Weights, optimizer: ShardedAdamW) -> dict[str, object]:
-    """The counters, and the names and shapes of all tensors of all ranks."""
-    steps = optimizer.moment_steps
-    kinds = ["model", *(MOMENTS if steps is not None else ())]
-    shapes = {f"{kind}.{name}": list(shape) for kind in kinds for name, shape in weights.shapes.items()}
-    return {
-        "steps": optimizer.steps,
-        "skipped_steps": optimizer.skipped_steps,
-        "moment_steps": {} if steps is None else dict.fromkeys(weights.shapes, steps),
-        _SHAPES: shapes,
-    }
 
 
 def _wait(seat: Seat) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.engine import WeightSource
 from rlhf_lightning.engines.generation import Ends, GenerationEngine
+from rlhf_lightning.engines.prompts import read_prompts
 from rlhf_lightning.engines.source import resolve
 from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.memory import forget
@@ -37,7 +38,7 @@ with guest():
     from rlhf_lightning.engines.vllm.executor import InPlaceExecutor
     from rlhf_lightning.engines.vllm.groups import Groups, keeping_world
     from rlhf_lightning.engines.vllm.plain import plain_weights
-    from rlhf_lightning.engines.vllm.prompts import prompts, requests
+    from rlhf_lightning.engines.vllm.requests import requests
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +82,9 @@ class VLLMEngine(GenerationEngine):
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
         """See `GenerationEngine.generate`."""
-        positions = self._engine.model_config.max_model_len
-        asked = prompts(rows, positions=positions, sampling=sampling)
+        positions, longest = self._engine.model_config.max_model_len, sampling.max_new_tokens
+        whole = read_prompts(rows, positions=positions, new_tokens=longest, owner="vLLM")
+        asked = [prompt.tolist() for prompt in whole]
         stops = tuple(sorted({*self._ends.eos_token_ids, *sampling.stop_token_ids}))
         wanted = requests(rows, sampling=sampling, stops=stops, seed=seed)
         self._logits.temperature = sampling.temperature or 1.0
@@ -92,9 +94,7 @@ class VLLMEngine(GenerationEngine):
                 found = self._answered(asked, wanted)
         if self._config.sleep:
             self.offload()
-        return _responses(found, width=sampling.max_new_tokens, pad=self._ends.pad_token_id).to(
-            rows["prompt_ids"].device
-        )
+        return _responses(found, width=longest, pad=self._ends.pad_token_id).to(rows["prompt_ids"].device)
 
     @property
     def version(self) -> int | None:

@@ -1,0 +1,41 @@
+"""Prompts without their padding, refused where a model cannot answer them."""
+
+from __future__ import annotations
+
+import numpy as np
+from tensordict import TensorDict
+
+Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""The token ids of one prompt, without padding."""
+
+
+def read_prompts(rows: TensorDict, *, positions: int, new_tokens: int, owner: str) -> list[Prompt]:
+    """The token ids of every prompt.
+
+    Args:
+        rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
+        positions: most tokens of a prompt and its response.
+        new_tokens: most tokens of a response.
+        owner: who has the positions, for errors.
+
+    Raises:
+        ValueError: a prompt is empty, or too long.
+    """
+    limit = positions - new_tokens
+    if limit < 1:
+        raise ValueError(
+            f"sampling.max_new_tokens={new_tokens}: {owner} has {positions} positions, the prompt's included."
+            f" Try {positions // 2}."
+        )
+    ids, masks = rows["prompt_ids"].long().cpu().numpy(), rows["prompt_mask"].bool().cpu().numpy()
+    prompts = [row[mask] for row, mask in zip(ids, masks, strict=True)]
+    for row_id, prompt in zip(rows["row_ids"].tolist(), prompts, strict=True):
+        if not len(prompt):
+            raise ValueError(f"row {row_id}: its prompt is empty. Give it a token, such as the start token.")
+        if len(prompt) > limit:
+            raise ValueError(
+                f"row {row_id}: its prompt of {len(prompt)} tokens and sampling.max_new_tokens exceed the"
+                f" {positions} positions that {owner} has. Drop prompts of more than {limit} tokens, or lower"
+                " max_new_tokens."
+            )
+    return prompts
