@@ -1,10 +1,10 @@
-"""The placement that the automatic mapping finds for the machine at hand, or one that it found before."""
+"""The placement and sizes that the automatic mapping finds for the machine at hand, or found before."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.dataflow import read_dataflow, read_shapes, read_workload
@@ -12,9 +12,21 @@ from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import Plan, plan
+from rlhf_lightning.mapping.search import Mapping
 from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.strategies.hybrid3d import Sizes
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Actor, Role, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleSizes(Sizes):
+    """How one role's model is divided, and in what it generates."""
+
+    generate: Generation = field(default_factory=Generation)
+    """The actor's shards in generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +37,8 @@ class PoolOption:
     """Names of the algorithm's fields."""
     devices: int
     """How many they share."""
+    sizes: dict[str, RoleSizes] = field(default_factory=dict)
+    """Of the roles that are divided, such as {"actor": {"p": 2, "t": 4, "generate": {"t": 2}}}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +52,11 @@ class MappingOption:
 
 
 class Auto(Strategy):
-    """Pools of the sizes that the search of `rlhf map` prefers for this algorithm, data and machine.
+    """Pools and layouts that the search of `rlhf map` prefers for this algorithm, data and machine.
 
-    The models' engine (FSDP) runs data parallel only, so the search leaves tensor shards and pipeline stages
-    out (p = t = pg = tg = 1): it decides which models share devices, and how many. Roles without a model,
-    and those that no step calls, stand with the first.
+    It decides which models share devices, and how many; with `settings.engine=megatron` also each model's
+    (p, t, d) and the actor's (pg, tg). The other engines run data parallel only, so that the search leaves
+    shards and stages out for them. Roles without a model, and those that no step calls, stand with the first.
 
     Args:
         mapping: what is known beforehand.
@@ -69,6 +83,8 @@ class Auto(Strategy):
             devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
         )
         self.mapping = mapping or MappingOption()
+        self._sizes: dict[str, RoleSizes] = {}
+        self._found: dict[tuple[int, Workload], Plan] = {}
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """The given pools, or the best that the search finds; all roles together where only some are needed.
@@ -82,6 +98,7 @@ class Auto(Strategy):
         if set(roles) != set(every):
             return [ResourcePool("all", devices or 1, tuple(roles))]
         found = self.plan(devices or os.cpu_count() or 1).mappings[0]
+        self._sizes = _sizes(found)
         pools = [list(pool.roles) for pool in found.pools]
         placed = {role for pool in pools for role in pool}
         pools[0] += [role for role in roles if role not in placed]
@@ -90,17 +107,48 @@ class Auto(Strategy):
             for members, pool in zip(pools, found.pools, strict=True)
         ]
 
+    def layout(self, role: Role, name: str, devices: int) -> ParallelLayout:
+        """The sizes that were found or given, and replicas of them.
+
+        Raises:
+            ValueError: they do not divide the devices, or the engine runs data parallel only.
+        """
+        sizes = self._sizes.get(name, RoleSizes())
+        each = sizes.p * sizes.t
+        if each > 1 and self.settings.engine != "megatron":
+            raise ValueError(
+                f"Auto(mapping.pools): {name} has p={sizes.p}, t={sizes.t}, and {self.settings.engine} "
+                "divides no layers. Add --strategy.settings.engine megatron."
+            )
+        if devices % each:
+            raise ValueError(
+                f"Auto(mapping.pools): {name} has p={sizes.p} x t={sizes.t} = {each} ranks a replica, which "
+                f"does not divide {devices} devices. Try {max(each, devices // each * each)}."
+            )
+        generate = sizes.generate if isinstance(role, Actor) else None
+        return ParallelLayout(sizes.p, sizes.t, devices // each, generation=generate)
+
     def plan(self, devices: int) -> Plan:
-        """Search for the best mapping of the trainer's algorithm and data.
+        """Search for the best mapping of the trainer's algorithm and data, once.
 
         Raises:
             ValueError: the models do not fit.
         """
         workload = read_workload(self.algorithm, self.settings, offload=self.offload)
+        key = (devices, workload)
+        if key not in self._found:
+            self._found[key] = self._search(devices, workload)
+        return self._found[key]
+
+    def _search(self, devices: int, workload: Workload) -> Plan:
         flow = read_dataflow(self.algorithm, workload.batch)
         machine = hardware.load(self.mapping.hardware) if self.mapping.hardware else this_machine(devices)
         costs = SimulatedCosts(
-            machine, flow, read_shapes(self.algorithm), workload=workload, data_parallel_only=True
+            machine,
+            flow,
+            read_shapes(self.algorithm),
+            workload=workload,
+            data_parallel_only=self.settings.engine != "megatron",
         )
         inside = range(1, min(devices, machine.gpus_per_node) + 1)
         sizes = sorted({*inside, *pool_sizes(devices, machine.gpus_per_node)})
@@ -122,5 +170,19 @@ class Auto(Strategy):
                 f"Auto(devices={devices}, mapping.pools with {[pool.devices for pool in pools]} devices): "
                 f"each needs at least 1, and all {total}. Try devices={max(total, len(pools))}."
             )
+        self._sizes = {name: sizes for pool in pools for name, sizes in pool.sizes.items()}
+        if unknown := sorted(set(self._sizes) - set(named)):
+            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unknown)}): no pool has such a role.")
         kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
         return [ResourcePool(names[0], pool.devices, names) for pool, names in kept if names]
+
+
+def _sizes(found: Mapping) -> dict[str, RoleSizes]:
+    """How the search divides each role."""
+    sizes = {}
+    for pool in found.pools:
+        for name, layout in zip(pool.roles, pool.layouts, strict=True):
+            said = layout.generation
+            generate = Generation(said.pg, said.tg) if said else Generation()
+            sizes[name] = RoleSizes(p=layout.train.p, t=layout.train.t, generate=generate)
+    return sizes

@@ -12,6 +12,7 @@ from rlhf_lightning.mapping.plan import Plan, Task
 from rlhf_lightning.mapping.search import Mapping, Pool
 
 GB = 1e9
+BF16_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -161,16 +162,24 @@ def layout_text(layout: Layout, *, generating: bool) -> str:
 def as_yaml(plan: Plan, mapping: Mapping, request: Request) -> str:
     """The configuration that runs a mapping."""
     lines = ["algo:", f"  class_path: {request.algorithm}", "  init_args:"]
+    workload = plan.costs.workload
+    how = ", dtype: bfloat16" if workload.element == BF16_BYTES else ""
+    how += ", gradient_checkpointing: true" if workload.recompute else ""
     lines += [
-        f"    {role}: {{path: {json.dumps(source)}}}" for role, source in request.models.items() if source
+        f"    {role}: {{path: {json.dumps(source)}{how}}}"
+        for role, source in request.models.items()
+        if source
     ]
     return "\n".join([*lines, *_strategy(plan, mapping, request)]) + "\n"
 
 
 def _strategy(plan: Plan, mapping: Mapping, request: Request) -> list[str]:
-    """The part of the configuration that differs between mappings; layouts stand in comments."""
+    """The part of the configuration that differs between mappings."""
     total = sum(pool.devices for pool in mapping.pools)
     lines = ["strategy:", f"  class_path: {request.strategy}", "  init_args:", f"    devices: {total}"]
+    if any(map(_is_divided, (layout for pool in mapping.pools for layout in pool.layouts))):
+        shared = str(plan.costs.workload.sharding == "states").lower()
+        lines.append(f"    settings: {{engine: megatron, megatron: {{distributed_optimizer: {shared}}}}}")
     lines += ["    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}
     for pool in mapping.pools:
@@ -178,10 +187,22 @@ def _strategy(plan: Plan, mapping: Mapping, request: Request) -> list[str]:
         # What needs no devices of its own, such as a reward of functions, runs beside the first models.
         roles += [role for role in request.models if role not in placed and pool is mapping.pools[0]]
         where = f"  # {plan.hardware(pool)}" if len(plan.clusters) > 1 else ""
-        lines.append(f"        - {{roles: [{', '.join(roles)}], devices: {pool.devices}}}{where}")
-        for role, layout in zip(pool.roles, pool.layouts, strict=True):
-            lines.append(f"          # {role}: {layout_text(layout, generating=True)}")
+        lines += [f"        - roles: [{', '.join(roles)}]", f"          devices: {pool.devices}{where}"]
+        divided = {r: at for r, at in zip(pool.roles, pool.layouts, strict=True) if _is_divided(at)}
+        lines += ["          sizes:"] if divided else []
+        lines += [f"            {role}: {_sizes(layout)}" for role, layout in divided.items()]
     return lines
+
+
+def _is_divided(layout: Layout) -> bool:
+    return layout.train.p * layout.train.t > 1
+
+
+def _sizes(layout: Layout) -> str:
+    """The sizes of one role in YAML."""
+    sizes = layout.generation
+    generate = f", generate: {{p: {sizes.pg}, t: {sizes.tg}}}" if sizes else ""
+    return f"{{p: {layout.train.p}, t: {layout.train.t}{generate}}}"
 
 
 def stage_bounds(plan: Plan, mapping: Mapping) -> Sequence[str]:

@@ -13,8 +13,10 @@ from ray.cluster_utils import Cluster
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.engines import Transition
 from rlhf_lightning.parallel import Generation, ParallelLayout
-from rlhf_lightning.strategies import Colocated, HybridEngine3D, NeMoAligner
+from rlhf_lightning.strategies import Auto, Colocated, HybridEngine3D, NeMoAligner
+from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
+from rlhf_lightning.workers import Settings
 from tests.ray.model import Parameters, fit, furthest, ppo
 
 STEPS = 5
@@ -87,3 +89,16 @@ def test_two_sides_that_generate_as_they_train(one: Parameters, tiny: Path, tmp_
     learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
     assert furthest(one, learned) < 1e-4
     assert [found.received_bytes for found in watch.found] == [0, 0]
+
+
+def test_a_mapping_runs_in_its_layouts(one: Parameters, tiny: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    pools = (
+        PoolOption(roles=("actor", "reward"), devices=2, sizes={"actor": RoleSizes(t=2)}),
+        PoolOption(roles=("critic", "reference"), devices=2, sizes={"critic": RoleSizes(p=2)}),
+    )
+    strategy = Auto(mapping=MappingOption(pools=pools), settings=Settings(engine="megatron"))
+    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
+    assert furthest(one, learned) < 1e-4
+    assert len(watch.found) == 2
+    assert all(found.received_bytes > 0 for found in watch.found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer
@@ -10,8 +11,10 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.mapping import hardware
+from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto
-from rlhf_lightning.strategies.auto import MappingOption, PoolOption
+from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
+from rlhf_lightning.workers import Actor, Settings
 
 ROLES = ("actor", "critic", "reference", "reward")
 
@@ -93,3 +96,51 @@ def test_given_pools_are_checked(pools: list[tuple[str, int]], says: str) -> Non
     option = MappingOption(pools=tuple(PoolOption(roles=tuple(r.split()), devices=n) for r, n in pools))
     with pytest.raises(ValueError, match=says):
         Auto(mapping=option).place(("actor", "critic"), 2)
+
+
+def test_megatron_is_divided_as_the_search_says(tmp_path: Path) -> None:
+    file = tmp_path / "machine.yaml"
+    cramped = replace(hardware.CPU, memory_bytes=90e6, gpus_per_node=4, intra_bandwidth=1e12)
+    hardware.save(cramped, file)
+    settings = Settings(engine="megatron")
+    strategy = attached(
+        Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=settings),
+        PPO(mini_batch_size=16),
+    )
+    pools = {role: pool.num_devices for pool in strategy.place(ROLES, 4) for role in pool.roles}
+    found = {
+        role: layout
+        for pool in strategy.plan(4).mappings[0].pools
+        for role, layout in zip(pool.roles, pool.layouts, strict=True)
+    }
+    assert any(layout.train.p * layout.train.t > 1 for layout in found.values())
+    roles = strategy.algorithm.roles()
+    for name, layout in found.items():
+        placed = strategy.layout(roles[name], name, pools[name])
+        assert (placed.p, placed.t, placed.d) == (layout.train.p, layout.train.t, layout.train.d)
+        roles[name].following(roles["actor"]).check_layout(placed, settings)
+    assert strategy.layout(roles["reward"], "reward", 2) == ParallelLayout(d=2)
+
+
+SIZES = {"actor": RoleSizes(p=1, t=2, generate=Generation(1, 2))}
+
+
+def test_given_sizes() -> None:
+    pools = (PoolOption(roles=ROLES, devices=4, sizes=SIZES),)
+    strategy = Auto(mapping=MappingOption(pools=pools), settings=Settings(engine="megatron"))
+    strategy.place(ROLES, None)
+    found = strategy.layout(Actor(), "actor", 4)
+    assert found == ParallelLayout(1, 2, 2, generation=Generation(1, 2))
+    assert strategy.layout(PPO().critic, "critic", 4) == ParallelLayout(d=4)
+    with pytest.raises(ValueError, match=r"actor has p=1 x t=2 = 2 ranks.*does not divide 3.*Try 2"):
+        strategy.layout(Actor(), "actor", 3)
+
+
+def test_sizes_that_cannot_be() -> None:
+    strategy = Auto(mapping=MappingOption(pools=(PoolOption(roles=ROLES, devices=2, sizes=SIZES),)))
+    strategy.place(ROLES, None)
+    with pytest.raises(ValueError, match=r"fsdp divides no layers. Add --strategy.settings.engine megatron"):
+        strategy.layout(Actor(), "actor", 2)
+    pools = (PoolOption(roles=ROLES, devices=2, sizes={"cost": RoleSizes(t=2)}),)
+    with pytest.raises(ValueError, match=r"sizes of cost.*no pool has such a role"):
+        Auto(mapping=MappingOption(pools=pools)).place(ROLES, None)

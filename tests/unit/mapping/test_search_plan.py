@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from jsonargparse import ArgumentParser
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import map as command
@@ -25,10 +26,11 @@ from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.strategies import Auto
-from rlhf_lightning.strategies.auto import MappingOption, PoolOption
+from rlhf_lightning.workers import Actor
 from tests.unit.mapping.test_search import brute_force
 
 ROLES = ("actor", "critic", "reference", "reward")
+ASKED = ("--algo", "grpo", "--devices", "16", "--model", "llama-7b", "--reward", "none")
 
 
 def flow_of(rows: int, *, updates: int = 8, roles: Sequence[str] = ROLES) -> Dataflow:
@@ -142,29 +144,30 @@ def test_a_baseline_that_cannot_fit_is_null(capsys: pytest.CaptureFixture[str]) 
 
 def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ("--yaml", str(tmp_path / "run.yaml"), "--picture", str(tmp_path / "run.svg"))
-    text = run(
-        capsys,
-        "--algo",
-        "grpo",
-        "--devices",
-        "16",
-        "--model",
-        "llama-7b",
-        "--reward",
-        "none",
-        "--top",
-        "2",
-        *files,
-    )
+    text = run(capsys, *ASKED, "--top", "2", *files)
     assert text.count("s an iteration") == 2
     assert "does not fit" not in text
     assert (tmp_path / "run.svg").read_text().count("<path") > 10
     config = yaml.safe_load((tmp_path / "run.yaml").read_text())
-    pools = config["strategy"]["init_args"]["mapping"]["pools"]
-    strategy = Auto(mapping=MappingOption(pools=tuple(PoolOption(**pool) for pool in pools)))
+    assert config["algo"]["init_args"]["actor"]["dtype"] == "bfloat16"
+    parser = ArgumentParser()
+    parser.add_class_arguments(Auto, "strategy")
+    given = parser.parse_object({"strategy": config["strategy"]["init_args"]})
+    strategy = parser.instantiate_classes(given)["strategy"]
+    assert strategy.settings.engine == "megatron"
     placed = strategy.place(("actor", "reference", "reward"), 16)
     assert sorted(r for pool in placed for r in pool.roles) == ["actor", "reference", "reward"]
-    assert sum(pool.num_devices for pool in placed) == config["strategy"]["init_args"]["devices"]
+    assert sum(pool.num_devices for pool in placed) == strategy.devices
+    best = json.loads(run(capsys, *ASKED, "--json"))["mapping"]
+    for pool in placed:
+        layouts = next(found["layouts"] for found in best if set(found["roles"]) <= set(pool.roles))
+        for name, found in layouts.items():
+            layout = strategy.layout(PPO().roles()[name], name, pool.num_devices)
+            sizes = next(iter(found.values()))
+            assert (layout.p, layout.t, layout.d) == (sizes["p"], sizes["t"], sizes["d"])
+    actor = strategy.layout(Actor(), "actor", 16).generating
+    generation = next(found["layouts"]["actor"]["generation"] for found in best if "actor" in found["roles"])
+    assert (actor.p, actor.t) == (generation["pg"], generation["tg"])
 
 
 def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
