@@ -1,16 +1,19 @@
 """`rlhf reshard`: how the actor's weights get from training to generation, and what that costs each rank.
 
-rlhf reshard --train 1,4,2 --generate 1,2 --model llama-7b
+rlhf reshard --train 1,4,2 --generate 1,2 --model llama-7b     generation on the same devices
+rlhf reshard --train 2,4,1 --apart 1,2,4 --model llama-7b      a generator of its own, on the next devices
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rlhf_lightning.commands import redistribution
 from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
 from rlhf_lightning.commands.parser import Parser, count
 from rlhf_lightning.mapping import shapes
@@ -37,6 +40,9 @@ def run(arguments: Sequence[str]) -> None:
         ValueError: an option is wrong, or the layout does not divide the model.
     """
     options = _parser().parse_args(arguments)
+    if options.apart:
+        sys.stdout.write(_apart(options))
+        return
     (p, t, d), (pg, tg) = options.train, options.generate
     rule = PLANNERS[options.rule].rule
     layout = ParallelLayout(p, t, d, order=options.order, generation=Generation(pg, tg, rule))
@@ -44,7 +50,7 @@ def run(arguments: Sequence[str]) -> None:
         name, size_bytes, layers = "a model", options.bytes, p * options.chunks
     else:
         shape = shapes.load(options.model)
-        _check(shape, layout)
+        _check(shape, layout, "--train")
         name, size_bytes, layers = shape.name, BF16_BYTES * shape.num_parameters, shape.layers
     generation_stages(even_stages(layers, p, chunks=options.chunks), pg)
     plan = reshard(Weights.opaque(size_bytes, layout), layout, planner=options.rule)
@@ -53,6 +59,29 @@ def run(arguments: Sequence[str]) -> None:
 
         draw(plan, Path(options.picture), title=_title(plan, name))
     sys.stdout.write(as_json(plan) + "\n" if options.json else as_text(plan, name))
+
+
+def _apart(options: argparse.Namespace) -> str:
+    """What moves where the generator has devices of its own."""
+    train, apart = (ParallelLayout(*sizes, order=options.order) for sizes in (options.train, options.apart))
+    if options.bytes:
+        name, size_bytes, layers = "a model", options.bytes, math.lcm(train.p, apart.p)
+    else:
+        shape = shapes.load(options.model)
+        for layout, option in ((train, "--train"), (apart, "--apart")):
+            _check(shape, layout, option)
+        name, size_bytes, layers = shape.name, BF16_BYTES * shape.num_parameters, shape.layers
+    plans = redistribution.planned(
+        size_bytes, train, apart, layers=layers, devices_per_node=options.devices_per_node
+    )
+    if options.json:
+        return redistribution.as_json(plans) + "\n"
+    first, last = train.num_ranks, train.num_ranks + apart.num_ranks - 1
+    title = (
+        f"{name}, {_size(size_bytes)}: train (p={train.p}, t={train.t}, d={train.d}) on devices 0 to "
+        f"{first - 1} -> generate (pg={apart.p}, tg={apart.t}, {apart.d} copies) on {first} to {last}"
+    )
+    return redistribution.as_text(plans, title, _size)
 
 
 def as_json(plan: ReshardPlan) -> str:
@@ -125,7 +154,7 @@ def _number(size_bytes: Bytes) -> int | float:
     return size_bytes if isinstance(size_bytes, int) else float(size_bytes)
 
 
-def _check(shape: ModelShape, layout: ParallelLayout) -> None:
+def _check(shape: ModelShape, layout: ParallelLayout, option: str) -> None:
     """Refuse tensor parallelism that does not divide the model, as Megatron does.
 
     Raises:
@@ -140,7 +169,7 @@ def _check(shape: ModelShape, layout: ParallelLayout) -> None:
         below = max(t for t in range(1, layout.t) if fits(t))
         above = next((str(t) for t in range(layout.t, shape.heads + 1) if fits(t)), "")
         raise ValueError(
-            f"--train with t={layout.t}: {shape.name} has {shape.heads} heads, {shape.kv_heads} key-value "
+            f"{option} with t={layout.t}: {shape.name} has {shape.heads} heads, {shape.kv_heads} key-value "
             f"heads and feed-forward layers of {shape.intermediate}, which {layout.t} does not divide. "
             f"Try t={' or '.join(filter(None, (str(below), above)))}."
         )
@@ -169,13 +198,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--train", type=_counts("p,t,d", "1,4,2"), required=True, help="p,t,d of training, such as 1,4,2")
-    add("--generate", type=_counts("pg,tg", "1,2"), required=True, help="pg,tg of generation, such as 1,2")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument(
+        "--generate", type=_counts("pg,tg", "1,2"), help="pg,tg on the same devices, such as 1,2"
+    )
+    place.add_argument(
+        "--apart", type=_counts("pg,tg,d", "1,2,4"), help="pg,tg and copies on other devices, such as 1,2,4"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--model", default=MODEL, help="a known name, or a Hugging Face config.json; in bf16")
     size.add_argument("--bytes", type=count, help="bytes of all parameters, in place of a model")
     add("--rule", choices=tuple(PLANNERS), default="hybridflow", help="how weights are gathered")
     add("--order", choices=("tpd", "tdp"), default="tpd", help="axes of the ranks, fastest first")
     add("--chunks", type=count, default=1, help="runs of layers of a stage, in an interleaved pipeline")
+    add("--devices-per-node", type=count, default=8, help="with --apart: neighbours that share a node")
     add("--json", action="store_true", help="the groups and the bytes of each rank as JSON")
     add("--picture", default="", help="file (.svg, .png) for a picture")
     return parser

@@ -128,3 +128,36 @@ def test_what_is_impossible_is_refused(rlhf: Rlhf, words: tuple[str, ...], said:
 def test_both_layouts_are_asked_for(rlhf: Rlhf) -> None:
     assert "--generate" in rlhf.refused("reshard", "--train", "1,1,1")
     assert "--train" in rlhf.refused("reshard")
+
+
+def test_a_generator_on_other_devices(rlhf: Rlhf) -> None:
+    words = ("reshard", "--train", "2,2,1", "--apart", "1,2,2", "--bytes", "800", "--devices-per-node", "6")
+    code, out, err = rlhf.run(*words, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [one["device"] for one in found] == list(range(8))
+    assert [one["received_bytes"] for one in found] == [0] * 4 + [400] * 4
+    assert [one["network_bytes"] for one in found] == [0] * 6 + [400] * 2
+    assert [one["sent_bytes"] for one in found] == [400] * 4 + [0] * 4
+    assert found[4]["sources"] == [0, 2]
+    text = lines(rlhf, *words)
+    assert text[0] == (
+        "a model, 800 B: train (p=2, t=2, d=1) on devices 0 to 3 -> generate (pg=1, tg=2, 2 copies) on 4 to 7"
+    )
+    assert text[-1].split() == ["all", "0", "B", "1.60", "kB", "800", "B", "1.60", "kB"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--apart", "1,3,1"), "--apart with t=3: llama-7b has 32 heads"),
+        (("--apart", "3,1,1"), "p=3: 32 layers do not divide into as many stages. Try p=1"),
+        (("--apart", "1,2"), "1,2 is not pg,tg,d"),
+        ((), "one of the arguments --generate --apart is required"),
+        (("--apart", "1,1,1", "--generate", "1,1"), "not allowed with argument"),
+    ],
+)
+def test_refused_apart(rlhf: Rlhf, words: tuple[str, ...], says: str) -> None:
+    code, _, err = rlhf.run("reshard", "--train", "1,4,1", *words)
+    assert code != 0
+    assert says in err
