@@ -63,7 +63,9 @@ def run(arguments: Sequence[str]) -> None:
 
 def _apart(options: argparse.Namespace) -> str:
     """What moves where the generator has devices of its own."""
-    train, apart = (ParallelLayout(*sizes, order=options.order) for sizes in (options.train, options.apart))
+    train, apart = (
+        ParallelLayout(p, t, d, order=options.order) for p, t, d in (options.train, options.apart)
+    )
     if options.bytes:
         name, size_bytes, layers = "a model", options.bytes, math.lcm(train.p, apart.p)
     else:
