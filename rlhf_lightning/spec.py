@@ -69,6 +69,33 @@ class OptimizerSpec:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters, W + alpha / rank B A, of which A and B learn (Hu 2021, section 4.1).
+
+    There is no dropout: a policy ratio compares two passes over the same tokens.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    rank: int = 16
+    """Rows of A and columns of B."""
+    alpha: float = 32.0
+    """What is added is weighed by alpha / rank."""
+    target_modules: tuple[str, ...] = ()
+    """Last parts of the names of linear layers, such as q_proj; all but the output layer where empty."""
+
+    def __post_init__(self) -> None:
+        _require(self.rank >= 1, f"lora.rank={self.rank}: an adapter has a rank of at least 1. Try 16.")
+        _require(self.alpha > 0, f"lora.alpha={self.alpha}: must be above 0. Try twice the rank.")
+
+    @property
+    def scale(self) -> float:
+        """Weight of B A."""
+        return self.alpha / self.rank
+
+
 def run_seed() -> int:
     """The seed of the run: what `--seed_everything` (lightning.seed_everything) was given, else 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -89,6 +116,8 @@ class ModelSpec:
     that of the run where None."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """Used where the model is trained."""
+    lora: LoRA | None = None
+    """Train adapters only, on the FSDP engine; a head that is fresh (a critic's) learns beside them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,13 +191,13 @@ class Strategy(SingleDeviceStrategy):
         """Where each role stands, and the groups of devices that compute together."""
         placements: dict[str, Placement] = {}
         groups: list[tuple[int, ...]] = []
-        first = 0
+        settings, first = self.settings.completed(), 0
         for pool in pools:
             members = tuple(range(first, first + pool.num_devices))
             for name in pool.roles:
                 layout = self.layout(roles[name], name, pool.num_devices)
                 groups += self._groups(layout, members)
-                placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, self.settings)
+                placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, settings)
             first += pool.num_devices
         links = self.links({name: placement.devices for name, placement in placements.items()})
         for name, link in links.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning.engines import FSDPEngine
+from rlhf_lightning.engines import FSDPEngine, saved_lora
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS
 
@@ -15,7 +15,7 @@ USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told oth
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Write a role's model of a checkpoint as a Hugging Face directory; no Ray, one process.
+    """Write a role's model of a checkpoint as a Hugging Face directory, adapters merged; no Ray, one process.
 
     Raises:
         ValueError: the arguments are others, there is no checkpoint, or it holds no such role.
@@ -27,7 +27,8 @@ def run(arguments: Sequence[str]) -> None:
     assert isinstance(models, dict)
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
-    engine = FSDPEngine(ModelSpec(path=models[role]["path"]), head=models[role]["head"])
+    model = ModelSpec(path=models[role]["path"], lora=saved_lora(directory / role))
+    engine = FSDPEngine(model, head=models[role]["head"])
     engine.load(directory / role)
     engine.export(out)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")

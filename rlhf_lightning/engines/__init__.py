@@ -1,7 +1,9 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
-from rlhf_lightning.engines.architecture import check_checkpoint
+from rlhf_lightning.engines.adapters import saved_lora
+from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint
 from rlhf_lightning.engines.deepspeed import ZeRO, check_zero
+from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition, WeightSource
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
@@ -11,12 +13,14 @@ from rlhf_lightning.engines.models import check_model, read_config
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.source import located, max_positions
 from rlhf_lightning.engines.training import train_engine
+from rlhf_lightning.engines.unadapted import unadapted
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
 
 __all__ = [
     "FSDP",
     "PARTS",
     "VLLM",
+    "Deterministic",
     "Ends",
     "FSDPEngine",
     "GenerationEngine",
@@ -29,15 +33,20 @@ __all__ = [
     "Transition",
     "WeightSource",
     "ZeRO",
+    "be_deterministic",
+    "check_adapters",
     "check_checkpoint",
     "check_layout",
     "check_model",
     "check_vllm",
     "check_zero",
+    "deterministic_here",
     "generation_engine",
     "located",
     "max_positions",
     "read_config",
     "require_vllm",
+    "saved_lora",
     "train_engine",
+    "unadapted",
 ]

@@ -1,16 +1,24 @@
-"""Whether a checkpoint is of a model, without loading either."""
+"""Whether a checkpoint is of a model, and adapters fit one, without loading either."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
+from rlhf_lightning.engines.adapters import adapt, check_lora
 from rlhf_lightning.engines.checkpoint import read_state
 from rlhf_lightning.engines.forward import Head
-from rlhf_lightning.engines.source import resolve
-from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.engines.source import resolve, weight_files
+from rlhf_lightning.extras import import_extra
+from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
 
 def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
@@ -19,11 +27,37 @@ def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
     Raises:
         ValueError: the checkpoint is incomplete, or of another model.
     """
+    check_lora(directory, spec.lora)
+    trained = {n: weight for n, weight in _blank(spec, head).named_parameters() if weight.requires_grad}
+    read_state(directory, {f"model.{name}": weight for name, weight in trained.items()})
+
+
+def check_adapters(spec: ModelSpec, head: Head) -> None:
+    """Refuse adapters that the model cannot have, without loading it; a hub name is not looked up.
+
+    Raises:
+        ValueError: peft is not installed, the directory has no weights, or the model no such layers.
+    """
+    directory = Path(spec.path).expanduser()
+    if spec.path != EMBEDDED and not directory.is_dir():
+        import_extra("peft", extra="lora", purpose="lora")
+        return
+    if not weight_files(resolve(spec)):
+        raise ValueError(
+            f"{directory}: holds a config.json without weights, and adapters add to weights that are there. "
+            "Type a directory with weights, or leave lora out."
+        )
+    _blank(spec, head)
+
+
+def _blank(spec: ModelSpec, head: Head) -> PreTrainedModel:
+    """The model without memory, with adapters where it has them."""
     config = AutoConfig.from_pretrained(resolve(spec), local_files_only=True)
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    if head != "lm":
+        config.num_labels = 1
     with torch.device("meta"):
-        if head == "lm":
-            module = AutoModelForCausalLM.from_config(config)
-        else:
-            config.num_labels = 1
-            module = AutoModelForSequenceClassification.from_config(config)
-    read_state(directory, {f"model.{name}": weight for name, weight in module.named_parameters()})
+        module = cast(PreTrainedModel, kind.from_config(config))  # type: ignore[no-untyped-call]
+        if spec.lora is not None:
+            adapt(module, spec.lora, seed=0)
+    return module

@@ -11,65 +11,34 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines.adapters import Merged, adapters_off, check_lora, described, whole
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
 from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.exchange import follow, take
 from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.fsdp_config import FSDP
 from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.mesh import shard_mesh
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
 from rlhf_lightning.engines.offload import Parked, size_bytes
-from rlhf_lightning.engines.optimizer import ClippedAdamW, local
+from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.replica import Replica
-from rlhf_lightning.engines.shards import Schedule, Shards
+from rlhf_lightning.engines.shards import Shards
 from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import ModelSpec
 
-
-@dataclass(frozen=True, kw_only=True)
-class FSDP:
-    """How the engine spends memory.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
-
-    max_tokens_per_micro_batch: int = 0
-    """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
-    reshard_after_forward: bool | None = None
-    """Free a layer after its forward pass and gather it again for the backward pass. None: not on a CPU."""
-    defer_gradient_reduction: bool | None = None
-    """Keep whole gradients between micro-batches and reduce them once, after the last. None: on a CPU."""
-
-    def __post_init__(self) -> None:
-        budget = self.max_tokens_per_micro_batch
-        if budget < 0:
-            raise ValueError(
-                f"fsdp.max_tokens_per_micro_batch={budget}: is negative. Try 16384, or 0 to derive it."
-            )
-
-    def micro_batch_tokens(self, *, on_cpu: bool) -> int:
-        """Tokens computed at once: as told, else what suits the device."""
-        return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
-
-    def schedule(self, *, on_cpu: bool) -> Schedule:
-        """When memory is given back: as told, else what suits the device."""
-        reshard, defer = self.reshard_after_forward, self.defer_gradient_reduction
-        return Schedule(
-            reshard_after_forward=not on_cpu if reshard is None else reshard,
-            defer_reduction=on_cpu if defer is None else defer,
-        )
+__all__ = ["FSDP", "FSDPEngine"]
 
 
 class FSDPEngine(TrainEngine):
@@ -96,9 +65,12 @@ class FSDPEngine(TrainEngine):
         self._device = torch.device(device)
         self._group = group if group is not None and dist.get_world_size(group) > 1 else None
         self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
+        self._model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         self._root.eval()
+        self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._weights = self._distribute()
-        self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._group)
+        shards = self._weights.group if isinstance(self._weights, Shards) else None
+        self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=shards)
         budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
         self._passes = Passes(self._root, head=head, group=self._group, device=self._device, budget=budget)
         self._away: dict[Part, Parked | None] = {}
@@ -147,32 +119,24 @@ class FSDPEngine(TrainEngine):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
         self._need("parameters")
-        return self._weights.whole()
+        return self._merged(self._dtype) if self._spec.lora else self._weights.whole()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `TrainEngine.take_weights`; where one device has the model."""
         self._need("parameters")
         if self._group is not None:
             raise NotImplementedError("FSDPEngine takes weights from other engines on one device only.")
-        masters = dict(self._weights.masters)
-        with torch.no_grad():
-            for name, value in weights:
-                master = masters.pop(name, None)
-                if master is None or master.shape != value.shape:
-                    raise ValueError(
-                        f"{self._spec.path}: was sent {name} {tuple(value.shape)} and has "
-                        f"{'no such parameter' if master is None else tuple(master.shape)}. Sender and "
-                        "receiver must be of one architecture."
-                    )
-                master.copy_(value)
-        if masters:
-            raise ValueError(f"{self._spec.path}: was sent no {next(iter(masters))}.")
+        take(self._weights.stored, weights, path=self._spec.path)
         self._changed()
 
     @property
     def version(self) -> int:
         """See `TrainEngine.version`."""
         return self._version
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Compute as the model did before it had adapters, for a while."""
+        return adapters_off(self._root)
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
@@ -182,11 +146,13 @@ class FSDPEngine(TrainEngine):
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
         self._need("parameters", "optimizer")
-        save_checkpoint(directory, self._saved(), self._optimizer.state(), group=self._group)
+        state = self._optimizer.state() | described(self._spec.lora)
+        save_checkpoint(directory, self._saved(), state, group=self._group)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         self._need("parameters", "optimizer")
+        check_lora(directory, self._spec.lora)
         state = read_state(directory, self._saved_weights())
         self._optimizer.restore(state)
         load_checkpoint(directory, self._saved(), group=self._group)
@@ -194,40 +160,32 @@ class FSDPEngine(TrainEngine):
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
-        with self.gathered() as module:
-            if self._group is None or dist.get_rank(self._group) == 0:
-                with quiet():
+        first = self._group is None or dist.get_rank(self._group) == 0
+        if self._spec.lora is not None:
+            merged = {name: weight.cpu() for name, weight in self.weights() if first}
+            with quiet():
+                if first:
+                    self._model.save_pretrained(directory, state_dict=merged)
+        else:
+            with self.gathered() as module, quiet():
+                if first:
                     module.save_pretrained(directory)
-                for file in tokenizer_files(resolve(self._spec)):
-                    shutil.copy(file, directory / file.name)
+        if first:
+            for file in tokenizer_files(resolve(self._spec)):
+                shutil.copy(file, directory / file.name)
         if self._group is not None:
             dist.barrier(self._group)
 
     def give_weights(self) -> Tensor:
         """See `TrainEngine.give_weights`."""
         self._need("parameters")
-        masters = (m.detach() for m in self._weights.masters.values())
-        whole = (m.full_tensor() if isinstance(m, DTensor) else m for m in masters)
-        return torch.cat([weight.flatten().cpu() for weight in whole])
+        merged = self._merged(torch.float32) if self._spec.lora else self._weights.masters.items()
+        return torch.cat([whole(weight).flatten().cpu() for _, weight in merged])
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
         self._need("parameters")
-        masters = self._weights.masters.values()
-        size = sum(master.numel() for master in masters)
-        if len(weights) != size:
-            raise ValueError(
-                f"{self._spec.path}: has {size} weights and cannot follow a model of {len(weights)}. "
-                "Give both the same architecture."
-            )
-        parts = weights.split([master.numel() for master in masters])
-        with torch.no_grad():
-            for master, part in zip(masters, parts, strict=True):
-                whole = part.view(master.shape).to(self._device)
-                if isinstance(master, DTensor):
-                    mesh, placements = master.device_mesh, master.placements
-                    whole = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
-                local(master.detach()).lerp_(whole, 1 - decay)
+        follow(self._weights.masters, weights, decay=decay, path=self._spec.path)
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
@@ -261,17 +219,20 @@ class FSDPEngine(TrainEngine):
             torch.cuda.set_device(self._device)
         else:
             keep_freed_memory()
-        model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         if self._spec.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        dtype = getattr(torch, self._spec.dtype)
+            self._model.gradient_checkpointing_enable({"use_reentrant": False})
         if self._group is None:
             nn.Module.to(self._root, self._device)
-            return Replica(model, dtype=dtype)
+            return Replica(self._model, dtype=self._dtype)
+        mesh = shard_mesh(self._group, self._config.shard, device_type=self._device.type)
         schedule = self._config.schedule(on_cpu=self._device.type == "cpu")
         return Shards(
-            self._root, model, group=self._group, device=self._device, dtype=dtype, schedule=schedule
+            self._root, self._model, mesh=mesh, device=self._device, dtype=self._dtype, schedule=schedule
         )
+
+    def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        assert self._spec.lora is not None
+        return Merged(self._model, self._weights.stored, self._spec.lora).parameters(dtype)
 
     def _tensors(self, part: Part) -> list[Tensor]:
         masters = list(self._weights.masters.values())

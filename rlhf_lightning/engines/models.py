@@ -18,13 +18,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from rlhf_lightning.engines.adapters import HEAD, adapt
 from rlhf_lightning.engines.attention import Sequences, use_interface
 from rlhf_lightning.engines.source import check_model, resolve, weight_files
 from rlhf_lightning.spec import ModelSpec
 
 __all__ = ["ScalarModel", "check_model", "load_causal_lm", "load_scalar", "quiet", "read_config"]
-
-_HEAD = "score.weight"
 
 
 class ScalarModel(nn.Module):
@@ -57,14 +56,15 @@ class ScalarModel(nn.Module):
 def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
     """The causal language model of a directory, or a fresh one where the directory holds config.json alone.
 
+    It has adapters where the description asks for them.
+
     Raises:
         ValueError: the directory cannot be loaded.
     """
     directory = _checked(spec)
     model, missing = _load(AutoModelForCausalLM, directory, _config(directory), seed=spec.init_seed or 0)
     _refuse_missing(directory, missing)
-    use_interface(model)
-    return model
+    return _prepared(model, spec)
 
 
 def load_scalar(spec: ModelSpec) -> ScalarModel:
@@ -77,13 +77,12 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
     config = _config(directory)
     config.num_labels = 1
     model, missing = _load(AutoModelForSequenceClassification, directory, config, seed=spec.init_seed or 0)
-    _refuse_missing(directory, missing - {_HEAD})
-    if _HEAD not in dict(model.named_parameters()):
-        raise ValueError(f"{directory}: {type(model).__name__} has no {_HEAD}. Use a decoder such as llama.")
-    if _HEAD in missing or not weight_files(directory):
+    _refuse_missing(directory, missing - {HEAD})
+    if HEAD not in dict(model.named_parameters()):
+        raise ValueError(f"{directory}: {type(model).__name__} has no {HEAD}. Use a decoder such as llama.")
+    if HEAD in missing or not weight_files(directory):
         _initialise_head(model, spec.init_seed or 0)
-    use_interface(model)
-    return ScalarModel(model)
+    return ScalarModel(_prepared(model, spec))
 
 
 def read_config(spec: ModelSpec) -> PreTrainedConfig:
@@ -118,9 +117,16 @@ def _load(
     return model, set(info["missing_keys"])
 
 
+def _prepared(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
+    use_interface(model)
+    if spec.lora is not None:
+        adapt(model, spec.lora, seed=spec.init_seed or 0)
+    return model
+
+
 def _initialise_head(module: PreTrainedModel, seed: int) -> None:
     # Of normalised hidden states this makes values of about unit variance, whatever the hidden size.
-    weight = module.get_parameter(_HEAD)
+    weight = module.get_parameter(HEAD)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         weight.normal_(std=(weight.shape[1] + 1) ** -0.5, generator=generator)

@@ -18,6 +18,7 @@ class Replica:
 
     float32: the masters are the module's own parameters. bfloat16: the module has bfloat16 parameters, whose
     gradients go to the float32 masters in every backward pass, and which are renewed after each step.
+    Parameters that are frozen as it is made have no masters.
 
     Args:
         model: on its device, in float32; changed in place.
@@ -32,12 +33,14 @@ class Replica:
             if not parameter.untyped_storage().resizable():
                 parameter.data = parameter.data.clone()
         self._cast = dtype != torch.float32
-        self.masters = self._working
+        self.masters = {name: p for name, p in self._working.items() if p.requires_grad}
         if self._cast:
-            self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in self._working.items()}
+            self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in self.masters.items()}
             for name, parameter in self._working.items():
                 parameter.data = parameter.data.to(dtype)
-                parameter.register_post_accumulate_grad_hook(_hand_over(self.masters[name]))
+                if name in self.masters:
+                    parameter.register_post_accumulate_grad_hook(_hand_over(self.masters[name]))
+        self.stored: dict[str, Tensor] = {**self._working, **self.masters}
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch's loss to that of the masters."""
@@ -50,11 +53,12 @@ class Replica:
         """Compute with what the masters have become."""
         if self._cast:
             with torch.no_grad():
-                torch._foreach_copy_(list(self._working.values()), list(self.masters.values()))
+                working: list[Tensor] = [self._working[name] for name in self.masters]
+                torch._foreach_copy_(working, list(self.masters.values()))
 
     def copies(self) -> list[Tensor]:
         """Tensors beside the masters that hold the weights."""
-        return list(self._working.values()) if self._cast else []
+        return [p for name, p in self._working.items() if self._cast or name not in self.masters]
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters that it computes with, by name."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_lightning.engines.determinism import cumulated
 from rlhf_lightning.spec import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -84,7 +85,7 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     size = probs.shape[-1]
     for count in (64, 512, size):  # few tokens are enough for a trained model, and the whole sort is slow
         ranked = probs.topk(min(count, size)).values
-        heights = ranked.cumsum(-1, dtype=torch.float64)
+        heights = cumulated(ranked)
         if count >= size or bool((heights[:, -1:] >= target).all()):
             break
     kept = (heights - ranked < target).sum(-1, keepdim=True)
@@ -109,7 +110,7 @@ def _descended(weights: Tensor, u: Tensor) -> Tensor:
     numbers = _fraction(_mixed(_mixed((u * 2**_BITS).long()) ^ forks))
     node = torch.zeros(len(u), 1, dtype=torch.int64, device=u.device)
     for level, size, number in zip(reversed(levels), reversed(sizes), numbers, strict=True):
-        heights = level.gather(2, node[:, None].expand(-1, _FORK, -1))[:, :, 0].double().cumsum(1)
+        heights = cumulated(level.gather(2, node[:, None].expand(-1, _FORK, -1))[:, :, 0])
         branch = (heights <= number[:, None] * heights[:, -1:]).sum(1, keepdim=True)
         node = (branch * level.shape[-1] + node).clamp(max=size - 1)
     return node[:, 0]

@@ -1,8 +1,8 @@
 """The weights of a model that is sharded over the ranks of a group with FSDP2.
 
-between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors)
+between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors), d ranks a copy
 forward, backward    unit by unit: all-gather in the type of the computation -> compute -> free
-after backward       reduce-scatter of the gradients in float32
+after backward       reduce-scatter of the gradients in float32, then their sum over the copies, if several
 gathered()           all-gather of all units -> a plain skeleton points at the tensors -> free
 
 A unit is a decoder layer where that saves memory; where everything stays gathered until the last gradient,
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -46,8 +45,8 @@ class Shards:
 
     Args:
         root: the module whose forward is called; it is, or contains, the model.
-        model: the Hugging Face model, whole and alike on every rank.
-        group: ranks to shard over.
+        model: the Hugging Face model, whole and alike on every rank; what is frozen is kept in `dtype`.
+        mesh: ranks to shard over; where it has two axes, the first is of copies.
         device: where it computes.
         dtype: what it computes in.
         schedule: when layers are freed and gradients reduced.
@@ -58,24 +57,25 @@ class Shards:
         root: nn.Module,
         model: PreTrainedModel,
         *,
-        group: dist.ProcessGroup,
+        mesh: DeviceMesh,
         device: torch.device,
         dtype: torch.dtype,
         schedule: Schedule,
     ) -> None:
         self._model, self._skeleton = model, _skeleton(model)
-        mesh = DeviceMesh.from_group(group, device.type)
         precision = MixedPrecisionPolicy()
         if dtype != torch.float32:
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        _place_rest(model, device, dtype)
         layers = _layers(model) if schedule.saves_memory else []
         self._units = [fully_shard(module, mesh=mesh, mp_policy=precision) for module in (*layers, root)]
         for unit in self._units[:-1]:
             unit.set_reshard_after_forward(schedule.reshard_after_forward, recurse=False)
-        for buffer in model.buffers():
-            buffer.data = buffer.data.to(device)
-        self.masters = dict(model.named_parameters())
-        self._ranks, self._defer = dist.get_world_size(group), schedule.defer_reduction
+        self.stored: dict[str, Tensor] = dict(model.named_parameters())
+        self.masters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.group = mesh.get_group(mesh.ndim - 1)
+        """Ranks that divide one copy."""
+        self._ranks, self._defer = mesh.size(), schedule.defer_reduction
         self._dtype = dtype
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -92,20 +92,20 @@ class Shards:
         """Nothing to do: every all-gather reads the masters."""
 
     def copies(self) -> list[Tensor]:
-        """Tensors beside the masters that hold the weights: none between calls."""
-        return []
+        """Tensors beside the masters that hold weights between calls: the frozen ones."""
+        return [tensor for name, tensor in self.stored.items() if name not in self.masters]
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Gather one parameter after the other, in the type of the computation."""
-        for name, master in self.masters.items():
-            part = master.detach().to(self._dtype)
+        for name, tensor in self.stored.items():
+            part = tensor.detach().to(self._dtype)
             yield name, part.full_tensor() if isinstance(part, DTensor) else part
 
     def transition(self, seconds: float) -> Transition:
         """What `gathered` took: this rank's part of every parameter grows to the whole."""
         size = self._dtype.itemsize
-        parts = sum(local(master).numel() for master in self.masters.values()) * size
-        whole = sum(master.numel() for master in self.masters.values()) * size
+        parts = sum(local(tensor).numel() for tensor in self.stored.values()) * size
+        whole = sum(tensor.numel() for tensor in self.stored.values()) * size
         return Transition(
             seconds=seconds, received_bytes=whole - parts, training_bytes=parts, generation_bytes=whole
         )
@@ -124,6 +124,15 @@ class Shards:
             for name, parameter in empty.items():
                 _place(self._skeleton, name, parameter)
             self.after_forward()
+
+
+def _place_rest(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Keep frozen parameters in the type of the computation, and buffers on the device."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:

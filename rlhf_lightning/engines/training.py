@@ -9,6 +9,7 @@ from rlhf_lightning.engines.engine import TrainEngine
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
 from rlhf_lightning.engines.megatron import Megatron
+from rlhf_lightning.engines.unadapted import note_adapted
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec
 
@@ -20,7 +21,10 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Meg
         ValueError: the model cannot be loaded, or not be divided so.
     """
     if isinstance(config, FSDP):
-        return FSDPEngine(model, head=head, group=seat.dp_group, device=seat.device, config=config)
+        fsdp = FSDPEngine(model, head=head, group=seat.dp_group, device=seat.device, config=config)
+        if model.lora is not None and head == "lm":
+            note_adapted(model, fsdp, seat=seat)
+        return fsdp
     # Megatron-core and DeepSpeed take seconds to import, and only their own engines need them.
     package = "deepspeed" if isinstance(config, ZeRO) else "megatron"
     module = import_module(f"rlhf_lightning.engines.{package}.engine")

@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import BROADCAST, DP, register
+from rlhf_lightning.controller import BROADCAST, DP, Worker, register
+from rlhf_lightning.engines import unadapted
 from rlhf_lightning.workers.actor import SEQUENCES, Actor
 from rlhf_lightning.workers.role import Role
 
@@ -33,6 +34,14 @@ class Reference(Role):
     def kept(self) -> bool:
         """Where it follows the actor, it is no longer what its directory holds."""
         return self.decay is not None
+
+    def build(self, worker: Worker) -> None:
+        """Load the model, unless it is here already, below the actor's adapters."""
+        below = None if self.kept else unadapted(self, seat=worker)
+        if below is None:
+            super().build(worker)
+        else:
+            self.place.worker, self.place.engine = worker, below
 
     @register(transfer=BROADCAST, reads=("weights",), returns=("followed",))
     def follow(self, rows: TensorDict) -> TensorDict:

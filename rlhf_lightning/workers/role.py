@@ -21,15 +21,19 @@ from rlhf_lightning.engines import (
     FSDP,
     PARTS,
     VLLM,
+    Deterministic,
     GenerationEngine,
     Head,
     Megatron,
     Native,
     TrainEngine,
     ZeRO,
+    be_deterministic,
+    check_adapters,
     check_checkpoint,
     check_layout,
     check_zero,
+    deterministic_here,
     located,
     read_config,
     require_vllm,
@@ -60,12 +64,18 @@ class Settings:
     """The vLLM engine."""
     advantages: Literal["controller", "workers"] = "controller"
     """Where advantages are computed: the controller fetches what they need, or each worker has its rows."""
+    deterministic: Deterministic = False
+    """Let runs repeat bit by bit; `--trainer.deterministic true` says so too."""
 
     def __post_init__(self) -> None:
         if self.engine == "zero":
             check_zero()
         if self.generator == "vllm":
             require_vllm()
+
+    def completed(self) -> Settings:
+        """The same with what Lightning's trainer has told this process, for the devices."""
+        return replace(self, deterministic=self.deterministic or deterministic_here())
 
 
 @dataclass
@@ -149,8 +159,9 @@ class Role(ModelSpec, Remote):
     def build(self, worker: Worker) -> None:
         """Load the model, where there is one."""
         self.place.worker = worker
+        settings = self.settings
+        be_deterministic(settings.deterministic, seed=self.init_seed or 0)
         if self.path:
-            settings = self.settings
             configs: dict[str, FSDP | Megatron | ZeRO]
             configs = {"fsdp": settings.train, "megatron": settings.megatron, "zero": settings.zero}
             config = configs[settings.engine]
@@ -236,6 +247,23 @@ class Role(ModelSpec, Remote):
             check_layout(read_config(self), layout, head=self.head, settings=settings.megatron)
         if settings.engine == "zero":
             check_zero(layout)
+        if settings.engine == "fsdp":
+            settings.train.check_ranks(layout.d)
+        self._check_lora(settings)
+
+    def _check_lora(self, settings: Settings) -> None:
+        if self.lora is None:
+            return
+        option = f"{type(self).__name__.lower()}.lora"
+        if settings.engine != "fsdp":
+            raise ValueError(
+                f"{option} with strategy.settings.engine={settings.engine}: only the FSDP engine trains "
+                f"adapters. Try --strategy.settings.engine fsdp under a strategy that takes it, or leave "
+                f"{option} out."
+            )
+        if not self.trains:
+            raise ValueError(f"{option}: this model is not trained. Leave it out.")
+        check_adapters(self, self.head)
 
     def check_checkpoint(self, directory: Path) -> None:
         """Refuse a checkpoint of another model without loading either.

@@ -1,0 +1,168 @@
+"""Low-rank adapters on the linear layers of a decoder, made by peft (extra `lora`), and what becomes of them.
+
+plain     q_proj.weight
+adapted   q_proj.base_layer.weight [out, in]        frozen
+          q_proj.lora_A.default.weight [rank, in]   trained, drawn from init_seed
+          q_proj.lora_B.default.weight [out, rank]  trained, 0 at first
+merged    q_proj.weight = base_layer.weight + alpha / rank B A
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rlhf_lightning.engines.checkpoint import read_state
+from rlhf_lightning.extras import import_extra
+from rlhf_lightning.spec import LoRA
+
+HEAD = "score.weight"
+"""The one parameter of a scalar model that has no adapter: it may be fresh, and learns itself."""
+
+_NAME = "default"
+_BASE = ".base_layer."
+_FACTOR = ".lora_"
+_STATE = "lora"
+"""Key of a checkpoint's state under which the options of its adapters stand."""
+
+
+def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
+    """Put adapters on a model in place, and freeze everything else but the head of a scalar model.
+
+    Args:
+        model: whole, on the host or without memory.
+        lora: which adapters.
+        seed: of their first factors.
+
+    Raises:
+        ValueError: peft is not installed, or the model has no such layers.
+    """
+    peft = import_extra("peft", extra="lora", purpose="lora")
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=_targets(model, lora),
+        lora_dropout=0.0,
+        fan_in_fan_out=_stored_by_inputs(model),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, model, adapter_name=_NAME)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(_FACTOR in name or name == HEAD)
+
+
+def _targets(model: PreTrainedModel, lora: LoRA) -> list[str]:
+    """Last parts of the names of the layers to adapt: linear ones of the decoder, not the output layer."""
+    names = {name.rpartition(".")[2] for name in _linear(model)}
+    if unknown := sorted(set(lora.target_modules) - names):
+        raise ValueError(
+            f"lora.target_modules: {type(model).__name__} has no linear layers called {unknown[0]!r} before "
+            f"its output layer. It has {', '.join(sorted(names))}."
+        )
+    return sorted(lora.target_modules or names)
+
+
+def _linear(model: PreTrainedModel) -> dict[str, nn.Module]:
+    modules = model.base_model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, nn.Linear | Conv1D)}
+
+
+def _stored_by_inputs(model: PreTrainedModel) -> bool:
+    """Whether weights are [in, out], as GPT-2 has them."""
+    return any(isinstance(module, Conv1D) for module in _linear(model).values())
+
+
+class Merged:
+    """The parameters of an adapted model as a plain model has them.
+
+    Args:
+        model: with adapters.
+        stored: its parameters by name, whole or sharded, the trained ones in float32.
+        lora: the adapters.
+    """
+
+    def __init__(self, model: PreTrainedModel, stored: Mapping[str, Tensor], lora: LoRA) -> None:
+        self._stored, self._scale = stored, lora.scale
+        self._by_inputs = _stored_by_inputs(model)
+
+    def parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Gather one after the other under its plain name; the sum is float32 before it is cast."""
+        for name, tensor in self._stored.items():
+            if _FACTOR in name:
+                continue
+            weight = whole(tensor)
+            layer, base, leaf = name.partition(_BASE)
+            if base and leaf == "weight":
+                a, b = (whole(self._stored[f"{layer}{_FACTOR}{f}.{_NAME}.weight"]) for f in "AB")
+                added = b.float() @ a.float() * self._scale
+                weight = weight.float() + (added.T if self._by_inputs else added)
+            yield plain_name(name), weight.to(dtype)
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter in a model without adapters."""
+    return name.replace(_BASE, ".")
+
+
+def is_factor(name: str) -> bool:
+    """Whether a parameter is one of an adapter's."""
+    return _FACTOR in name
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor whose shards, if any, are gathered; collective."""
+    found = tensor.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Compute what the model computed before it had adapters."""
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    # peft's own switch would also turn requires_grad off, which FSDP2 reads when it first computes.
+    for layer in layers:
+        layer._disable_adapters = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False  # type: ignore[assignment]
+
+
+def described(lora: LoRA | None) -> dict[str, object]:
+    """The adapters, for the state of a checkpoint."""
+    return {} if lora is None else {_STATE: dataclasses.asdict(lora)}
+
+
+def saved_lora(directory: Path) -> LoRA | None:
+    """The adapters of a checkpoint; None where it holds whole weights.
+
+    Raises:
+        ValueError: there is no complete checkpoint.
+    """
+    found = read_state(directory, {}).get(_STATE)
+    if not isinstance(found, dict):
+        return None
+    return LoRA(**{**found, "target_modules": tuple(found["target_modules"])})
+
+
+def check_lora(directory: Path, lora: LoRA | None) -> None:
+    """Refuse a checkpoint of other adapters, or of whole weights where there are adapters, and the reverse.
+
+    Raises:
+        ValueError: as said, or there is no complete checkpoint.
+    """
+    saved = saved_lora(directory)
+    if saved != lora:
+        raise ValueError(
+            f"{directory}: was trained with lora={saved}, and this model has lora={lora}. Give it the same."
+        )

@@ -1,0 +1,70 @@
+"""Weights that one model gives to another: all behind one another, or one after the other by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rlhf_lightning.engines.adapters import is_factor, plain_name
+from rlhf_lightning.engines.optimizer import local
+
+
+def take(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, path: str) -> None:
+    """Become a model of the same architecture; adapters add nothing to it from then on.
+
+    Args:
+        stored: whole parameters by name, to write to.
+        weights: of the other model under plain names, each only until the next.
+        path: of the model, for messages.
+
+    Raises:
+        ValueError: they are the weights of another architecture.
+    """
+    expected = {plain_name(name): tensor for name, tensor in stored.items() if not is_factor(name)}
+    with torch.no_grad():
+        for name, value in weights:
+            mine = expected.pop(name, None)
+            if mine is None or mine.shape != value.shape:
+                raise ValueError(
+                    f"{path}: was sent {name} {tuple(value.shape)} and has "
+                    f"{'no such parameter' if mine is None else tuple(mine.shape)}. Sender and "
+                    "receiver must be of one architecture."
+                )
+            mine.copy_(value)
+        for name, tensor in stored.items():
+            if is_factor(name):
+                tensor.zero_()
+    if expected:
+        raise ValueError(f"{path}: was sent no {next(iter(expected))}.")
+
+
+def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path: str) -> None:
+    """Become `decay` of these weights and the rest of others.
+
+    Args:
+        masters: parameters by name, whole or sharded, to write to.
+        weights: [N] float32 of the other model, in the order of the names.
+        decay: share of the own weights, in [0, 1].
+        path: of the model, for messages.
+
+    Raises:
+        ValueError: they are the weights of another architecture.
+    """
+    size = sum(master.numel() for master in masters.values())
+    if len(weights) != size:
+        raise ValueError(
+            f"{path}: has {size} weights and cannot follow a model of {len(weights)}. "
+            "Give both the same architecture."
+        )
+    parts = weights.split([master.numel() for master in masters.values()])
+    with torch.no_grad():
+        for master, part in zip(masters.values(), parts, strict=True):
+            mine = local(master.detach())
+            whole = part.view(master.shape).to(mine.device)
+            if isinstance(master, DTensor):
+                mesh, placements = master.device_mesh, master.placements
+                whole = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+            mine.lerp_(whole, 1 - decay)

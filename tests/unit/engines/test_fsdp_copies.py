@@ -1,0 +1,126 @@
+"""Weights that parts of the ranks divide, and of which the others hold copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rlhf_lightning.engines import FSDP, FSDPEngine, Head
+from rlhf_lightning.spec import ModelSpec
+from tests.unit import spmd
+from tests.unit.engines import tiny
+from tests.unit.engines.tiny import Fit
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        "lm": tiny.write_causal(directory / "causal"),
+        "scalar": tiny.write_scalar(directory / "scalar"),
+    }
+
+
+def step(engine: FSDPEngine, group: dist.ProcessGroup | None) -> list[float]:
+    rows = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
+    engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
+    return list(engine.optimizer_step().values())
+
+
+def weights(engine: FSDPEngine) -> Tensor:
+    masters = (p.full_tensor() if isinstance(p, DTensor) else p for p in engine._weights.masters.values())
+    return torch.cat([master.detach().flatten() for master in masters])
+
+
+def trained(
+    group: dist.ProcessGroup | None, spec: ModelSpec, head: Head, config: FSDP
+) -> tuple[list[list[float]], Tensor, Tensor, int]:
+    """Three steps: what they report, the weights, those of the gathered module, and bytes of the moments."""
+    engine = FSDPEngine(spec, head=head, group=group, config=config)
+    reports = [step(engine, group) for _ in range(3)]
+    with engine.gathered() as module:
+        vector = torch.cat([p.flatten() for p in module.parameters()])
+    return reports, weights(engine), vector, engine.memory()["optimizer"]
+
+
+def with_shards(
+    group: dist.ProcessGroup, spec: ModelSpec, head: Head, configs: list[FSDP]
+) -> list[tuple[list[list[float]], Tensor, Tensor, int]]:
+    return [trained(group, spec, head, config) for config in configs]
+
+
+@pytest.mark.parametrize(("head", "eager"), [("lm", False), ("scalar", True)])
+def test_copies_learn_what_one_division_over_all_learns(
+    paths: dict[str, Path], head: Head, eager: bool
+) -> None:
+    """`eager` gives memory back after every layer and reduces after every micro-batch."""
+    options = {"reshard_after_forward": eager, "defer_gradient_reduction": not eager}
+    spec = tiny.spec(paths[head])
+    reports, flat, *_, whole_bytes = trained(None, spec, head, FSDP(max_tokens_per_micro_batch=20))
+    configs = [FSDP(max_tokens_per_micro_batch=20, shard=shard, **options) for shard in (1, 2, 4)]
+    for ranks in spmd.run(4, with_shards, spec, head, configs):
+        for config, theirs in zip(configs, ranks, strict=True):
+            torch.testing.assert_close(torch.tensor(theirs[0]), torch.tensor(reports), rtol=1e-5, atol=0)
+            torch.testing.assert_close(theirs[1], flat, rtol=0, atol=1e-5)
+            torch.testing.assert_close(theirs[2], theirs[1], rtol=0, atol=0)
+            assert theirs[3] == pytest.approx(whole_bytes / config.shard, rel=0.05)
+
+
+def saved(group: dist.ProcessGroup, spec: ModelSpec, directory: Path) -> tuple[Tensor, Tensor]:
+    engine = FSDPEngine(spec, group=group, config=FSDP(shard=2))
+    step(engine, group)
+    engine.save(directory / "checkpoint")
+    engine.export(directory / "export")
+    before = weights(engine)
+    step(engine, group)
+    return before, weights(engine)
+
+
+def continued(
+    group: dist.ProcessGroup | None, spec: ModelSpec, directory: Path, shard: int
+) -> tuple[Tensor, Tensor]:
+    engine = FSDPEngine(spec, group=group, config=FSDP(shard=shard))
+    engine.load(directory / "checkpoint")
+    before = weights(engine)
+    step(engine, group)
+    return before, weights(engine)
+
+
+def test_a_checkpoint_of_copies_continues_elsewhere(paths: dict[str, Path], tmp_path: Path) -> None:
+    spec = tiny.spec(paths["lm"])
+    before, later = spmd.run(4, saved, spec, tmp_path)[0]
+    exported = torch.cat([w.flatten() for _, w in FSDPEngine(tiny.spec(tmp_path / "export")).weights()])
+    assert torch.equal(exported, before)
+    others = [continued(None, spec, tmp_path, 0)]
+    others += spmd.run(4, continued, spec, tmp_path, 2)
+    for read, moved in others:
+        assert torch.equal(read, before)
+        torch.testing.assert_close(moved, later, rtol=0, atol=1e-5)
+
+
+def followed(group: dist.ProcessGroup, spec: ModelSpec, given: Tensor) -> Tensor:
+    engine = FSDPEngine(spec, group=group, config=FSDP(shard=2))
+    engine.follow_weights(given, decay=0.25)
+    return engine.give_weights()
+
+
+def test_copies_follow_another_model(paths: dict[str, Path]) -> None:
+    spec = tiny.spec(paths["lm"])
+    own = FSDPEngine(spec).give_weights()
+    given = torch.randn(len(own), generator=torch.Generator().manual_seed(0))
+    for found in spmd.run(4, followed, spec, given):
+        torch.testing.assert_close(found, 0.25 * own + 0.75 * given, rtol=0, atol=1e-6)
+
+
+def test_a_division_that_leaves_ranks_over_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"fsdp.shard=3 on 4 ranks: 3 does not divide 4. Try 1, 2, 4."):
+        FSDP(shard=3).check_ranks(4)
+    with pytest.raises(ValueError, match=r"fsdp.shard=-1: is negative"):
+        FSDP(shard=-1)
+    for ranks in (1, 2, 4):
+        FSDP(shard=2).check_ranks(ranks)

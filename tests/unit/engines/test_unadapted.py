@@ -1,0 +1,83 @@
+"""The model below an actor's adapters serves as its reference, without a second copy."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_lightning.engines import FSDP, FSDPEngine, train_engine, unadapted
+from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.spec import LoRA, ModelSpec
+from tests.unit.engines import tiny
+
+SEAT = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return tiny.spec(tiny.write_causal(tmp_path_factory.mktemp("model")))
+
+
+def adapted(spec: ModelSpec) -> FSDPEngine:
+    engine = train_engine(replace(spec, lora=LoRA(rank=2)), head="lm", seat=SEAT, config=FSDP())
+    assert isinstance(engine, FSDPEngine)
+    return engine
+
+
+def test_it_stays_what_it_was_while_the_adapters_learn(spec: ModelSpec) -> None:
+    actor = adapted(spec)
+    below = unadapted(spec, seat=SEAT)
+    assert below is not None
+    plain = FSDPEngine(spec).infer(tiny.rows(), temperature=0.7, entropy=True)
+    for _ in range(2):
+        actor.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+        actor.optimizer_step()
+        found = below.infer(tiny.rows(), temperature=0.7, entropy=True)
+        assert torch.equal(found["log_probs"], plain["log_probs"])
+        assert torch.equal(found["entropy"], plain["entropy"])
+        learned = actor.infer(tiny.rows(), temperature=0.7)["log_probs"]
+        assert float((learned - plain["log_probs"]).abs().max()) > 1e-3
+    assert set(below.memory().values()) == {0}
+
+
+def test_models_that_differ_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
+    assert unadapted(spec, seat=SEAT) is None
+    actor = adapted(spec)
+    assert unadapted(replace(spec, dtype="bfloat16"), seat=SEAT) is None
+    assert unadapted(replace(spec, path=str(tmp_path)), seat=SEAT) is None
+    assert unadapted(spec, seat=replace(SEAT, layout=ParallelLayout(d=2))) is None
+    assert unadapted(spec, seat=SEAT) is not None
+    del actor
+    gc.collect()
+    assert unadapted(spec, seat=SEAT) is None
+
+
+def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
+    actor = adapted(spec)
+    actor._frees = True
+    below = unadapted(spec, seat=SEAT)
+    assert below is not None
+    before = below.infer(tiny.rows(), temperature=1.0)["log_probs"]
+    actor.offload(("parameters", "gradients", "optimizer"))
+    below.reload(("parameters", "gradients", "optimizer"))
+    assert torch.equal(below.infer(tiny.rows(), temperature=1.0)["log_probs"], before)
+    below.offload(("parameters", "gradients", "optimizer"))
+    with pytest.raises(RuntimeError, match="parameters are offloaded"):
+        below.infer(tiny.rows(), temperature=1.0)
+    actor.reload(("parameters", "gradients", "optimizer"))
+    actor.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+    actor.optimizer_step()
+
+
+def test_it_does_nothing_else(spec: ModelSpec, tmp_path: Path) -> None:
+    actor = adapted(spec)
+    below = unadapted(spec, seat=SEAT)
+    assert below is not None
+    for call in (below.optimizer_step, lambda: below.save(tmp_path), below.generating):
+        with pytest.raises(RuntimeError, match="only computes log_probs"):
+            call()
+    del actor

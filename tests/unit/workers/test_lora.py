@@ -1,0 +1,160 @@
+"""PPO with adapters: the reference is the actor without them, and what is saved, resumed and exported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import Tensor
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.commands import export
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.engines import FSDP, FSDPEngine
+from rlhf_lightning.engines.unadapted import Unadapted
+from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
+from tests.unit.algos.small import built, write_model
+
+LAYOUT = ParallelLayout(d=2)
+FAST = OptimizerSpec(lr=1e-2)
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    bare, whole = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("whole")
+    FSDPEngine(ModelSpec(path=write_model(bare), init_seed=3)).export(whole)
+    return str(whole)
+
+
+def ppo(path: str, *, reference: Reference | None = None) -> PPO:
+    lora = LoRA(rank=4)
+    return PPO(
+        actor=Actor(path=path, optimizer=FAST, lora=lora, sampling=Sampling(max_new_tokens=6)),
+        critic=Critic(optimizer=FAST, lora=lora),
+        reference=reference or Reference(),
+        reward=Reward(functions={"length": 100.0}),
+    )
+
+
+class Watch(Callback):
+    """The divergence from the reference in every iteration, and at the end the models."""
+
+    def __init__(self) -> None:
+        self.kl: list[float] = []
+        self.roles: dict[str, Role] = {}
+        self.weights: dict[str, Tensor] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Note the metric."""
+        self.kl.append(float(trainer.logged_metrics["actor/kl"]))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep weights and roles."""
+        self.roles = built(pl_module)
+        trained = {name: role for name, role in self.roles.items() if role.trains}
+        self.weights = {name: role.engine.give_weights() for name, role in trained.items()}
+
+
+def fit(algorithm: PPO, root: Path, *, steps: int = STEPS, resume: bool = False) -> Watch:
+    watch = Watch()
+    saving = ModelCheckpoint(dirpath=root, every_n_train_steps=1, save_last=True)
+    trainer = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[watch, saving],
+        default_root_dir=root,
+        logger=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    data = TaskData(batch_size=6, num_rows=6 * STEPS, num_val_rows=0)
+    trainer.fit(algorithm, datamodule=data, ckpt_path="last" if resume else None, weights_only=False)
+    return watch
+
+
+@pytest.fixture(scope="module")
+def learned(path: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Watch, Path]:
+    root = tmp_path_factory.mktemp("run")
+    return fit(ppo(path), root), root
+
+
+def test_the_reference_is_the_actor_without_its_adapters(learned: tuple[Watch, Path], path: str) -> None:
+    watch, _ = learned
+    assert isinstance(watch.roles["reference"].engine, Unadapted)
+    assert watch.kl[0] == pytest.approx(0, abs=1e-6)
+    assert watch.kl[-1] > 1e-3
+    assert not torch.equal(watch.weights["actor"], FSDPEngine(ModelSpec(path=path)).give_weights())
+
+
+def test_a_reference_of_its_own_sees_the_same(learned: tuple[Watch, Path], path: str, tmp_path: Path) -> None:
+    same = fit(ppo(path, reference=Reference(decay=1.0)), tmp_path)
+    assert not isinstance(same.roles["reference"].engine, Unadapted)
+    assert same.kl == pytest.approx(learned[0].kl, abs=1e-5)
+    torch.testing.assert_close(same.weights["actor"], learned[0].weights["actor"], rtol=0, atol=1e-5)
+
+
+def test_a_resumed_run_learns_the_same(learned: tuple[Watch, Path], path: str, tmp_path: Path) -> None:
+    part = fit(ppo(path), tmp_path, steps=1)
+    again = fit(ppo(path), tmp_path, resume=True)
+    assert not torch.equal(part.weights["actor"], again.weights["actor"])
+    for name, weights in learned[0].weights.items():
+        torch.testing.assert_close(again.weights[name], weights, rtol=0, atol=1e-6)
+
+
+def test_an_export_is_merged(learned: tuple[Watch, Path], tmp_path: Path) -> None:
+    watch, root = learned
+    for role, head in (("actor", "lm"), ("critic", "scalar")):
+        export.run([str(root / "last.ckpt"), str(tmp_path / role), role])
+        assert not list((tmp_path / role).glob("adapter*"))
+        plain = FSDPEngine(ModelSpec(path=str(tmp_path / role)), head=head)  # type: ignore[arg-type]
+        torch.testing.assert_close(plain.give_weights(), watch.weights[role], rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_of_other_adapters_is_refused_before_anything_is_built(
+    learned: tuple[Watch, Path], path: str
+) -> None:
+    other = Actor(path=path, lora=LoRA(rank=4, alpha=1.0))
+    with pytest.raises(ValueError, match=r"was trained with lora=LoRA\(rank=4, alpha=32.0"):
+        other.check_checkpoint(learned[1] / "last.ckpt" / "actor")
+
+
+@pytest.mark.parametrize("engine", ["megatron", "zero"])
+def test_other_engines_train_no_adapters(path: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_lightning.workers.role.check_zero", lambda *_: None)
+    settings = Settings(engine=engine)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"actor.lora with strategy.settings.engine={engine}: only the FSDP"):
+        Actor(path=path, lora=LoRA()).check_layout(LAYOUT, settings)
+
+
+def test_what_is_not_trained_has_no_adapters(path: str) -> None:
+    with pytest.raises(ValueError, match=r"reference.lora: this model is not trained. Leave it out."):
+        Reference(path=path, lora=LoRA()).check_layout(LAYOUT, Settings())
+    actor = Actor(path=path, lora=LoRA())
+    actor.check_layout(LAYOUT, Settings())
+    Generator.of(actor).check_layout(LAYOUT, Settings())
+
+
+def test_peft_is_asked_for_before_anything_starts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("rlhf_lightning.extras.import_module", missing)
+    with pytest.raises(ValueError, match=r"lora needs the module 'peft', .* 'rlhf-lightning\[lora\]'"):
+        Actor(path=path, lora=LoRA()).check_layout(LAYOUT, Settings())
+
+
+def test_copies_that_do_not_divide_the_ranks_are_refused(path: str) -> None:
+    settings = Settings(train=FSDP(shard=3))
+    with pytest.raises(ValueError, match=r"fsdp.shard=3 on 2 ranks"):
+        Actor(path=path).check_layout(LAYOUT, settings)
+    Actor(path=path).check_layout(ParallelLayout(d=1), settings)
+    Actor(path=path).check_layout(LAYOUT, replace(settings, engine="megatron"))
