@@ -11,6 +11,7 @@ from rlhf_lightning.strategies.local import Local
 from rlhf_lightning.strategies.nemo_aligner import NeMoAligner
 from rlhf_lightning.strategies.one_step_off import OneStepOff
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
+from rlhf_lightning.strategies.pipelined import Pipelined
 from rlhf_lightning.strategies.split import Split
 from rlhf_lightning.strategies.standalone import Standalone
 
@@ -35,6 +36,7 @@ __all__ = [
     "NeMoAligner",
     "OneStepOff",
     "OpenRLHF",
+    "Pipelined",
     "Split",
     "Standalone",
 ]

@@ -57,15 +57,15 @@ class OpenRLHF(Strategy):
         """
         wanted = self.generator_devices
         if wanted is None or GENERATOR not in roles:
-            return one_each(roles, devices, name="OpenRLHF")
+            return one_each(roles, devices, name=type(self).__name__)
         others = [role for role in roles if role != GENERATOR]
         total = wanted + len(others) if devices is None else devices
         if wanted < 1 or total - wanted < len(others):
             raise ValueError(
-                f"OpenRLHF(devices={total}, generator_devices={wanted}): {total - wanted} are left for "
-                f"{len(others)} roles. Try devices={max(wanted, 1) + len(others)}."
+                f"{type(self).__name__}(devices={total}, generator_devices={wanted}): {total - wanted} are "
+                f"left for {len(others)} roles. Try devices={max(wanted, 1) + len(others)}."
             )
-        pools = one_each(others, total - wanted, name="OpenRLHF")
+        pools = one_each(others, total - wanted, name=type(self).__name__)
         return [*pools, ResourcePool(GENERATOR, wanted, (GENERATOR,))]
 
     def links(self, devices: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.call import CallReport
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.futures import Gathered, Metrics, Value
+from rlhf_lightning.controller.parts import Parts
 from rlhf_lightning.controller.register import Caller, Remote, Worker, register
 from rlhf_lightning.controller.transfer import (
     ALL_TO_ALL,
@@ -15,6 +16,7 @@ from rlhf_lightning.controller.transfer import (
     PP_ONLY,
     RANK_ZERO,
     Inputs,
+    PartOf,
     RowTransfer,
     Transfer,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "Gathered",
     "Inputs",
     "Metrics",
+    "PartOf",
+    "Parts",
     "Remote",
     "RowTransfer",
     "Transfer",

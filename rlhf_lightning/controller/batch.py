@@ -15,7 +15,9 @@ import torch
 
 from rlhf_lightning.controller.block import Block, encode
 from rlhf_lightning.controller.column import Column, Piece, RowNumbers
+from rlhf_lightning.controller.parts import PartedColumn, Parts
 from rlhf_lightning.controller.transport import Future
+from rlhf_lightning.parallel.shares import edges
 
 
 class Batch:
@@ -30,7 +32,7 @@ class Batch:
         (4, ['prompt_ids'], torch.Size([4, 8]))
     """
 
-    def __init__(self, columns: Mapping[str, Column], *, num_rows: int) -> None:
+    def __init__(self, columns: Mapping[str, Column | PartedColumn], *, num_rows: int) -> None:
         """Take columns of equal length.
 
         Raises:
@@ -62,6 +64,29 @@ class Batch:
         columns = {name: Column.joined([part.column(name) for part in parts]) for name in names}
         return cls(columns, num_rows=sum(len(part) for part in parts))
 
+    @classmethod
+    def in_parts(cls, parts: Parts, batches: Sequence[Batch]) -> Batch:
+        """The rows of one batch for each part; whatever needs their order waits for it."""
+        columns = {name: PartedColumn(parts, tuple(b.column(name) for b in batches)) for name in batches[0]}
+        return cls(columns, num_rows=sum(map(len, batches)))
+
+    @property
+    def parts(self) -> Parts | None:
+        """The parts in which columns of it come; None where none does, or not all in the same."""
+        found = {c.parts for c in self._columns.values() if isinstance(c, PartedColumn)}
+        return found.pop() if len(found) == 1 else None
+
+    def part(self, index: int) -> Batch:
+        """The rows of one of its parts, without waiting for them."""
+        parts = self.parts
+        assert parts is not None
+        numbers = parts.numbers[index]
+        columns = {
+            name: column.columns[index] if isinstance(column, PartedColumn) else column.picked(numbers)
+            for name, column in self._columns.items()
+        }
+        return Batch(columns, num_rows=len(numbers))
+
     def __len__(self) -> int:
         return self._num_rows
 
@@ -75,11 +100,15 @@ class Batch:
         return f"Batch({self._num_rows} rows: {', '.join(self._columns)})"
 
     def column(self, name: str) -> Column:
-        """One column, unfetched.
+        """One column, unfetched; of one that comes in parts, the order of the rows is waited for.
 
         Raises:
             KeyError: there is none of this name; the message lists those there are.
         """
+        found = self._held(name)
+        return found.settled() if isinstance(found, PartedColumn) else found
+
+    def _held(self, name: str) -> Column | PartedColumn:
         if name not in self._columns:
             raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.")
         return self._columns[name]
@@ -109,7 +138,7 @@ class Batch:
 
     def select(self, names: Iterable[str]) -> Batch:
         """Only these columns."""
-        return Batch({name: self.column(name) for name in names}, num_rows=self._num_rows)
+        return Batch({name: self._held(name) for name in names}, num_rows=self._num_rows)
 
     def renamed(self, names: Mapping[str, str]) -> Batch:
         """The same rows with some columns under other names, instead of those that had them.
@@ -117,18 +146,20 @@ class Batch:
         Args:
             names: of columns, old name to new.
         """
-        moved = {new: self.column(old) for old, new in names.items()}
+        moved = {new: self._held(old) for old, new in names.items()}
         rest = {name: column for name, column in self._columns.items() if name not in names}
         return Batch({**rest, **moved}, num_rows=self._num_rows)
 
     def with_sources(self, place: Callable[[Block], Future | Block]) -> Batch:
         """The same rows, with each block of this process replaced by what `place` makes of it."""
-        columns = {}
+        columns = dict(self._columns)
         for name, column in self._columns.items():
-            moved = [
-                p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in column.pieces
-            ]
-            columns[name] = Column(tuple(moved))
+            if isinstance(column, Column):
+                moved = [
+                    p if isinstance(p.source, Future) else Piece(place(p.source), p.rows)
+                    for p in column.pieces
+                ]
+                columns[name] = Column(tuple(moved), column.by)
         return Batch(columns, num_rows=self._num_rows)
 
     def take(self, rows: Sequence[int] | RowNumbers) -> Batch:
@@ -140,9 +171,7 @@ class Batch:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):
             raise IndexError(f"rows {index.min()} to {index.max()} of a batch of {len(self)}.")
-        return Batch(
-            {name: column.take(index) for name, column in self._columns.items()}, num_rows=len(index)
-        )
+        return Batch({name: self.column(name).take(index) for name in self._columns}, num_rows=len(index))
 
     def split(self, parts: int, *, together: int = 1) -> list[Batch]:
         """Contiguous parts whose sizes differ by at most one row; any number of rows will do, 0 too.
@@ -160,13 +189,12 @@ class Batch:
                 f"{len(self)} rows are no whole groups of {together} neighbours: {rest} are left over. "
                 f"Give a multiple of {together}."
             )
-        edges = [groups * i // parts * together for i in range(parts + 1)]
-        return [self.cut(a, b) for a, b in pairwise(edges)]
-
-    def cut(self, start: int, stop: int) -> Batch:
-        """The rows from `start` up to `stop`, 0 <= start <= stop <= len(self)."""
-        columns = {name: column.cut(start, stop) for name, column in self._columns.items()}
-        return Batch(columns, num_rows=stop - start)
+        ends = [edge * together for edge in edges(groups, parts)]
+        columns = {name: self.column(name).split(ends) for name in self._columns}
+        return [
+            Batch({name: found[part] for name, found in columns.items()}, num_rows=stop - start)
+            for part, (start, stop) in enumerate(pairwise(ends))
+        ]
 
     def repeat(self, times: int) -> Batch:
         """Each row `times` times, copies side by side: rows 0 0 0 1 1 1 for times = 3."""

@@ -61,22 +61,29 @@ def encode(value: torch.Tensor | Sequence[object]) -> Block:
     return Block(host.numpy(), name)
 
 
-def decode(blocks: Sequence[Block]) -> torch.Tensor | list[object]:
+def decode(blocks: Sequence[Block], *, by: Sequence[Block] = ()) -> torch.Tensor | list[object]:
     """Join blocks of one column into a tensor [n, ...] on the host, or a list.
 
-    One block is not copied: the tensor lies in the object store, where other processes read the same memory,
-    and must not be written to.
+    One whole block is not copied: the tensor lies in the object store, where other processes read the same
+    memory, and must not be written to.
+
+    Args:
+        blocks: at least one.
+        by: blocks of int64, joined too: the rows to take of what was joined, in this order; none takes all.
 
     Raises:
         ValueError: the blocks differ in width or type.
     """
+    rows = np.concatenate([np.asarray(block.values, dtype=np.int64) for block in by]) if by else None
     if blocks[0].dtype == "object":
-        return [item for block in blocks for item in block.values]
+        items = [item for block in blocks for item in block.values]
+        return items if rows is None else [items[row] for row in rows]
     arrays = [np.asarray(block.values) for block in blocks]
     kinds = {(block.dtype, array.shape[1:]) for block, array in zip(blocks, arrays, strict=True)}
     if len(kinds) > 1:
         raise ValueError(f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}.")
     array = np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+    array = array if rows is None else array[rows]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         tensor = torch.from_numpy(array)

@@ -14,6 +14,8 @@ class ColumnInput:
 
     name: str
     picks: tuple[Rows, ...]
+    by: tuple[Rows, ...] = ()
+    """The same for blocks that follow them: numbers of the rows that are meant; empty for all of them."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf_lightning.controller.block import Block, Rows, decode
+from rlhf_lightning.controller.block import Block, Rows, decode, encode
 from rlhf_lightning.controller.transport import Future, fetch_all
 
 RowNumbers = npt.NDArray[np.int64]
@@ -54,6 +54,8 @@ class Column:
     """Rows of one name, in order."""
 
     pieces: tuple[Piece, ...]
+    by: Column | None = None
+    """Numbers [n] int64 of the rows of `pieces` that are meant, maybe still being computed; None: all."""
 
     @staticmethod
     def of(source: Future | Block, num_rows: int) -> Column:
@@ -63,13 +65,32 @@ class Column:
     @staticmethod
     def joined(columns: Sequence[Column]) -> Column:
         """The rows of several columns, one after the other; empty pieces are dropped while a row is left."""
-        return Column(_with_rows([piece for column in columns for piece in column.pieces]))
+        pieces = [piece for column in columns for piece in column.pieces]
+        if all(column.by is None for column in columns):
+            return Column(_with_rows(pieces))
+        sizes = [sum(len(piece.rows) for piece in column.pieces) for column in columns]
+        before = np.cumsum([0, *sizes[:-1]])
+        rows = np.concatenate([start + c.numbers() for start, c in zip(before, columns, strict=True)])
+        return Column(tuple(pieces)).picked(Column.of(encode(torch.from_numpy(rows)), len(rows)))
 
     def __len__(self) -> int:
-        return sum(len(piece.rows) for piece in self.pieces)
+        return sum(len(piece.rows) for piece in self.pieces) if self.by is None else len(self.by)
+
+    def numbers(self) -> RowNumbers:
+        """Which rows of `pieces` these are; waits for the device that says so."""
+        found = torch.arange(len(self)) if self.by is None else self.by.fetch()
+        assert isinstance(found, torch.Tensor)
+        return found.numpy()
+
+    def picked(self, by: Column) -> Column:
+        """The rows whose numbers [n] int64 another column holds: `take` without knowing them."""
+        whole = self if self.by is None else Column(self.pieces).take(self.numbers())
+        return Column(whole.pieces, by)
 
     def take(self, rows: RowNumbers) -> Column:
         """The given rows in the given order; runs from one block stay one piece."""
+        if self.by is not None:
+            return Column(self.pieces, self.by.take(rows))
         ends = np.cumsum([len(piece.rows) for piece in self.pieces])
         owner = np.searchsorted(ends, rows, side="right")
         cuts = np.flatnonzero(np.diff(owner)) + 1
@@ -80,21 +101,34 @@ class Column:
             pieces.append(piece.take(rows[run] - before))
         return Column(tuple(pieces))
 
-    def cut(self, start: int, stop: int) -> Column:
-        """The rows from `start` up to `stop`, without a look at each."""
-        pieces, before = [], 0
+    def split(self, edges: Sequence[int]) -> list[Column]:
+        """The rows between neighbouring edges, which ascend; one look at each piece and each part."""
+        if self.by is not None:
+            return [Column(self.pieces, by) for by in self.by.split(edges)]
+        parts: list[list[Piece]] = [[] for _ in edges[1:]]
+        part, before = 0, 0
         for piece in self.pieces:
-            inside = slice(max(start - before, 0), max(stop - before, 0))
-            pieces.append(Piece(piece.source, piece.rows[inside]))
-            before += len(piece.rows)
-        return Column(_with_rows(pieces))
+            after = before + len(piece.rows)
+            start = max(before, edges[0])
+            while start < min(after, edges[-1]):
+                if start >= edges[part + 1]:
+                    part += 1
+                    continue
+                stop = min(after, edges[part + 1])
+                parts[part].append(Piece(piece.source, piece.rows[start - before : stop - before]))
+                start = stop
+            before = after
+        none = [Piece(piece.source, piece.rows[:0]) for piece in self.pieces[:1]]
+        return [Column(tuple(found or none)) for found in parts]
 
     def fetch(self) -> torch.Tensor | list[object]:
         """The values [len(self), ...] in memory of their own: a tensor, or a list of Python objects."""
-        futures = list({piece.source for piece in self.pieces if isinstance(piece.source, Future)})
+        by = () if self.by is None else self.by.pieces
+        futures = list({p.source for p in (*self.pieces, *by) if isinstance(p.source, Future)})
         found = dict(zip(futures, fetch_all(futures), strict=True))
-        value = decode([piece.block(found) for piece in self.pieces])
-        return value.clone() if isinstance(value, torch.Tensor) and len(self.pieces) == 1 else value
+        value = decode([p.block(found) for p in self.pieces], by=[p.block(found) for p in by])
+        is_view = len(self.pieces) == 1 and self.by is None
+        return value.clone() if isinstance(value, torch.Tensor) and is_view else value
 
 
 def _with_rows(pieces: Sequence[Piece]) -> tuple[Piece, ...]:

@@ -40,7 +40,8 @@ def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
     feed: Iterator[Block] = iter(blocks)
     columns: dict[str, object] = {}
     for column in call.columns:
-        value = decode([next(feed).take(rows) for rows in column.picks])
+        found = [next(feed).take(rows) for rows in column.picks]
+        value = decode(found, by=[next(feed).take(rows) for rows in column.by])
         columns[column.name] = value if isinstance(value, torch.Tensor) else NonTensorStack(*value)
     return TensorDict(columns, batch_size=[call.num_rows])
 
@@ -72,6 +73,8 @@ class Device:
         self.node = socket.gethostname()
         self.world: World | None = None
         self.roles: dict[str, Remote] = {}
+        self.made: dict[str, int] = {}
+        """Bytes of the columns that the last call of each `role.method` made."""
         self.offload = False
         self._resident: str | None = None
 
@@ -128,6 +131,7 @@ class Device:
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(call.role, call.rank, call.method, err) from None
         seconds = time.perf_counter() - clock
+        self.made[f"{call.role}.{call.method}"] = sum(column.size_bytes for column in columns)
         peak = memory_bytes()
         report = CallReport(
             call.role, call.method, self.rank, started, seconds, peak, value, num_rows=call.num_rows

@@ -33,7 +33,7 @@ class Parcel:
 
     call: Call
     sources: tuple[Place | Block, ...]
-    """One for each pick of `call.columns`, in order; a small block of the controller's comes along itself."""
+    """One for each block of `call.columns`, in order; a small one of the controller's comes along itself."""
     objects: tuple[tuple[str, ...], ...]
     """The columns of `call.returns`, by the shard that is to hold them."""
 

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport
-from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.errors import WorkerTimeoutError
+from rlhf_lightning.controller.failure import Pending, explained, room_for
 from rlhf_lightning.controller.parcel import Parcel, Place, opened
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
 POLL_S = 0.5
 """Between two looks at the pending calls while waiting for a value."""
-GRACE_S = 2.0
-"""After a failure, how long to wait for the death of a device that explains it."""
 SHARED = "shared"
 """The column of a shard that the controller put into the store itself."""
 
@@ -48,19 +47,12 @@ class RayFuture(Future):
     transport: RayTransport
     column: str | None
     """Which block of a shard; None where the object is a report."""
+    maker: str
+    """The call that makes it, as errors have it."""
 
     def opened(self, found: object) -> object:
         """The value out of the object."""
         return opened(cast(bytes, found)) if self.column is None else cast(Shard, found)[self.column]
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A call that has not been seen to end."""
-
-    ref: Ref
-    name: str
-    """Role, device and method, as errors have them."""
 
 
 class RayTransport(Transport):
@@ -80,16 +72,17 @@ class RayTransport(Transport):
         shards: dict[Ref, int] = {}
         sources = tuple(_source(block, shards) for block in blocks)
         parcel = Parcel(call, sources, self._objects(call.returns))
-        sent = self._method(device, 1 + len(parcel.objects)).remote(parcel.packed(), *shards)
-        report, *refs = sent if isinstance(sent, list) else [sent]
-        name = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
-        self._pending.append(Pending(report, name))
+        maker, packed = f"{call.role}[rank {call.rank}, device {device}].{call.method}", parcel.packed()
+        with room_for(maker, len(packed)):
+            sent = self._method(device, 1 + len(parcel.objects)).remote(packed, *shards)
+        *refs, report = sent if isinstance(sent, list) else [sent]
+        self._pending.append(Pending(report, maker, self.actors[device], f"{call.role}.{call.method}"))
         columns: dict[str, Future] = {
-            name: RayFuture(ref, self, name)
+            name: RayFuture(ref, self, name, maker)
             for ref, names in zip(refs, parcel.objects, strict=True)
             for name in names
         }
-        return Submitted(RayFuture(report, self, None), columns)
+        return Submitted(RayFuture(report, self, None, maker), columns)
 
     def _objects(self, returns: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """One object for all columns; one a column where reading an object may take it over the network."""
@@ -104,8 +97,14 @@ class RayTransport(Transport):
         return self._methods[key]
 
     def share(self, block: Block) -> Future:
-        """Put a block into the object store."""
-        return RayFuture(ray.put({SHARED: block}), self, SHARED)
+        """Put a block into the object store.
+
+        Raises:
+            WorkerError: the store is full.
+        """
+        maker = "handing a column to the devices"
+        with room_for(maker, block.size_bytes):
+            return RayFuture(ray.put({SHARED: block}), self, SHARED, maker)
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
         """Bring values here.
@@ -118,7 +117,7 @@ class RayTransport(Transport):
         try:
             found = self._get([future.ref for future in ours])
         except RayError as err:
-            self._fail(err)
+            self._fail(err, reading=ours[0].maker)
         return [self.counted(f.opened(value)) for f, value in zip(ours, found, strict=True)]
 
     def _get(self, refs: list[Ref]) -> list[object]:
@@ -127,7 +126,13 @@ class RayTransport(Transport):
             return list(ray.get(refs, timeout=POLL_S))
         except GetTimeoutError:
             self._wait(refs)
-        return list(ray.get(refs))
+        try:
+            return list(ray.get(refs, timeout=self.timeout_s))
+        except GetTimeoutError:
+            raise WorkerTimeoutError(
+                f"what calls have made did not come to the controller in {self.timeout_s:.0f} s: the network "
+                "or a full object store holds it up."
+            ) from None
 
     def _wait(self, refs: list[Ref]) -> None:
         last_progress = time.monotonic()
@@ -162,42 +167,15 @@ class RayTransport(Transport):
         try:
             self._reports += [opened(cast(bytes, report)) for report in ray.get(ended)]
         except RayError as err:
-            self._fail(err)
+            self._fail(err, reading=self._pending[0].name)
         done = set(ended)
         self._pending = [pending for pending in self._pending if pending.ref not in done]
         return len(ended)
 
-    def _fail(self, err: RayError) -> NoReturn:
-        """Raise the failure that explains the others: a device's death before errors that it caused."""
-        death = first_death([(pending.name, pending.ref) for pending in self._pending])
-        self._pending.clear()
-        if death is not None:
-            raise WorkerError(f"{death[0]}: its process died. {death[1]}") from None
-        if isinstance(err, ActorDiedError):
-            raise WorkerError(f"a device: its process died. {err}") from None
-        cause = err.cause if isinstance(err, RayTaskError) else err
-        raise WorkerError(str(cause)) from None
-
-
-def first_death(calls: Sequence[tuple[str, Ref]]) -> tuple[str, ActorDiedError] | None:
-    """The name of the first call whose device died, which may be known only after errors that it caused."""
-    deadline = time.monotonic() + GRACE_S
-    while (found := _known_death(calls)) is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
-
-
-def _known_death(calls: Sequence[tuple[str, Ref]]) -> tuple[str, ActorDiedError] | None:
-    for name, ref in calls:
-        if not ray.wait([ref], timeout=0, fetch_local=False)[0]:
-            continue
-        try:
-            ray.get(ref)
-        except ActorDiedError as err:
-            return name, err
-        except RayError:
-            continue
-    return None
+    def _fail(self, err: RayError, *, reading: str) -> NoReturn:
+        """Raise the failure that explains an error; see `explained`."""
+        pending, self._pending = self._pending, []
+        raise explained(err, pending, reading=reading) from None
 
 
 def _source(block: Future | Block, shards: dict[Ref, int]) -> Place | Block:

@@ -33,4 +33,5 @@ class DeviceHandle(Protocol):
     host: ActorMethod
     address: ActorMethod
     node_id: ActorMethod
+    made_bytes: ActorMethod
     submit: ActorMethod

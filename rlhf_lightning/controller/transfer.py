@@ -93,6 +93,10 @@ class RowTransfer(Transfer):
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
         """Join the ranks' rows."""
 
+    def takes_parts(self, inputs: Inputs) -> bool:
+        """Whether some rows may be handed over before the others, since no row's result needs another row."""
+        return False
+
 
 class MetricTransfer(Transfer):
     """A protocol whose result is Metrics."""
@@ -140,6 +144,10 @@ class DataParallel(RowTransfer):
         """Join the rows in the order of the replicas."""
         return Batch.joined([outputs[rank].batch for rank in layout.output_ranks])
 
+    def takes_parts(self, inputs: Inputs) -> bool:
+        """Unless an argument, such as an advantage estimator, has a say in which rows come together."""
+        return not any(isinstance(value, ReadsGroups) for value in inputs.arguments.values())
+
 
 @dataclass(frozen=True)
 class MicroDataParallel(RowTransfer):
@@ -157,6 +165,25 @@ class MicroDataParallel(RowTransfer):
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
         """Join the rows in the order of the copies."""
         return Batch.joined([outputs[rank].batch for rank in layout.generating.output_ranks])
+
+
+@dataclass(frozen=True)
+class PartOf(RowTransfer):
+    """MICRO_DP, but each copy is given one part of its rows only; `Batch.split` says how they are divided."""
+
+    index: int
+    """Of the part, from 0."""
+    parts: int
+    """How many there are."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+        """The part of each copy's rows."""
+        whole = MICRO_DP.distribute(layout, inputs)
+        return {r: replace(one, batch=one.batch.split(self.parts)[self.index]) for r, one in whole.items()}
+
+    def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
+        """Join the rows in the order of the copies."""
+        return MICRO_DP.collect(layout, outputs)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Transport(ABC):
         Args:
             device: global rank.
             call: what to run.
-            blocks: one for each pick of `call.columns`, in order.
+            blocks: one for each pick of `call.columns`, then for each of its `by`, in order.
         """
 
     @abstractmethod

@@ -8,8 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.call import Call, ColumnInput
+from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.register import Method
-from rlhf_lightning.controller.transfer import Inputs, Output
+from rlhf_lightning.controller.transfer import Inputs, Output, Outputs, RowTransfer
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.parallel import ParallelLayout
 
@@ -49,17 +50,26 @@ class WorkerGroup:
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """Run a method on the workers and return its futures at once.
 
+        A batch in parts is handed over part by part, without waiting for any, where that changes no result.
+
         Raises:
             ValueError: the batch lacks a column that the method reads.
         """
         rows = Batch({}, num_rows=0) if batch is None else self._read(method, batch, arguments)
-        shards = method.transfer.distribute(self.layout, Inputs(rows, arguments))
-        outputs = {rank: self._submit(rank, method, inputs) for rank, inputs in shards.items()}
-        return method.transfer.collect(self.layout, outputs)
+        inputs, transfer, parts = Inputs(rows, arguments), method.transfer, rows.parts
+        if parts is None or not isinstance(transfer, RowTransfer) or not transfer.takes_parts(inputs):
+            return transfer.collect(self.layout, self._outputs(method, inputs))
+        each = [Inputs(rows.part(index), arguments) for index in range(len(parts.numbers))]
+        found = [transfer.collect(self.layout, self._outputs(method, part)) for part in each]
+        return Batch.in_parts(parts, found)
+
+    def _outputs(self, method: Method, inputs: Inputs) -> Outputs:
+        shards = method.transfer.distribute(self.layout, inputs)
+        return {rank: self._submit(rank, method, share) for rank, share in shards.items()}
 
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         if method.reads is None:
-            return self._shared(batch)
+            return self._shared(batch, method)
         extra = [
             name for value in arguments.values() if isinstance(value, ReadsColumns) for name in value.columns
         ]
@@ -70,20 +80,25 @@ class WorkerGroup:
                 f"{self.role}.{method.name} reads the columns {names}, and the batch has no {missing}: "
                 f"it has {sorted(batch)}. Call what makes them first."
             )
-        return self._shared(batch.select(names))
+        return self._shared(batch.select(names), method)
 
-    def _shared(self, batch: Batch) -> Batch:
+    def _shared(self, batch: Batch, method: Method) -> Batch:
         """Put large blocks of this process into the object store once, not once a call and rank."""
-        return batch.with_sources(
-            lambda block: self.transport.shared(block) if block.size_bytes > INLINE_BYTES else block
-        )
+        try:
+            return batch.with_sources(
+                lambda block: self.transport.shared(block) if block.size_bytes > INLINE_BYTES else block
+            )
+        except WorkerError as err:
+            raise WorkerError(f"{self.role}.{method.name}: {err}") from None
 
     def _submit(self, rank: int, method: Method, inputs: Inputs) -> Output:
         columns, blocks = [], []
         for name in inputs.batch:
-            shipped = [piece.shipped() for piece in inputs.batch.column(name).pieces]
-            columns.append(ColumnInput(name, tuple(rows for _, rows in shipped)))
-            blocks += [source for source, _ in shipped]
+            column = inputs.batch.column(name)
+            shipped = [piece.shipped() for piece in column.pieces]
+            by = [piece.shipped() for piece in column.by.pieces] if column.by is not None else []
+            columns.append(ColumnInput(name, tuple(rows for _, rows in shipped), tuple(r for _, r in by)))
+            blocks += [source for source, _ in (*shipped, *by)]
         call = Call(
             role=self.role,
             method=method.name,

@@ -6,10 +6,12 @@ Whoever calls it names no engine: roles ask for one here, as they do for trainin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
 from tensordict import TensorDict
+from torch import Tensor
 
 from rlhf_lightning.engines.engine import TrainEngine, WeightSource
 from rlhf_lightning.engines.native import Native, NativeGenerator
@@ -34,7 +36,6 @@ class GenerationEngine(ABC):
     source: WeightSource
     """Has the weights."""
 
-    @abstractmethod
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
         """Answer every row; what a row answers depends on its prompt, its id and the seed only.
 
@@ -50,6 +51,29 @@ class GenerationEngine(ABC):
 
         Raises:
             ValueError: a prompt is empty, or too long for the model.
+        """
+        ((_, answers),) = self.finished(rows, sampling=sampling, seed=seed, parts=1)
+        return answers
+
+    @abstractmethod
+    def finished(
+        self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
+    ) -> Iterator[tuple[Tensor, TensorDict]]:
+        """Answer every row as `generate` does, and hand over those that end first while the others go on.
+
+        Whoever asks goes on to the end, or closes the iterator, before the weights change.
+
+        Args:
+            rows: as for `generate`.
+            sampling: as for `generate`.
+            seed: as for `generate`.
+            parts: how often to hand over; each time the next B / parts rows, one more or less.
+
+        Yields:
+            Numbers of rows [n] int64, ascending, and what `generate` returns of them.
+
+        Raises:
+            ValueError: as for `generate`.
         """
 
     @property
@@ -76,19 +100,20 @@ class NativeEngine(GenerationEngine):
         self._device, self._ends, self._config = seat.device, ends, config
         self._version: int | None = None
 
-    def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
-        """See `GenerationEngine.generate`."""
+    def finished(
+        self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
+    ) -> Iterator[tuple[Tensor, TensorDict]]:
+        """See `GenerationEngine.finished`."""
         with self.source.generating() as decoder:
-            answers = NativeGenerator(
+            yield from NativeGenerator(
                 decoder,
                 device=self._device,
                 pad_token_id=self._ends.pad_token_id,
                 eos_token_ids=self._ends.eos_token_ids,
                 config=self._config,
-            ).generate(rows, sampling=sampling, seed=seed)
+            ).finished(rows, sampling=sampling, seed=seed, parts=parts)
             del decoder  # a layout of generation is freed as it ends
         self._version = self.source.version
-        return answers
 
     @property
     def version(self) -> int | None:

@@ -11,7 +11,7 @@ decoded now, V the size of the vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
@@ -27,6 +27,7 @@ from rlhf_lightning.engines.decoder import Decoder, Drawn, WholeDecoder
 from rlhf_lightning.engines.kv import Cache, Decode, Prefill
 from rlhf_lightning.engines.prompts import Prompt, read_prompts
 from rlhf_lightning.engines.sampling import sample, uniform
+from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 
 
@@ -92,6 +93,26 @@ class NativeGenerator:
         Raises:
             ValueError: a prompt is empty, or too long for the model.
         """
+        ((_, answers),) = self.finished(rows, sampling=sampling, seed=seed, parts=1)
+        return answers
+
+    def finished(
+        self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
+    ) -> Iterator[tuple[Tensor, TensorDict]]:
+        """Answer every row as `generate` does, and hand over those that end first while the others go on.
+
+        Args:
+            rows: as for `generate`.
+            sampling: as for `generate`.
+            seed: as for `generate`.
+            parts: how often to hand over; each time the next B / parts rows, one more or less.
+
+        Yields:
+            Numbers of rows [n] int64, ascending, and what `generate` returns of them.
+
+        Raises:
+            ValueError: as for `generate`.
+        """
         config = self.decoder.config.get_text_config()
         positions: int = getattr(config, "max_position_embeddings", None) or 2**40
         prompts = read_prompts(
@@ -100,12 +121,15 @@ class NativeGenerator:
         row_ids = rows["row_ids"].to(self.device)[:, None]
         columns = torch.arange(sampling.max_new_tokens, device=self.device)
         responses = _Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
-        with torch.no_grad(), self.decoder.evaluating():
-            numbers = uniform(seed, row_ids, columns)
+        numbers = uniform(seed, row_ids, columns)
+        with self.decoder.evaluating():
             slots = _Slots(self, prompts, sampling, responses)
-            while slots.busy:
-                slots.advance(numbers)
-        return responses.tensors().to(rows["prompt_ids"].device)
+            for size in shares(len(prompts), parts):
+                while len(slots.ended) < size:
+                    slots.advance(numbers)
+                ended = torch.tensor(sorted(slots.ended[:size]), dtype=torch.int64)
+                del slots.ended[:size]
+                yield ended, responses.tensors(ended).to(rows["prompt_ids"].device)
 
 
 class _Responses:
@@ -114,19 +138,19 @@ class _Responses:
     def __init__(self, size: int, width: int, pad_token_id: int, device: torch.device) -> None:
         self.ids = torch.full((size, width), pad_token_id, dtype=torch.int64, device=device)
         self.log_probs = torch.zeros(size, width, device=device)
-        self.lengths = [0] * size
+        self.lengths = torch.zeros(size, dtype=torch.int64)
 
     def record(self, row: Tensor, column: Tensor, token: Tensor, log_prob: Tensor) -> None:
         """Put a token [n] and its log-probability [n] at (row, column)."""
         self.ids[row, column] = token
         self.log_probs[row, column] = log_prob
 
-    def tensors(self) -> TensorDict:
-        """The columns that `generate` returns."""
-        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        mask = columns < torch.tensor(self.lengths, dtype=torch.int64, device=self.ids.device)[:, None]
-        values = {"response_ids": self.ids, "response_mask": mask, "log_probs": self.log_probs}
-        return TensorDict(values, batch_size=[len(self.lengths)])
+    def tensors(self, rows: Tensor) -> TensorDict:
+        """The columns that `generate` returns, of these rows [n] int64."""
+        where, lengths = rows.to(self.ids.device), self.lengths[rows].to(self.ids.device)
+        mask = torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+        values = {"response_ids": self.ids[where], "response_mask": mask, "log_probs": self.log_probs[where]}
+        return TensorDict(values, batch_size=[len(rows)])
 
 
 @dataclass(slots=True)
@@ -156,15 +180,13 @@ class _Slots:
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
         self.seats: list[_Seat] = []
+        self.ended: list[int] = []
+        """Rows that have all they say, in the order in which they ended."""
         self.steps = 0
         stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a row waits or is being decoded."""
-        return bool(self.waiting or self.seats)
-
+    @torch.no_grad()
     def advance(self, numbers: Tensor) -> None:
         """Seat waiting rows if enough slots are free, else decode a token a row; numbers: [B, R] float64."""
         free = self.size - len(self.seats)
@@ -252,6 +274,7 @@ class _Slots:
         stopped = torch.isin(self.state[3, :count], self.stops).tolist()
         done = [stop or seat.last <= self.steps for stop, seat in zip(stopped, self.seats, strict=True)]
         for seat in compress(self.seats, done):
+            self.ended.append(seat.row)
             self.responses.lengths[seat.row] = self.sampling.max_new_tokens - (seat.last - self.steps)
         kept = count - sum(done)
         holes = [slot for slot in range(kept) if done[slot]]

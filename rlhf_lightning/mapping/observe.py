@@ -155,10 +155,11 @@ def _by_rank(
 def _kind(role: Role, method: str) -> Kind | None:
     """What a method asks of the model; None where it does not run it over the iteration's rows.
 
-    Rows of other text, which `accumulate_actor` adds, have lengths of their own.
+    Rows of other text, which `accumulate_actor` adds, have lengths of their own, and `start_sequences` only
+    begins what `next_sequences` goes on with.
     """
     known = methods_of(type(role)).get(method)
-    if known is None or not known.takes_rows or method.startswith("accumulate"):
+    if known is None or not known.takes_rows or method.startswith(("accumulate", "start")):
         return None
     return kind_of(method) if known.reads is None or "prompt_ids" in known.reads else None
 

@@ -3,7 +3,12 @@
 from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
-from rlhf_lightning.workers.generator import GenerationAhead, Generator, SeparateGeneration
+from rlhf_lightning.workers.generator import (
+    GenerationAhead,
+    GenerationInParts,
+    Generator,
+    SeparateGeneration,
+)
 from rlhf_lightning.workers.judge import Judge
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
@@ -15,6 +20,7 @@ __all__ = [
     "Cost",
     "Critic",
     "GenerationAhead",
+    "GenerationInParts",
     "Generator",
     "Judge",
     "Reference",

@@ -72,13 +72,16 @@ class Actor(Role):
 
     def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
         """What `generate_sequences` does on a worker."""
-        sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
-        answers = self.generator.generate(rows, sampling=sampling, seed=self.seed or 0)
+        answers = self.generator.generate(rows, sampling=self.drawn(greedy=greedy), seed=self.seed or 0)
         answers["rollout_log_probs"] = answers["log_probs"]
         if self.recompute_log_probs and not greedy:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
             answers["log_probs"] = self._recomputed(whole)
         return answers
+
+    def drawn(self, *, greedy: bool) -> Sampling:
+        """How responses are drawn, or the likeliest taken."""
+        return replace(self.sampling, temperature=0.0) if greedy else self.sampling
 
     @property
     def generator(self) -> GenerationEngine:

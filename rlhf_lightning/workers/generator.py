@@ -2,7 +2,7 @@
 
 actor.generate_sequences(batch)              the algorithm knows of no generator
   -> actor.send_weights | generator.receive_weights     side by side, where the actor has changed
-  -> generator.generate_sequences
+  -> generator.generate_sequences      or start_sequences, and next_sequences for each part of the answers
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import MICRO_DP, ONE_TO_ALL, Batch, Caller, Worker, register
+from rlhf_lightning.controller import (
+    MICRO_DP,
+    ONE_TO_ALL,
+    Batch,
+    Caller,
+    PartOf,
+    Parts,
+    Worker,
+    register,
+)
 from rlhf_lightning.controller.register import Method, methods_of
-from rlhf_lightning.engines import WeightSource, train_engine
+from rlhf_lightning.engines import WeightSource, be_deterministic, train_engine
 from rlhf_lightning.parallel import Link, ParallelLayout
-from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
 from rlhf_lightning.workers.role import Role, Settings
+from rlhf_lightning.workers.underway import Underway
 
+NUMBERS = "row_numbers"
+"""A column: where a row stands in the batch."""
 _OTHER_DRAW = 1 << 61
 """Added to a row's id for other answers to its prompt."""
 CHANGING = frozenset({"update_actor", "load"})
@@ -60,7 +72,7 @@ class Generator(Role):
     @classmethod
     def of(cls, actor: Actor) -> Self:
         """The generator of an actor."""
-        model = {f.name: getattr(actor, f.name) for f in dataclasses.fields(ModelSpec)}
+        model = {f.name: getattr(actor, f.name) for f in dataclasses.fields(ModelSpec)} | {"lora": None}
         return cls(**model, actor=dataclasses.replace(actor, recompute_log_probs=False))
 
     def located(self) -> Self:
@@ -71,6 +83,7 @@ class Generator(Role):
         """Make room for the weights: vLLM's own, or a model that the native engine computes with."""
         settings = worker.settings
         assert isinstance(settings, Settings)
+        be_deterministic(settings.deterministic, seed=self.init_seed or 0)
         places = (self.place, self.actor.place)
         for place in places:
             place.worker = worker
@@ -99,6 +112,13 @@ class Generator(Role):
         if self.place.engine is not None:
             super().reload()
 
+    @property
+    def underway(self) -> Underway:
+        """The generation that `start_sequences` began, made on first use; on a worker only."""
+        found = self.__dict__.setdefault("_underway", Underway())
+        assert isinstance(found, Underway)
+        return found
+
     @register(transfer=ONE_TO_ALL)
     def receive_weights(self) -> None:
         """Become the actor, which sends its weights meanwhile."""
@@ -113,6 +133,30 @@ class Generator(Role):
     def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
         """See `Actor.generate_sequences`."""
         return self.actor.answer(rows, greedy=greedy)
+
+    @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
+    def start_sequences(self, rows: TensorDict, *, parts: int, greedy: bool = False) -> TensorDict:
+        """Begin to answer every prompt as `generate_sequences` does.
+
+        Args:
+            rows: as for `generate_sequences`, and row_numbers [B] int64.
+            parts: calls of `next_sequences` that will ask for the answers.
+            greedy: as for `generate_sequences`.
+        """
+        self.underway.begin(self._finished(rows, self.actor.drawn(greedy=greedy), parts), parts=parts)
+        return TensorDict({}, batch_size=rows.batch_size)
+
+    def _finished(self, rows: TensorDict, sampling: Sampling, parts: int) -> Iterator[TensorDict]:
+        engine, seed = self.actor.generator, self.actor.seed or 0
+        for which, answers in engine.finished(rows, sampling=sampling, seed=seed, parts=parts):
+            answers["rollout_log_probs"] = answers["log_probs"]
+            answers[NUMBERS] = rows[NUMBERS][which]
+            yield answers
+
+    @register(transfer=MICRO_DP, reads=(), returns=(*ANSWERS, NUMBERS))
+    def next_sequences(self, rows: TensorDict) -> TensorDict:
+        """The answers that end next, as many as there are rows, and row_numbers [n] of their prompts."""
+        return self.underway.more()
 
 
 @dataclass
@@ -145,10 +189,13 @@ class SeparateGeneration:
             self.actor.call(methods_of(Actor)["send_weights"], None, {})
             self.generator.call(methods_of(Generator)["receive_weights"], None, {})
             self.stale, self.version = False, self.version + 1
-        found = cast(
-            Batch, self.generator.call(methods_of(Generator)["generate_sequences"], batch, arguments)
-        )
-        return batch | found | Batch.of({"weights_version": torch.full((len(batch),), self.version)})
+        version = Batch.of({"weights_version": torch.full((len(batch),), self.version)})
+        return batch | self.asked(batch, arguments) | version
+
+    def asked(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """What the generator, which is up to date, answers."""
+        method = methods_of(Generator)["generate_sequences"]
+        return cast(Batch, self.generator.call(method, batch, arguments))
 
     def scored(self, answers: Batch) -> Batch:
         """The answers with log-probabilities as the actor wants them."""
@@ -156,6 +203,34 @@ class SeparateGeneration:
             return answers
         again = self.actor.call(methods_of(Actor)["compute_log_prob"], answers, {})
         return answers | cast(Batch, again).select(["log_probs"])
+
+
+@dataclass
+class GenerationInParts(SeparateGeneration):
+    """The same, but answers are handed on as they end, while the generator goes on with the others.
+
+    All calls are sent at once: one a part to the generator, and one a part to whoever reads the answers.
+    Which rows a part has is known to the devices only, until something needs the order of the rows.
+    """
+
+    parts: int = 8
+    """Of each batch, no more than it has rows; 1 hands on all answers together."""
+
+    def asked(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """See `SeparateGeneration.asked`; a batch in parts."""
+        parts = min(self.parts, len(batch))
+        if parts < 2:
+            return super().asked(batch, arguments)
+        methods = methods_of(Generator)
+        numbered = batch | Batch.of({NUMBERS: torch.arange(len(batch))})
+        self.generator.call(methods["start_sequences"], numbered, {**arguments, "parts": parts})
+        found = []
+        for index in range(parts):
+            part = PartOf(index=index, parts=parts)
+            method = dataclasses.replace(methods["next_sequences"], transfer=part)
+            found.append(cast(Batch, self.generator.call(method, numbered, {})))
+        numbers = Parts(tuple(part.column(NUMBERS) for part in found))
+        return Batch.in_parts(numbers, [part.select(ANSWERS) for part in found])
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_lightning.callbacks import Trace
 from rlhf_lightning.parallel import Moved
-from rlhf_lightning.strategies import DeepSpeedChat, Local, OpenRLHF
+from rlhf_lightning.strategies import DeepSpeedChat, Local, OpenRLHF, Pipelined
 from rlhf_lightning.workers import Settings
 from tests.extras.generating import SMALL
 from tests.extras.test_engine_pairs import STEPS, ppo
@@ -27,11 +27,19 @@ def expected(path: str, tmp_path_factory: pytest.TempPathFactory) -> Parameters:
     return fit(ppo(path), Local(), tmp_path_factory.mktemp("local"), steps=STEPS)
 
 
-def test_vllm_answers_on_devices_of_its_own(path: str, expected: Parameters, tmp_path: Path) -> None:
-    trace = Trace(str(tmp_path / "trace.json"))
-    strategy = OpenRLHF(generator_devices=2, settings=Settings(generator="vllm", vllm=SMALL))
+@pytest.mark.parametrize("parts", [1, 3])
+def test_vllm_answers_on_devices_of_its_own(
+    path: str, expected: Parameters, parts: int, tmp_path: Path
+) -> None:
+    trace, settings = Trace(str(tmp_path / "trace.json")), Settings(generator="vllm", vllm=SMALL)
+    if parts > 1:
+        strategy: OpenRLHF = Pipelined(parts=parts, generator_devices=2, settings=settings)
+    else:
+        strategy = OpenRLHF(generator_devices=2, settings=settings)
     learned = fit(ppo(path), strategy, tmp_path, steps=STEPS, callbacks=[trace])
     assert furthest(expected, learned) < 1e-4
+    answering = [call for call in trace.calls if call.method == "next_sequences"]
+    assert len(answering) == (2 * parts * STEPS if parts > 1 else 0)
     sent = [call.value for call in trace.calls if call.method == "send_weights"]
     assert len(sent) == STEPS
     for moved in sent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -134,6 +135,27 @@ def test_tokens_follow_the_distribution(pair: Pair, tmp_path: Path) -> None:
     assert int(common.sum()) > 5
     statistic = ((seen - expected)[common] ** 2 / expected[common]).sum() / common.sum()
     assert float(statistic) < 2.5
+
+
+def test_rows_are_handed_over_as_they_end(pair: Pair) -> None:
+    rows, sampling = table(prompts(LENGTHS)), Sampling(max_new_tokens=13, stop_token_ids=STOPS)
+    whole = pair(rows, sampling)
+    found = list(pair.engine.finished(rows, sampling=sampling, seed=5, parts=3))
+    order, lengths = torch.cat([which for which, _ in found]), whole["response_mask"].sum(1)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    for which, answers in found:
+        agree(answers, whole[which])
+    for (before, _), (after, _) in pairwise(found):
+        assert lengths[before].max() <= lengths[after].min()
+    assert lengths[found[0][0]].max() < lengths[found[-1][0]].min()
+
+
+def test_a_generation_may_be_left_early(pair: Pair) -> None:
+    rows, sampling = table(prompts(LENGTHS)), Sampling(max_new_tokens=13, stop_token_ids=STOPS)
+    whole, going = pair(rows, sampling), pair.engine.finished(rows, sampling=sampling, seed=5, parts=3)
+    next(going)
+    del going
+    agree(pair(rows, sampling), whole)
 
 
 def test_long_and_empty_prompts_are_refused(pair: Pair) -> None:

@@ -15,6 +15,12 @@ from rlhf_lightning import cli
 
 def run(line: str, *, cwd: Path) -> None:
     """Run `rlhf ...` or `python file.py ...` in a directory; it must end well."""
+    if code := exit_code(line, cwd=cwd):
+        pytest.fail(f"{line}: exit code {code}")
+
+
+def exit_code(line: str, *, cwd: Path) -> object:
+    """Run it and say how it ended; nothing, or 0, is well."""
     program, *words = shlex.split(line)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
@@ -30,5 +36,5 @@ def run(line: str, *, cwd: Path) -> None:
                 assert program == "rlhf"
                 cli.main()
         except SystemExit as end:
-            if end.code:
-                pytest.fail(f"{line}: exit code {end.code}")
+            return end.code
+    return None

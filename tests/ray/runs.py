@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -107,9 +107,7 @@ class Run:
 
     def _started(self, pid: int, table: Mapping[int, Status]) -> bool:
         """Tell whether it is the run's own process or below it."""
-        while pid in table and pid != self.process.pid:
-            pid = table[pid].parent
-        return pid in table
+        return pid == self.process.pid or self.process.pid in _ancestors(pid, table)
 
     def __enter__(self) -> Self:
         return self
@@ -125,11 +123,14 @@ class Run:
         """Wait for the end; the exit code."""
         return self.process.wait(PATIENCE_S)
 
-    def gone(self, *, within_s: float = PATIENCE_S) -> None:
-        """Wait until no process of it is there."""
+    def gone(self, *, within_s: float = PATIENCE_S, besides: tuple[str, ...] = ()) -> None:
+        """Wait until no process of it is there; those of some titles, which end later, are ended here."""
         deadline = time.monotonic() + within_s
         while left := self.processes():
             assert time.monotonic() < deadline, left
+            if all(title.startswith(besides) for title in left.values()):
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
     def held(self, *, after: int) -> int:
@@ -166,6 +167,19 @@ class Run:
 
     def _is_saving(self) -> bool:
         return any(self.checkpoints.glob(".saving-*"))
+
+
+def devices() -> dict[int, str]:
+    """Titles, by number, of the device processes that this one has started, directly or not."""
+    table = dict(process_table())
+    found = {pid: _read(str(pid), "cmdline") for pid in table if os.getpid() in _ancestors(pid, table)}
+    return {pid: title for pid, title in found.items() if title.startswith(DEVICE)}
+
+
+def _ancestors(pid: int, table: Mapping[int, Status]) -> Iterator[int]:
+    while pid in table:
+        pid = table[pid].parent
+        yield pid
 
 
 def saved_step(checkpoints: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from lightning.pytorch.callbacks import Callback
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import Trace
 from rlhf_lightning.parallel import Moved
-from rlhf_lightning.strategies import OneStepOff, OpenRLHF
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Colocated, OneStepOff, OpenRLHF, Pipelined
 from rlhf_lightning.workers import Settings
-from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
+from tests.ray.model import ROWS, STEPS, Parameters, fit, furthest, ppo
 
 STRATEGIES: Mapping[str, Callable[[], OpenRLHF]] = {
     "one each": OpenRLHF,
@@ -78,3 +80,41 @@ def test_one_step_off_answers_the_next_batch_while_it_learns(
         (answering,) = [call for call in inside if call.method == "generate_sequences"]
         learning = [call.started_s for call in inside if call.method == "compute_values"]
         assert min(learning) < answering.started_s + answering.seconds
+
+
+def uneven(tiny: Path) -> PPO:
+    """PPO whose answers have 1 to 40 tokens, and whose actor scores them too."""
+    algorithm = ppo(tiny)
+    sampling = Sampling(max_new_tokens=40, stop_token_ids=tuple(range(10)))
+    algorithm.actor = replace(algorithm.actor, sampling=sampling, recompute_log_probs=True)
+    return algorithm
+
+
+@pytest.fixture(scope="module")
+def uneven_alone(cluster: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+    """What one device learns from such answers."""
+    return fit(uneven(tiny), Colocated(devices=1), tmp_path_factory.mktemp("uneven"), steps=STEPS)
+
+
+def test_answers_are_scored_while_longer_ones_are_drawn(
+    uneven_alone: Parameters, tiny: Path, tmp_path: Path
+) -> None:
+    """The first of three parts is scored before the last is there, and what is learned stays the same."""
+    trace = Trace(str(tmp_path / "trace.json"))
+    strategy = Pipelined(parts=3, generator_devices=2)
+    learned = fit(uneven(tiny), strategy, tmp_path, steps=STEPS, callbacks=[trace])
+    assert furthest(uneven_alone, learned) < 1e-5
+    overlaps: defaultdict[str, list[float]] = defaultdict(list)
+    for start, seconds in trace.iterations:
+        inside = [call for call in trace.calls if start <= call.started_s <= start + seconds]
+        drawn = [call for call in inside if call.method == "next_sequences"]
+        assert len(drawn) == 3 * 2
+        assert sum(call.num_rows for call in drawn) == ROWS
+        first, last = min(c.started_s for c in drawn), max(c.started_s + c.seconds for c in drawn)
+        for method in ("compute_values", "compute_ref_log_prob", "compute_reward", "compute_log_prob"):
+            scored = [call for call in inside if call.method == method]
+            assert len(scored) == 3
+            assert sum(call.num_rows for call in scored) == ROWS
+            overlaps[method].append((last - min(call.started_s for call in scored)) / (last - first))
+    # On a busy machine a scorer may come late once.
+    assert all(max(shares) > 0.3 for shares in overlaps.values()), overlaps

@@ -55,7 +55,7 @@ def copy_model(*, without: str = "") -> Path:
             (*FIT, "--strategy", "splitt"),
             (
                 "--strategy splitt",
-                "nemo-aligner, one-step-off, openrlhf, split, standalone",
+                "nemo-aligner, one-step-off, openrlhf, pipelined, split, standalone",
             ),
         ),
         ((*FIT, "--data", "promtdata"), ("--data promtdata", "promptdata")),
@@ -138,6 +138,8 @@ def test_a_truncated_weight_file(rlhf: Rlhf) -> None:
     [
         ("split", 1, "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
         ("openrlhf", 3, "OpenRLHF(devices=3): 3 devices cannot be divided over 5 roles"),
+        ("pipelined", 8, "Pipelined(devices=8): 8 devices cannot be divided over 5 roles"),
+        ("pipelined", 2, "would share 2 devices, and on one device they take turns. Try devices=5, or --st"),
         ("nemo-aligner", 3, "NeMoAligner(devices=3): 3 devices are not two equal halves. Try devices=4"),
         ("split", 3, "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
         ("standalone", 6, "6 devices cannot be divided over 4 roles (actor, critic, reference, reward)"),

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 
 import torch
 from tensordict import TensorDict
@@ -24,9 +25,12 @@ from rlhf_lightning.engines.generation import Ends, GenerationEngine
 from rlhf_lightning.engines.prompts import read_prompts
 from rlhf_lightning.engines.source import resolve
 from rlhf_lightning.engines.vllm.config import VLLM
+from rlhf_lightning.engines.vllm.failure import failing
 from rlhf_lightning.engines.vllm.memory import forget
 from rlhf_lightning.engines.vllm.process import guest
+from rlhf_lightning.engines.vllm.weights import fitting, weight_shapes
 from rlhf_lightning.parallel import Seat
+from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling
 
 with guest():
@@ -41,6 +45,9 @@ with guest():
     from rlhf_lightning.engines.vllm.requests import requests
 
 logger = logging.getLogger(__name__)
+
+_Said = dict[int, CompletionOutput]
+"""By row."""
 
 
 class VLLMEngine(GenerationEngine):
@@ -63,11 +70,10 @@ class VLLMEngine(GenerationEngine):
     def __init__(
         self, model: ModelSpec, source: WeightSource, *, seat: Seat, ends: Ends, config: VLLM
     ) -> None:
-        self.source, self._ends, self._config = source, ends, config
+        self.source, self._ends, self._config, self._spec = source, ends, config, model
         self._on_cpu = seat.device.type == "cpu"
         self._groups = Groups(seat.groups.generation_tensor if seat.groups else None, device=seat.device)
-        with guest(), self._groups.entered(), self._uncompiled(), plain_weights():
-            self._engine = LLMEngine.from_engine_args(self._arguments(model))
+        self._engine = self._started()
         worker = self._engine.model_executor.driver_worker.worker
         self._runner, self._model = worker.model_runner, worker.get_model()
         self._logits = self._model.compute_logits = _Logits(self._model.compute_logits)
@@ -80,21 +86,26 @@ class VLLMEngine(GenerationEngine):
         if config.sleep:
             self.offload()
 
-    def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
-        """See `GenerationEngine.generate`."""
+    def finished(
+        self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
+    ) -> Iterator[tuple[Tensor, TensorDict]]:
+        """See `GenerationEngine.finished`."""
         positions, longest = self._engine.model_config.max_model_len, sampling.max_new_tokens
         whole = read_prompts(rows, positions=positions, new_tokens=longest, owner="vLLM")
         asked = [prompt.tolist() for prompt in whole]
         stops = tuple(sorted({*self._ends.eos_token_ids, *sampling.stop_token_ids}))
         wanted = requests(rows, sampling=sampling, stops=stops, seed=seed)
         self._logits.temperature = sampling.temperature or 1.0
-        with torch.no_grad(), self._groups.entered(), self._uncompiled(), torch.random.fork_rng(devices=[]):
-            self._wake()
-            with self._weights():
-                found = self._answered(asked, wanted)
+        going = self._going(asked, wanted, shares(len(asked), parts))
+        while True:
+            with torch.no_grad(), self._groups.entered(), self._uncompiled(), torch.random.fork_rng([]):
+                part = next(going, None)
+            if part is None:
+                break
+            answers = _responses(list(part.values()), width=longest, pad=self._ends.pad_token_id)
+            yield torch.tensor([*part], dtype=torch.int64), answers.to(rows["prompt_ids"].device)
         if self._config.sleep:
             self.offload()
-        return _responses(found, width=longest, pad=self._ends.pad_token_id).to(rows["prompt_ids"].device)
 
     @property
     def version(self) -> int | None:
@@ -118,11 +129,21 @@ class VLLMEngine(GenerationEngine):
         """End vLLM in this process, as happens when nobody holds the engine any more."""
         self._closing()
 
-    def _arguments(self, model: ModelSpec) -> EngineArgs:
+    def _started(self) -> LLMEngine:
+        """A new engine in these groups, which are let go where none can be made."""
+        entered, start = self._groups.entered, failing("to start", self._config)
+        try:
+            with start, guest(), entered(), self._uncompiled(), plain_weights():
+                return LLMEngine.from_engine_args(self._arguments())
+        except BaseException:
+            self._groups.close()
+            raise
+
+    def _arguments(self) -> EngineArgs:
         config = self._config
         return EngineArgs(
-            model=str(resolve(model)),
-            dtype=model.dtype,
+            model=str(resolve(self._spec)),
+            dtype=self._spec.dtype,
             skip_tokenizer_init=True,
             load_format="dummy",
             generation_config="vllm",
@@ -178,29 +199,53 @@ class VLLMEngine(GenerationEngine):
 
     def _copy(self) -> None:
         """Write the weights into vLLM's own, one after the other."""
-        loaded = self._model.load_weights(self.source.weights())
-        missing = dict(self._model.named_parameters()).keys() - loaded
-        assert not missing, f"{sorted(missing)} were given no weights"
+        owner = f"vLLM of {self._spec.path}"
+        loaded = self._model.load_weights(fitting(self.source.weights(), self._shapes, owner=owner))
+        if missing := dict(self._model.named_parameters()).keys() - loaded:
+            raise ValueError(f"{owner}: was given no {min(missing)}.")
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return weight_shapes(self._spec)
 
     def _arrived(self, version: int | None, started: float) -> None:
         """Note which weights are there."""
         self._version, self._fresh, self.update_s = version, True, time.perf_counter() - started
         logger.debug("vLLM has weights %s after %.3f s", version, self.update_s)
 
-    def _answered(self, asked: list[list[int]], wanted: list[SamplingParams]) -> list[CompletionOutput]:
-        """What every request says in the end, by row; none of them is left behind."""
-        rows = {str(row): row for row in range(len(asked))}
-        found: dict[int, CompletionOutput] = {}
+    def _going(
+        self, asked: list[list[int]], wanted: list[SamplingParams], sizes: list[int]
+    ) -> Iterator[_Said]:
+        """Awake, and with the present weights until the last part."""
+        self._wake()
+        with self._weights(), failing(f"as it answered {len(asked)} rows", self._config):
+            yield from self._answered(asked, wanted, sizes)
+
+    def _answered(
+        self, asked: list[list[int]], wanted: list[SamplingParams], sizes: list[int]
+    ) -> Iterator[_Said]:
+        """What every request says in the end, so many at a time as they end; none of them is left behind."""
+        left = {str(row): row for row in range(len(asked))}
+        found: _Said = {}
         try:
-            for name, row in rows.items():
+            for name, row in left.items():
                 self._engine.add_request(name, tokens_input(asked[row]), wanted[row])
-            while self._engine.has_unfinished_requests():
-                for output in self._engine.step():
-                    assert isinstance(output, RequestOutput)
-                    found[rows[output.request_id]] = output.outputs[0]
+            for size in sizes:
+                while len(found) < size:
+                    assert self._engine.has_unfinished_requests()
+                    for output in self._engine.step():
+                        assert isinstance(output, RequestOutput)
+                        found[left.pop(output.request_id)] = output.outputs[0]
+                yield {row: found.pop(row) for row in sorted([*found][:size])}
         finally:
-            self._engine.abort_request([name for name, row in rows.items() if row not in found])
-        return [found[row] for row in range(len(rows))]
+            self._break_off([*left])
+
+    def _break_off(self, names: list[str]) -> None:
+        """Forget requests without an answer, and keys and values that vLLM may only think it has computed."""
+        if names:
+            self._engine.abort_request(names)
+            self._runner.execute_model_state = None
+            self._engine.reset_prefix_cache()
 
 
 class _Logits:

@@ -84,6 +84,8 @@ def test_a_generator_is_a_model_of_its_own() -> None:
         ("actor", "give_weights"),
         ("actor", "save"),
         ("reference", "follow"),
+        ("generator", "start_sequences"),  # a generation in parts: each is a call of its own
+        ("generator", "next_sequences"),
         ("actor", "unheard_of"),
         ("nobody", "compute_values"),
     ],

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.register import Method, methods_of
-from rlhf_lightning.workers import Actor, GenerationAhead, Generator, SeparateGeneration
+from rlhf_lightning.controller.transfer import Inputs
+from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.workers import (
+    Actor,
+    GenerationAhead,
+    GenerationInParts,
+    Generator,
+    SeparateGeneration,
+)
+from rlhf_lightning.workers.actor import ANSWERS
+from rlhf_lightning.workers.underway import Underway
 
 METHODS = methods_of(Actor)
 
@@ -88,3 +99,61 @@ def test_a_generator_is_its_actors_copy() -> None:
     assert (generator.path, generator.actor.path, generator.actor.seed) == ("somewhere", "somewhere", 3)
     assert not generator.actor.recompute_log_probs
     assert not generator.kept
+
+
+@dataclass
+class LastFirst(Noting):
+    """A generator that answers its last rows first, as many at a time as there are parts of them."""
+
+    left: list[int] = field(default_factory=list)
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """See `Caller.call`."""
+        assert batch is None or "row_numbers" in batch
+        found = super().call(method, batch, arguments)
+        if batch is not None and method.name == "start_sequences":
+            self.left = batch["row_numbers"].tolist()[::-1]
+        if batch is None or method.name != "next_sequences":
+            return found
+        share = method.transfer.distribute(ParallelLayout(), Inputs(batch, arguments))[0].batch
+        now, self.left = torch.tensor(self.left[: len(share)]), self.left[len(share) :]
+        return Batch.of(dict.fromkeys(ANSWERS, 10 * now) | {"row_numbers": now})
+
+
+def test_answers_in_parts_have_the_order_of_the_batch() -> None:
+    calls: list[str] = []
+    generator = LastFirst("generator", calls)
+    separate = GenerationInParts(Noting("actor", calls), generator, recompute_log_probs=False, parts=3)
+    found = separate.call(METHODS["generate_sequences"], batch(70, rows=7), {"greedy": True})
+    assert isinstance(found, Batch)
+    asked = ["generator.start_sequences", *["generator.next_sequences"] * 3]
+    assert calls == ["actor.send_weights", "generator.receive_weights", *asked]
+    assert found["row_ids"].tolist() == list(range(70, 77))
+    assert found["response_ids"].tolist() == list(range(0, 70, 10))
+    assert found["weights_version"].tolist() == [1] * 7
+
+
+def test_a_generation_is_gone_on_with_to_its_end() -> None:
+    ended: list[str] = []
+
+    def answers(fail_at: int) -> Iterator[TensorDict]:
+        try:
+            for number in range(3):
+                if number == fail_at:
+                    raise ValueError("broken on purpose")
+                yield TensorDict({"x": torch.tensor([number])}, batch_size=[1])
+        finally:
+            ended.append("ended")
+
+    underway = Underway()
+    underway.begin(answers(fail_at=9), parts=3)
+    assert [underway.more()["x"].item() for _ in range(2)] == [0, 1]
+    assert not ended
+    assert underway.more()["x"].item() == 2
+    assert ended == ["ended"]
+    underway.begin(answers(fail_at=1), parts=3)
+    underway.more()
+    with pytest.raises(ValueError, match="on purpose"):
+        underway.more()
+    with pytest.raises(RuntimeError, match="the part before this one failed"):
+        underway.more()

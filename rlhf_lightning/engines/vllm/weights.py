@@ -1,0 +1,43 @@
+"""Whether weights are those of the model that vLLM has: it would cut what fits out of larger ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlhf_lightning.engines.models import read_config
+from rlhf_lightning.spec import ModelSpec
+
+
+def weight_shapes(model: ModelSpec) -> dict[str, torch.Size]:
+    """The shape of every parameter under its Hugging Face name, a tied output layer's too."""
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(read_config(model))
+    return {name: weight.shape for name, weight in module.named_parameters(remove_duplicate=False)}
+
+
+def fitting(
+    weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, torch.Size], *, owner: str
+) -> Iterator[tuple[str, Tensor]]:
+    """The same weights, each looked at before it is handed on.
+
+    Args:
+        weights: name and tensor.
+        shapes: that they must have.
+        owner: whose they are to be, for the message.
+
+    Raises:
+        ValueError: a weight of another architecture.
+    """
+    for name, value in weights:
+        shape = shapes.get(name)
+        if shape != value.shape:
+            has = "no such parameter" if shape is None else tuple(shape)
+            raise ValueError(
+                f"{owner}: was given {name} {tuple(value.shape)} and has {has}. "
+                "Giver and taker must be of one architecture."
+            )
+        yield name, value

@@ -1,0 +1,174 @@
+"""What the user reads when vLLM fails; and the engine goes on with its next call as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig
+
+from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
+from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.engines.vllm.failure import VLLMError
+from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.extras import generating
+from tests.extras.generating import SMALL, agree, prompts, table
+from tests.extras.test_vllm_fit import write_model
+from tests.ray.held import SOON_S, assert_one_message, itself, killed_within, write_held
+
+BLOCK = 128
+"""Tokens in a block of vLLM's prefix cache on a CPU: only whole ones are found in it."""
+SEQUENCES = prompts([2 * BLOCK + 9, 40, 3])
+DRAWN = Sampling(max_new_tokens=6)
+
+
+def vllm_of(source: FSDPEngine, spec: ModelSpec, config: VLLM) -> VLLMEngine:
+    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(), config=config)
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return generating.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def awake(spec: ModelSpec) -> Iterator[VLLMEngine]:
+    """An engine that keeps keys and values between generations."""
+    engine = vllm_of(FSDPEngine(spec), spec, replace(SMALL, sleep=False))
+    yield engine
+    engine.close()
+
+
+class Fails:
+    """Calls a function, but for one time, when it raises."""
+
+    def __init__(self, owner: object, name: str, *, at: int, error: BaseException) -> None:
+        self._call, self._left, self._error = getattr(owner, name), at, error
+
+    def __call__(self, *given: object, **named: object) -> object:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return self._call(*given, **named)
+
+
+PLACES = {
+    "before anything is computed": ("_runner", "_update_states"),
+    "in the forward pass": ("_runner", "_model_forward"),
+    "before it draws": ("_engine.engine_core.engine_core.scheduler", "get_grammar_bitmask"),
+    "after it drew": ("_runner", "_update_states_after_model_execute"),
+}
+"""Owner and name of a function that vLLM calls once a step."""
+
+
+@pytest.mark.parametrize("at", [1, 3], ids=["first step", "third step"])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_inside_vllm_is_named_and_forgotten(
+    awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch, place: str, at: int
+) -> None:
+    awake._engine.reset_prefix_cache()
+    expected = awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    awake._engine.reset_prefix_cache()
+    owner, name = attrgetter(PLACES[place][0])(awake), PLACES[place][1]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, Fails(owner, name, at=at, error=RuntimeError("broken on purpose.")))
+        said = (
+            r"^vLLM failed as it answered 3 rows: RuntimeError: broken on purpose\. VLLM_LOGGING_LEVEL=INFO"
+        )
+        with pytest.raises(VLLMError, match=said):
+            awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    assert not awake._engine.has_unfinished_requests()
+    agree(awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
+    fewer = awake.generate(table(SEQUENCES[1:], first_id=101), sampling=DRAWN, seed=1)
+    agree(fewer, expected[1:])
+
+
+def test_an_interrupt_in_the_middle_is_passed_on_and_forgotten(
+    awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    with monkeypatch.context() as patch:
+        fails = Fails(awake._runner, "_model_forward", at=2, error=KeyboardInterrupt())
+        patch.setattr(awake._runner, "_model_forward", fails)
+        with pytest.raises(KeyboardInterrupt):
+            awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    agree(awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
+
+
+def test_answers_that_nobody_waits_for_are_aborted(awake: VLLMEngine) -> None:
+    ends = Sampling(max_new_tokens=40, stop_token_ids=generating.STOPS)
+    expected = awake.generate(table(SEQUENCES), sampling=ends, seed=1)
+    parts = awake.finished(table(SEQUENCES), sampling=ends, seed=1, parts=3)
+    (first,), _ = next(iter(parts))
+    assert awake._engine.has_unfinished_requests()
+    parts.close()  # type: ignore[attr-defined]
+    assert int(first) == int(expected["response_mask"].sum(dim=1).argmin())
+    assert not awake._engine.has_unfinished_requests()
+    agree(awake.generate(table(SEQUENCES), sampling=ends, seed=1), expected)
+
+
+def test_a_lack_of_memory_says_which_options_take_it(
+    awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            awake._runner, "_model_forward", Fails(awake._runner, "_model_forward", at=1, error=error)
+        )
+        said = r"OutOfMemoryError: CUDA out of memory.*Try less than settings\.vllm\.kv_cache_gib=0\.02"
+        with pytest.raises(VLLMError, match=said):
+            awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [replace(SMALL, kv_cache_gib=1e-4), replace(SMALL, kv_cache_gib=5e-4, max_model_len=512)],
+    ids=["not one token", "not one row"],
+)
+def test_a_cache_that_is_too_small_says_how_to_make_it_larger(spec: ModelSpec, config: VLLM) -> None:
+    here = dist.is_initialized()
+    said = (
+        rf"^vLLM failed to start: ValueError: .*more than settings\.vllm\.kv_cache_gib={config.kv_cache_gib}"
+    )
+    with pytest.raises(VLLMError, match=said):
+        vllm_of(FSDPEngine(spec), spec, config)
+    assert dist.is_initialized() == here
+    engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    engine.close()
+
+
+def test_weights_of_another_shape_are_refused_by_name(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = LlamaConfig(**{**generating._SIZES, "intermediate_size": 128}, tie_word_embeddings=False)
+    monkeypatch.setitem(generating.MODELS, "wide", wide)
+    engine = vllm_of(FSDPEngine(generating.write(tmp_path, "wide")), spec, SMALL)
+    name = r"model\.layers\.0\.mlp\.gate_proj\.weight"
+    said = rf"^vLLM of {spec.path}: was given {name} \(128, 128\) and has \(96, 128\)"
+    with pytest.raises(ValueError, match=said):
+        engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    engine.source = FSDPEngine(spec)
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    assert engine.version == 0
+    engine.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_device_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_held(tmp_path, Path(write_model(tmp_path)), "answering")
+    options = (
+        "--strategy openrlhf --strategy.settings.generator vllm --strategy.settings.vllm.kv_cache_gib 0.02"
+    )
+    killed_within(SOON_S, config, options, victim=itself)
+    name = r"generator\[rank 0, device 1\]\.generate_sequences"
+    assert_one_message(capsys.readouterr().err, name)

@@ -1,0 +1,49 @@
+"""Weights of another model on their way to a generator: refused by name, under the generator's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig
+
+from rlhf_lightning.controller import WorkerError
+from rlhf_lightning.controller.call import Call
+from rlhf_lightning.controller.device import Device, Placement
+from rlhf_lightning.engines import FSDPEngine
+from rlhf_lightning.parallel import Link, ParallelLayout, World
+from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Actor, Generator, Settings
+from tests.unit import spmd
+from tests.unit.algos import small
+
+ENDS = (0, 1)
+"""Devices of the actor and of the generator."""
+
+
+def refused(group: dist.ProcessGroup, actor: str, generator: str) -> str:
+    """What the generator's device says, while the actor's sends all it has."""
+    link = dist.new_group(list(ENDS))
+    rank = dist.get_rank(group)
+    if rank == 0:
+        Link(link, 0, torch.device("cpu")).send(FSDPEngine(ModelSpec(path=actor)).weights())
+        return ""
+    device = Device(rank)
+    device.world = World(rank, torch.device("cpu"), {ENDS: link})
+    role = Generator.of(Actor(path=generator))
+    device.host("generator", Placement(role, ParallelLayout(), (rank,), Settings(), link=ENDS))
+    with pytest.raises(WorkerError) as caught:
+        device.call(Call("generator", "receive_weights", 0, 0, (), {}, ()))
+    assert not list(Link(link, 0, torch.device("cpu")).receive())  # the actor waits until its end is read
+    return str(caught.value)
+
+
+def test_the_generator_names_the_parameter_and_both_shapes(tmp_path: Path) -> None:
+    actor, generator = small.write_model(tmp_path / "actor"), small.write_model(tmp_path / "generator")
+    AutoConfig.from_pretrained(generator, intermediate_size=64).save_pretrained(generator)
+    said = spmd.run(2, refused, actor, generator)[1]
+    assert said.startswith("generator[rank 0, node ")
+    what = "model.layers.0.mlp.gate_proj.weight (48, 32) and has (64, 32). Sender and receiver must be"
+    assert f"].receive_weights: {generator}: was sent {what}" in said
