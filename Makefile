@@ -93,8 +93,8 @@ format: $(STAMP)  ## rewrite the sources as `make check` wants them
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-bench: $(STAMP)  ## every benchmark beside its peer, on this machine
-	@for benchmark in benchmarks/dispatch.py benchmarks/throughput.py; do $(BIN)/python "$$benchmark"; done
+bench: $(STAMP)  ## every benchmark beside its peer or its bound, on this machine, and one page with all of them
+	@$(UV_SETTINGS); $(BIN)/python -m benchmarks.everything
 
 clean:  ## remove what builds and tools left; .venv and the results of runs stay
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

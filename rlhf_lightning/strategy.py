@@ -8,6 +8,7 @@ any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this 
 from __future__ import annotations
 
 import dataclasses
+import gc
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -183,6 +184,8 @@ class Strategy(SingleDeviceStrategy):
         cluster.start(pools)
         transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)
+        gc.collect()
+        gc.freeze()  # a look at all modules takes longer than the calls to a hundred workers
         return placements
 
     def placements(
@@ -226,6 +229,7 @@ class Strategy(SingleDeviceStrategy):
         if self.transport is not None:
             self.transport.close()
             self.transport = None
+            gc.unfreeze()
         if self._handles:
             self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
         self._handles, self.workers, self._resume = {}, {}, None

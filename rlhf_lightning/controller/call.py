@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhf_lightning.controller.block import Rows
 
 
-@dataclass(frozen=True)
-class ColumnInput:
+class ColumnInput(NamedTuple):
     """One column of a call's rows: for each block that comes with the call, the rows to take of it."""
 
     name: str

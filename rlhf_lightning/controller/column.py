@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,7 @@ from rlhf_lightning.controller.transport import Future, fetch_all
 RowNumbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Some rows of one block; the block is here, or the future of one that a device makes."""
 
     source: Future | Block

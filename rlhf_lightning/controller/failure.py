@@ -18,9 +18,10 @@ from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 
 GRACE_S = 2.0
-"""After a failure, how long to wait for the death of a device that explains it, and for a device's answer."""
+"""After a failure, how long to wait for the death of a device that explains it."""
 LONG_GRACE_S = 10.0
-"""The same where a collective broke off, which another device's death is the likeliest reason for."""
+"""The same where a collective broke off, which another device's death is the likeliest reason for; and how
+long to wait for a device that says what it made."""
 _BROKEN_OFF = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process")
 MIB = 2**20
 _FULL = (ObjectStoreFullError, OutOfDiskError)
@@ -140,7 +141,7 @@ def _cause(err: RayError) -> BaseException:
 def _size(call: Pending) -> str:
     """How large the columns are that a call made, if its device says so in time."""
     try:
-        size = ray.get(call.actor.made_bytes.remote(call.method), timeout=GRACE_S)
+        size = ray.get(call.actor.made_bytes.remote(call.method), timeout=LONG_GRACE_S)
     except RayError:
         return "its columns"
     assert isinstance(size, int)

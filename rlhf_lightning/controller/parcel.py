@@ -1,6 +1,6 @@
 """How a call travels over Ray: as bytes, beside references to the shards that hold its columns.
 
-controller:  Parcel(call, sources, objects).packed() --bytes--> actor.submit(bytes, *shards)
+controller:  Packer().packed(Parcel(call, sources, objects)) --bytes--> actor.submit(bytes, *shards)
 device:      deliver: blocks out of the shards -> Device.call -> report as bytes, columns as new shards
 
 Ray hands bytes over as they are, and an object of the store costs about a millisecond whatever its size: so
@@ -10,18 +10,22 @@ columns that are made together share an object, where all devices map the same s
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from ray import cloudpickle
 
 from rlhf_lightning.controller.block import Block, Shard
-from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.call import Call, CallReport, ColumnInput
 from rlhf_lightning.controller.device import Device
 
 Place = tuple[int, str]
 """Where a device finds a block: the number of a shard that comes with the call, and the column in it."""
+Fields = tuple[str, str, int, int, tuple[ColumnInput, ...]]
+"""Of a call, up to its arguments."""
+Message = tuple[Fields, tuple[str, ...], bytes, tuple[Place | Block, ...], tuple[tuple[str, ...], ...]]
+"""A parcel: the call's fields, what it returns, its packed arguments if it has any, sources, objects."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,28 @@ class Parcel:
     objects: tuple[tuple[str, ...], ...]
     """The columns of `call.returns`, by the shard that is to hold them."""
 
-    def packed(self) -> bytes:
-        """As bytes."""
-        return _packed(self, plain=not self.call.arguments and not self._brings_blocks())
+    @property
+    def plain(self) -> bool:
+        """Whether nothing of the user's is in it, arguments aside."""
+        return not any(isinstance(source, Block) and source.dtype == "object" for source in self.sources)
 
-    def _brings_blocks(self) -> bool:
-        return any(isinstance(source, Block) for source in self.sources)
+
+class Packer:
+    """Packs parcels; arguments that go to many devices are packed once."""
+
+    def __init__(self) -> None:
+        self._arguments: Mapping[str, object] = {}
+        self._bytes = b""
+
+    def packed(self, parcel: Parcel) -> bytes:
+        """As bytes: the parcel without its arguments, and these."""
+        call = parcel.call
+        if call.arguments is not self._arguments:
+            self._arguments = call.arguments
+            self._bytes = cast(bytes, cloudpickle.dumps(call.arguments)) if call.arguments else b""
+        fields = (call.role, call.method, call.rank, call.num_rows, call.columns)
+        message = (fields, call.returns, self._bytes, parcel.sources, parcel.objects)
+        return _packed(message, plain=parcel.plain)
 
 
 def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[bytes | Shard, ...]:
@@ -51,17 +71,15 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
     Raises:
         WorkerError: the method raised.
     """
-    parcel: Parcel = cloudpickle.loads(packed)
-    blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in parcel.sources]
-    report, *columns = device.call(parcel.call, *blocks)
-    made = {
-        name: block
-        for name, block in zip(parcel.call.returns, columns, strict=True)
-        if isinstance(block, Block)
-    }
+    fields, returns, packed_arguments, sources, objects = _unpacked(packed)
+    arguments = cloudpickle.loads(packed_arguments) if packed_arguments else {}
+    blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in sources]
+    report, *columns = device.call(Call(*fields, arguments, returns), *blocks)
+    made = {name: block for name, block in zip(returns, columns, strict=True) if isinstance(block, Block)}
     assert isinstance(report, CallReport)
-    plain = report.value is None or isinstance(report.value, int | float | str)
-    return _packed(report, plain=plain), *({name: made[name] for name in names} for names in parcel.objects)
+    values = report.value.values() if type(report.value) is dict else [report.value]
+    plain = all(value is None or type(value) in (bool, int, float, str) for value in values)
+    return _packed(report, plain=plain), *({name: made[name] for name in names} for names in objects)
 
 
 def opened(packed: bytes) -> CallReport:
@@ -69,7 +87,11 @@ def opened(packed: bytes) -> CallReport:
     return cast(CallReport, cloudpickle.loads(packed))
 
 
-def _packed(message: Parcel | CallReport, *, plain: bool) -> bytes:
+def _unpacked(packed: bytes) -> Message:
+    return cast(Message, pickle.loads(packed))  # noqa: S301 - from the controller
+
+
+def _packed(message: Message | CallReport, *, plain: bool) -> bytes:
     """As bytes; a class or function of the user's script goes by value, which costs time to look for.
 
     Args:

@@ -19,7 +19,7 @@ from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerTimeoutError
 from rlhf_lightning.controller.failure import Pending, explained, room_for
-from rlhf_lightning.controller.parcel import Parcel, Place, opened
+from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
@@ -63,6 +63,7 @@ class RayTransport(Transport):
         self.actors = list(actors)
         self.timeout_s = timeout_s
         self._owner = owner
+        self._packer = Packer()
         self._methods: dict[tuple[int, int], SplitMethod] = {}
         self._pending: list[Pending] = []
         self._reports: list[CallReport] = []
@@ -72,7 +73,8 @@ class RayTransport(Transport):
         shards: dict[Ref, int] = {}
         sources = tuple(_source(block, shards) for block in blocks)
         parcel = Parcel(call, sources, self._objects(call.returns))
-        maker, packed = f"{call.role}[rank {call.rank}, device {device}].{call.method}", parcel.packed()
+        maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
+        packed = self._packer.packed(parcel)
         with room_for(maker, len(packed)):
             sent = self._method(device, 1 + len(parcel.objects)).remote(packed, *shards)
         *refs, report = sent if isinstance(sent, list) else [sent]

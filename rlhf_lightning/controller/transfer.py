@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
-from rlhf_lightning.controller.column import Column
+from rlhf_lightning.controller.column import Column, Piece
 from rlhf_lightning.controller.futures import Gathered, Metrics, Numbers, Value
 from rlhf_lightning.controller.transport import Submitted
 from rlhf_lightning.parallel import ParallelLayout
@@ -62,8 +62,11 @@ class Output:
     @property
     def batch(self) -> Batch:
         """The columns that the rank returns."""
-        columns = {n: Column.of(future, self.num_rows) for n, future in self.submitted.columns.items()}
-        return Batch(columns, num_rows=self.num_rows)
+        rows = range(self.num_rows)
+        return Batch.trusted(
+            {name: Column((Piece(future, rows),)) for name, future in self.submitted.columns.items()},
+            self.num_rows,
+        )
 
     def value(self) -> Value[object]:
         """The plain value that the rank returns."""
@@ -125,7 +128,8 @@ class SingleTransfer(Transfer):
 def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> Shards:
     """Split the rows over the data-parallel replicas; all ranks of a replica are given the same."""
     parts = inputs.batch.split(layout.d, together=inputs.rows_together)
-    return {r: replace(inputs, batch=parts[layout.coordinate(r).d]) for r in range(layout.num_ranks)}
+    shares = [Inputs(part, inputs.arguments) for part in parts]
+    return {rank: share for share, ranks in zip(shares, layout.replicas, strict=True) for rank in ranks}
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
+from rlhf_lightning.controller.block import Block, Rows
 from rlhf_lightning.controller.call import Call, ColumnInput
+from rlhf_lightning.controller.column import Piece
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.register import Method
 from rlhf_lightning.controller.transfer import Inputs, Output, Outputs, RowTransfer
-from rlhf_lightning.controller.transport import Transport
+from rlhf_lightning.controller.transport import Future, Transport
 from rlhf_lightning.parallel import ParallelLayout
 
 INLINE_BYTES = 100_000
@@ -65,7 +67,8 @@ class WorkerGroup:
 
     def _outputs(self, method: Method, inputs: Inputs) -> Outputs:
         shards = method.transfer.distribute(self.layout, inputs)
-        return {rank: self._submit(rank, method, share) for rank, share in shards.items()}
+        returns = method.returns or _made(inputs.arguments)
+        return {rank: self._submit(rank, method.name, share, returns) for rank, share in shards.items()}
 
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         if method.reads is None:
@@ -91,24 +94,34 @@ class WorkerGroup:
         except WorkerError as err:
             raise WorkerError(f"{self.role}.{method.name}: {err}") from None
 
-    def _submit(self, rank: int, method: Method, inputs: Inputs) -> Output:
-        columns, blocks = [], []
+    def _submit(self, rank: int, method: str, inputs: Inputs, returns: tuple[str, ...]) -> Output:
+        columns: list[ColumnInput] = []
+        blocks: list[Future | Block] = []
         for name in inputs.batch:
             column = inputs.batch.column(name)
-            shipped = [piece.shipped() for piece in column.pieces]
-            by = [piece.shipped() for piece in column.by.pieces] if column.by is not None else []
-            columns.append(ColumnInput(name, tuple(rows for _, rows in shipped), tuple(r for _, r in by)))
-            blocks += [source for source, _ in (*shipped, *by)]
+            rows = _shipped(column.pieces, blocks)
+            by = () if column.by is None else _shipped(column.by.pieces, blocks)
+            columns.append(ColumnInput(name, rows, by))
         call = Call(
             role=self.role,
-            method=method.name,
+            method=method,
             rank=rank,
             num_rows=len(inputs.batch),
             columns=tuple(columns),
             arguments=inputs.arguments,
-            returns=method.returns or _made(inputs.arguments),
+            returns=returns,
         )
         return Output(self.transport.submit(self.devices[rank], call, blocks), len(inputs.batch))
+
+
+def _shipped(pieces: Iterable[Piece], blocks: list[Future | Block]) -> tuple[Rows, ...]:
+    """The rows that a device takes of each piece, whose block is added to `blocks`."""
+    rows = []
+    for piece in pieces:
+        source, picked = piece.shipped()
+        blocks.append(source)
+        rows.append(picked)
+    return tuple(rows)
 
 
 def _made(arguments: Mapping[str, object]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,7 +12,7 @@ import torch
 from rlhf_lightning.controller.block import Shard, decode, encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.device import Device
-from rlhf_lightning.controller.parcel import Parcel, deliver, opened
+from rlhf_lightning.controller.parcel import Packer, Parcel, deliver, opened
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import host
@@ -35,7 +36,8 @@ def test_columns_come_in_the_shards_that_were_asked_for(
 ) -> None:
     value = torch.arange(4)
     parcel = Parcel(double(slice(1, 3), by=2), ((0, "y"),), objects)
-    report, *shards = deliver(device, parcel.packed(), [{"x": encode(value), "y": encode(value + 10)}])
+    given = [{"x": encode(value), "y": encode(value + 10)}]
+    report, *shards = deliver(device, Packer().packed(parcel), given)
     assert opened(cast(bytes, report)).method == "double"
     assert [tuple(cast(Shard, shard)) for shard in shards] == list(objects)
     found = {name: block for shard in shards for name, block in cast(Shard, shard).items()}
@@ -48,13 +50,13 @@ def test_small_blocks_of_the_controller_come_along(device: Device) -> None:
         (encode(torch.tensor([7, 8])), (0, "x")),
         (("x",), ("rank",)),
     )
-    _, shard, _ = deliver(device, parcel.packed(), [{"x": encode(torch.arange(4))}])
+    _, shard, _ = deliver(device, Packer().packed(parcel), [{"x": encode(torch.arange(4))}])
     assert cast(torch.Tensor, decode([cast(Shard, shard)["x"]])).tolist() == [7, 2, 3]
 
 
 def test_a_plain_value_needs_no_shard(device: Device) -> None:
     parcel = Parcel(Call("echo", "ping", 0, 0, (), {"number": 4}, ()), (), ())
-    (report,) = deliver(device, parcel.packed(), [])
+    (report,) = deliver(device, Packer().packed(parcel), [])
     assert opened(cast(bytes, report)).value == 4
 
 
@@ -65,5 +67,28 @@ def test_an_argument_of_a_class_that_only_this_script_knows_goes_by_value(device
             return other + other
 
     parcel = Parcel(double(slice(0, 2), by=Twice()), (encode(torch.tensor([1, 2])),), (("x", "rank"),))
-    _, shard = deliver(device, parcel.packed(), [])
+    _, shard = deliver(device, Packer().packed(parcel), [])
     assert cast(torch.Tensor, decode([cast(Shard, shard)["x"]])).tolist() == [2, 4]
+
+
+class Counted:
+    """Knows how often it was pickled."""
+
+    looks = 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        Counted.looks += 1
+        return Counted, ()
+
+
+def test_arguments_of_one_call_are_packed_once_for_all_ranks() -> None:
+    packer, arguments = Packer(), {"loss": Counted()}
+
+    def packed(rank: int, arguments: Mapping[str, object]) -> bytes:
+        return packer.packed(Parcel(Call("echo", "ping", rank, 0, (), arguments, ()), (), ()))
+
+    assert packed(0, arguments) != packed(1, arguments)
+    assert Counted.looks == 1
+    packed(0, {"loss": Counted()})
+    assert Counted.looks == 2
+    assert packed(0, {}) == Packer().packed(Parcel(Call("echo", "ping", 0, 0, (), {}, ()), (), ()))

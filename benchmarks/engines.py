@@ -1,0 +1,266 @@
+"""Training alone and generation alone on one device, beside the bounds that the device's own rates give.
+
+    python -m benchmarks.engines                    a Llama of 100 M; a CPU's float32, a GPU's bfloat16
+    python -m benchmarks.engines --model 1b         one of 1.1 B
+    python -m benchmarks.engines --model tiny --rounds 1
+
+Matrix products and copies of large tensors are timed first. The bound of training is its floating-point
+operations at that rate; that of a decoding step is the longer of its operations and of its bytes (weights,
+keys and values, each read once). Writes results/engines-<device>.json.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from transformers import LlamaConfig
+
+from benchmarks import environments
+from benchmarks.spread import Spread, machine, spread
+from rlhf_lightning.engines import FSDPEngine, Native, NativeGenerator
+from rlhf_lightning.functional import Counts, PolicyLoss
+from rlhf_lightning.spec import ModelSpec, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A Llama and how much it is given to do."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    rows: int
+    prompt: int
+    response: int
+
+    @property
+    def products(self) -> int:
+        """Weights that a token is multiplied with, the output layer's aside."""
+        narrow = self.hidden * self.kv_heads // self.heads
+        return self.layers * (2 * self.hidden * (self.hidden + narrow) + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head(self) -> int:
+        """Weights of the output layer."""
+        return self.hidden * self.vocabulary
+
+    def attention(self, context: int) -> int:
+        """Operations of one token that sees `context` others, itself among them."""
+        return 4 * self.layers * self.hidden * context
+
+    @property
+    def training_flop(self) -> float:
+        """Of an update: forward and twice as much backward; logits of responses only."""
+        length = self.prompt + self.response
+        tokens = length * 2 * self.products + length * self.attention(length) / 2
+        return 3 * self.rows * (tokens + self.response * 2 * self.head)
+
+    def decoding_s(self, element: int, rates: "Rates") -> float:
+        """Seconds of all steps at the device's rates."""
+        seconds = (
+            self.rows * self.prompt * (2 * self.products + self.attention(self.prompt) / 2) / rates.flops
+        )
+        for step in range(1, self.response):
+            context = self.prompt + step
+            flop = self.rows * (2 * (self.products + self.head) + self.attention(context))
+            kept = 2 * self.layers * self.hidden * self.kv_heads // self.heads * self.rows * context
+            bytes_ = element * (self.products + self.head + kept)
+            seconds += max(flop / rates.flops, bytes_ / rates.bandwidth)
+        return seconds
+
+
+SIZES = {
+    "tiny": Size(
+        hidden=64, layers=2, intermediate=128, heads=2, kv_heads=2, vocabulary=512, rows=4, prompt=8,
+        response=8,
+    ),
+    "100m": Size(
+        hidden=768, layers=12, intermediate=2048, heads=12, kv_heads=12, vocabulary=16384, rows=32,
+        prompt=64, response=64,
+    ),
+    "1b": Size(
+        hidden=2048, layers=22, intermediate=5632, heads=32, kv_heads=4, vocabulary=32000, rows=128,
+        prompt=256, response=256,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device does at most."""
+
+    flops: float
+    """Floating-point operations a second, in matrix products of large squares."""
+    bandwidth: float
+    """Bytes a second, read and written."""
+
+
+class Bench:
+    """One device, one model."""
+
+    def __init__(self, size: Size, device: torch.device, directory: Path, rounds: int) -> None:
+        self.size, self.device, self.rounds = size, device, rounds
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        config = LlamaConfig(
+            architectures=["LlamaForCausalLM"],
+            hidden_size=size.hidden,
+            num_hidden_layers=size.layers,
+            intermediate_size=size.intermediate,
+            num_attention_heads=size.heads,
+            num_key_value_heads=size.kv_heads,
+            vocab_size=size.vocabulary,
+            max_position_embeddings=size.prompt + size.response,
+        )
+        config.save_pretrained(directory)
+        name = "bfloat16" if device.type == "cuda" else "float32"
+        self.engine = FSDPEngine(ModelSpec(path=str(directory), dtype=name), device=device)  # type: ignore[arg-type]
+        self.rows = self._rows()
+
+    def _rows(self) -> TensorDict:
+        generator = torch.Generator().manual_seed(0)
+        prompts, responses = (
+            torch.randint(1, self.size.vocabulary, (self.size.rows, width), generator=generator)
+            for width in (self.size.prompt, self.size.response)
+        )
+        zeros = torch.zeros(responses.shape)
+        columns = {
+            "prompt_ids": prompts,
+            "prompt_mask": torch.ones_like(prompts, dtype=torch.bool),
+            "response_ids": responses,
+            "response_mask": torch.ones_like(responses, dtype=torch.bool),
+            "log_probs": zeros,
+            "advantages": zeros + 1,
+            "row_ids": torch.arange(self.size.rows),
+        }
+        return TensorDict(columns, batch_size=[self.size.rows]).to(self.device)
+
+    def seconds(self, run: Callable[[], object]) -> list[float]:
+        """Of every round after the first."""
+        found = []
+        for _ in range(self.rounds + 1):
+            self._meet()
+            started = time.perf_counter()
+            run()
+            self._meet()
+            found.append(time.perf_counter() - started)
+        return found[1:]
+
+    def _meet(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def rates(self) -> Rates:
+        """The best of all rounds."""
+        side = 8192 if self.device.type == "cuda" else 2048
+        a, b = (torch.randn(side, side, device=self.device, dtype=self.dtype) for _ in range(2))
+        product = min(self.seconds(lambda: a @ b))
+        large = torch.zeros((1 << 31 if self.device.type == "cuda" else 1 << 28) // 4, device=self.device)
+        other = torch.empty_like(large)
+        copy = min(self.seconds(lambda: other.copy_(large)))
+        return Rates(2 * side**3 / product, 2 * large.nbytes / copy)
+
+    def train(self) -> None:
+        """One update."""
+        counts = Counts.of(self.rows["response_mask"])
+        self.engine.accumulate(self.rows, PolicyLoss(), counts, temperature=1.0)
+        self.engine.optimizer_step()
+
+    def generate(self) -> None:
+        """Answer all rows to the full length."""
+        with self.engine.generating() as decoder:
+            generator = NativeGenerator(
+                decoder, device=self.device, pad_token_id=0, eos_token_ids=(), config=Native()
+            )
+            generator.generate(self.rows, sampling=Sampling(max_new_tokens=self.size.response), seed=0)
+
+    def peaks(self, iterations: int) -> list[int]:
+        """Bytes allocated at most after each of some iterations; nothing on a CPU."""
+        if self.device.type != "cuda":
+            return []
+        found = []
+        for _ in range(iterations):
+            self.generate()
+            self.train()
+            found.append(torch.cuda.max_memory_allocated())
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What was found."""
+
+    rates: Rates
+    train_s: Spread
+    train_share: float
+    """Of the matrix rate: model FLOP utilisation."""
+    generate_s: Spread
+    generate_share: float
+    """The bound over what was measured."""
+    peak_bytes: list[int]
+    """After each of ten iterations."""
+
+
+def measure(size: Size, device: torch.device, rounds: int) -> Result:
+    """Everything on one device."""
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(size, device, Path(directory), rounds)
+        rates = bench.rates()
+        gc.collect()
+        train, generate = bench.seconds(bench.train), bench.seconds(bench.generate)
+        element = bench.dtype.itemsize
+        return Result(
+            rates=rates,
+            train_s=spread(train),
+            train_share=size.training_flop / rates.flops / statistics.median(train),
+            generate_s=spread(generate),
+            generate_share=size.decoding_s(element, rates) / statistics.median(generate),
+            peak_bytes=bench.peaks(10),
+        )
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=tuple(SIZES), default="100m")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{args.threads} threads"
+    found = measure(SIZES[args.model], device, args.rounds)
+    print(f"{device} ({name}), {args.model}: products {found.rates.flops / 1e12:.3f} TFLOP/s, "
+          f"copies {found.rates.bandwidth / 1e9:.1f} GB/s")  # fmt: skip
+    print(f"training    {found.train_s} s, {found.train_share:.0%} of the matrix rate")
+    print(f"generation  {found.generate_s} s, {found.generate_share:.0%} of its bound")
+    if found.peak_bytes:
+        print(
+            f"peak        {found.peak_bytes[0] / 2**30:.2f} GiB, {found.peak_bytes[-1] / 2**30:.2f} after ten"
+        )
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": name,
+        "model": args.model,
+        **json.loads(json.dumps(asdict(found))),
+        "machine": machine(),
+    }
+    print(f"written: {environments.write_result(f'engines-{device.type}', result)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""What the controller costs by the number of workers: seven calls of PPO, to workers that only answer.
+
+    python -m benchmarks.scale                     up to 1,024 workers in this process, up to 64 Ray actors
+    python -m benchmarks.scale --workers 16 64 --actors 0
+
+In this process a call is split, its message is packed, the report of every worker is unpacked, and nothing
+else happens: that is the controller's own work, in seconds of a core. The actors are real, import no torch
+and answer at once: that is Ray's part. Prints medians and the line through them, writes results/scale.json,
+draws docs/images/scale.svg.
+"""
+
+import argparse
+import gc
+import pickle
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import ray
+import torch
+
+from benchmarks import environments
+from benchmarks.spread import machine
+from rlhf_lightning.controller import Batch, WorkerGroup
+from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened
+from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.controller.transport import Future, Submitted, Transport
+from rlhf_lightning.functional import GAEEstimator, PolicyLoss, ValueLoss
+from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.workers import Actor, Critic, Reference, Reward
+
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "scale.svg"
+ROWS, PROMPT = 4096, 1024
+"""Of a batch; responses stay with the workers, so their length costs the controller nothing."""
+ROUNDS = 5
+NUMBERS = {f"actor/number_{index}": float(index) for index in range(10)}
+REPORT = pickle.dumps(CallReport("actor", "update_actor", 0, 0.0, 0.0, 0, NUMBERS))
+"""What every worker says of every call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Future):
+    """A value that a worker would have."""
+
+    call: int
+    column: str
+    transport: Transport
+
+
+class Answering(Transport):
+    """Any number of workers that answer every call at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.sent_bytes = 0
+        self._packer = Packer()
+
+    def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
+        """Pack the call as for Ray."""
+        shards: dict[int, int] = {}
+        sources: list[Place | Block] = []
+        for block in blocks:
+            if isinstance(block, Answer):
+                sources.append((shards.setdefault(block.call, len(shards)), block.column))
+            elif isinstance(block, Block):
+                sources.append(block)
+        parcel = Parcel(call, tuple(sources), (call.returns,) if call.returns else ())
+        self.sent_bytes += len(self._packer.packed(parcel))
+        self.calls += 1
+        made = {name: Answer(self.calls, name, self) for name in call.returns}
+        return Submitted(Answer(self.calls, "", self), dict(made))
+
+    def fetch(self, futures: Sequence[Future]) -> list[object]:
+        """The reports."""
+        return [opened(REPORT) for _ in futures]
+
+    def share(self, block: Block) -> Future:
+        """Pretend to store it."""
+        self.calls += 1
+        return Answer(self.calls, "shared", self)
+
+    def drain(self) -> list[CallReport]:
+        """None is kept."""
+        return []
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Quick:
+    """A Ray actor that answers without a look at what it was asked."""
+
+    def submit(self, packed: bytes, *shards: object) -> object:
+        """An empty shard where columns were asked for, and the report."""
+        return REPORT if b"update_" in packed else ({}, REPORT)
+
+
+class Node:
+    """Owner of the actors: this machine."""
+
+    spans_nodes = False
+
+    def close(self) -> None:
+        """They end with Ray."""
+
+
+def iteration(transport: Transport, workers: int, batch: Batch) -> None:
+    """The seven calls of PPO, and the metrics."""
+    layout, ranks = ParallelLayout(d=workers), tuple(range(workers))
+
+    def group(name: str) -> WorkerGroup:
+        return WorkerGroup(name, transport, layout, ranks)
+
+    actor, critic = Actor().bound(group("actor")), Critic().bound(group("critic"))
+    reference, reward = Reference().bound(group("reference")), Reward().bound(group("reward"))
+    batch |= actor.generate_sequences(batch)
+    batch |= critic.compute_values(batch)
+    batch |= reference.compute_ref_log_prob(batch)
+    batch |= reward.compute_reward(batch)
+    batch |= actor.compute_advantage(batch, estimator=GAEEstimator())
+    metrics = critic.update_critic(batch, loss=ValueLoss())
+    metrics |= actor.update_actor(batch, loss=PolicyLoss())
+    metrics.fetch()
+
+
+def median_s(run: Callable[[], None], clock: Callable[[], float]) -> float:
+    """Seconds of one run by a clock."""
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        gc.collect()
+        started = clock()
+        run()
+        seconds.append(clock() - started)
+    return statistics.median(seconds[1:])
+
+
+def prompts() -> Batch:
+    """Rows as a data loader gives them."""
+    return Batch.of(
+        {
+            "prompt_ids": torch.zeros(ROWS, PROMPT, dtype=torch.int64),
+            "prompt_mask": torch.ones(ROWS, PROMPT, dtype=torch.bool),
+            "row_ids": torch.arange(ROWS),
+            "rows": [{"data_source": "task"}] * ROWS,
+        }
+    )
+
+
+def in_process(workers: int, batch: Batch) -> float:
+    """Seconds of a core that the controller works."""
+    return median_s(lambda: iteration(Answering(), workers, batch), time.process_time)
+
+
+def over_ray(workers: int, batch: Batch) -> float:
+    """Seconds of an iteration with real actors."""
+    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        actors = [ray.remote(Quick).remote() for _ in range(workers)]
+        ray.get([actor.submit.remote(b"update_") for actor in actors])
+        transport = RayTransport(actors, Node(), timeout_s=600)
+
+        def run() -> None:
+            iteration(transport, workers, batch)
+            transport.drain()
+
+        return median_s(run, time.perf_counter)
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Line:
+    """The straight line through the medians."""
+
+    fixed_s: float
+    per_worker_s: float
+    furthest: float
+    """Largest distance of a median from the line, as a share of the largest median."""
+
+
+def line(found: dict[int, float]) -> Line:
+    """By least squares."""
+    workers, seconds = np.array(list(found)), np.array(list(found.values()))
+    slope, start = np.polyfit(workers, seconds, 1)
+    away = np.abs(seconds - (start + slope * workers)).max() / seconds.max()
+    return Line(fixed_s=float(start), per_worker_s=float(slope), furthest=float(away))
+
+
+def draw(found: dict[str, dict[int, float]]) -> None:
+    """Seconds by workers."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for name, seconds in found.items():
+        axes.plot(list(seconds), list(seconds.values()), marker="o", label=name)
+    axes.set(xlabel="workers", ylabel="seconds an iteration", ylim=(0, None))
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, print, write and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[16, 64, 128, 256, 512, 768, 1024])
+    parser.add_argument("--actors", type=int, nargs="+", default=[4, 16, 32, 64])
+    args = parser.parse_args()
+    batch = prompts()
+    gc.collect()
+    gc.freeze()  # as a strategy does
+    found: dict[str, dict[int, float]] = {"controller alone": {}, "with Ray": {}}
+    for workers in args.workers:
+        found["controller alone"][workers] = in_process(workers, batch)
+        print(
+            f"controller alone {workers:>6} workers {found['controller alone'][workers]:8.3f} s", flush=True
+        )
+    for workers in args.actors:
+        if workers:
+            found["with Ray"][workers] = over_ray(workers, batch)
+            print(f"with Ray         {workers:>6} workers {found['with Ray'][workers]:8.3f} s", flush=True)
+    lines = {name: line(seconds) for name, seconds in found.items() if len(seconds) > 2}
+    for name, each in lines.items():
+        print(f"{name}: {each.fixed_s * 1e3:.1f} ms + {each.per_worker_s * 1e3:.3f} ms a worker, "
+              f"furthest point {each.furthest:.0%} away")  # fmt: skip
+    draw(found)
+    result = {
+        "machine": machine(),
+        "rows": ROWS,
+        "seconds": found,
+        "lines": {name: asdict(each) for name, each in lines.items()},
+    }
+    print(f"written: {environments.write_result('scale', result)}")
+
+
+if __name__ == "__main__":
+    main()
