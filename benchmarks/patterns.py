@@ -38,7 +38,9 @@ from rlhf_lightning.strategies import (
     DeepSpeedChat,
     HybridEngine3D,
     NeMoAligner,
+    OneStepOff,
     OpenRLHF,
+    Pipelined,
     Split,
     Standalone,
 )
@@ -54,6 +56,8 @@ PATTERNS: Mapping[str, Callable[[], Strategy]] = {
     "deepspeed-chat": lambda: DeepSpeedChat(devices=2),
     "nemo-aligner": lambda: NeMoAligner(parallel=Sizes(t=2)),
     "openrlhf": OpenRLHF,
+    "pipelined": Pipelined,
+    "one-step-off": OneStepOff,
     "standalone": Standalone,
     "hybrid3d": lambda: HybridEngine3D(parallel=Parallel3D(t=2, generate=Generation(1, 1)), devices=2),
 }

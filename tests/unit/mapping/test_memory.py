@@ -63,7 +63,7 @@ def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_135m_model(tmp_path: Path) -> None:
-    """Parameters, gradients and moments of the real module, on no device."""
+    """By hand; `benchmarks/mapping_memory.py` measures one."""
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
     predicted = memory.training(shapes.load(str(tmp_path)), ONE, Workload(sharding="none"))
     assert predicted.parameters == 134_515_008 * (2 + 4)
