@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.dataflow import read_dataflow, read_shapes, read_workload
 from rlhf_lightning.mapping import hardware
+from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.search import Mapping
+from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
@@ -84,7 +86,7 @@ class Auto(Strategy):
         )
         self.mapping = mapping or MappingOption()
         self._sizes: dict[str, RoleSizes] = {}
-        self._found: dict[tuple[int, Workload], Plan] = {}
+        self._found: dict[Hashable, Plan] = {}
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """The given pools, or the best that the search finds; all roles together where only some are needed.
@@ -135,18 +137,20 @@ class Auto(Strategy):
             ValueError: the models do not fit.
         """
         workload = read_workload(self.algorithm, self.settings, offload=self.offload)
-        key = (devices, workload)
+        flow, shapes = read_dataflow(self.algorithm, workload.batch), read_shapes(self.algorithm)
+        key = (devices, workload, flow, tuple(shapes.items()))
         if key not in self._found:
-            self._found[key] = self._search(devices, workload)
+            self._found[key] = self._search(devices, workload, flow, shapes)
         return self._found[key]
 
-    def _search(self, devices: int, workload: Workload) -> Plan:
-        flow = read_dataflow(self.algorithm, workload.batch)
+    def _search(
+        self, devices: int, workload: Workload, flow: Dataflow, shapes: dict[str, ModelShape]
+    ) -> Plan:
         machine = hardware.load(self.mapping.hardware) if self.mapping.hardware else this_machine(devices)
         costs = SimulatedCosts(
             machine,
             flow,
-            read_shapes(self.algorithm),
+            shapes,
             workload=workload,
             data_parallel_only=self.settings.engine != "megatron",
         )

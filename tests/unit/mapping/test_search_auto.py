@@ -144,3 +144,15 @@ def test_sizes_that_cannot_be() -> None:
     pools = (PoolOption(roles=ROLES, devices=2, sizes={"cost": RoleSizes(t=2)}),)
     with pytest.raises(ValueError, match=r"sizes of cost.*no pool has such a role"):
         Auto(mapping=MappingOption(pools=pools)).place(ROLES, None)
+
+
+def test_another_algorithm_is_searched_anew() -> None:
+    strategy = attached(Auto(devices=3), PPO(mini_batch_size=16))
+    first = strategy.plan(3)
+    assert strategy.plan(3) is first
+    other = PPO(mini_batch_size=64)
+    other.trainer = strategy.algorithm.trainer
+    strategy.connect(other)
+    second = strategy.plan(3)
+    assert second is not first
+    assert second.costs.dataflow != first.costs.dataflow
