@@ -11,7 +11,6 @@ keys and values, each read once). Writes results/engines-<device>.json.
 
 import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -124,7 +123,7 @@ class Bench:
             max_position_embeddings=size.prompt + size.response,
         )
         config.save_pretrained(directory)
-        name = "bfloat16" if device.type == "cuda" else "float32"
+        name = str(self.dtype).removeprefix("torch.")
         self.engine = FSDPEngine(ModelSpec(path=str(directory), dtype=name), device=device)  # type: ignore[arg-type]
         self.rows = self._rows()
 
@@ -256,7 +255,7 @@ def main() -> None:
         "date": datetime.now(UTC).date().isoformat(),
         "device": name,
         "model": args.model,
-        **json.loads(json.dumps(asdict(found))),
+        **asdict(found),
         "machine": machine(),
     }
     print(f"written: {environments.write_result(f'engines-{device.type}', result)}")

@@ -20,15 +20,14 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from transformers import LlamaConfig
 
 from benchmarks import environments
+from benchmarks.small_runs import quiet_trainer, write_llama
 from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import Trace
 from rlhf_lightning.callbacks.timeline import draw_timeline, idle_shares
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import Transition
 from rlhf_lightning.parallel import Generation, Moved
 from rlhf_lightning.reporting import timings
@@ -100,23 +99,7 @@ def write_model(name: str, directory: Path) -> str:
     """The path of a model: the embedded one, or a Llama of 107 M parameters, initialised at the load."""
     if name == "embedded":
         return name
-    LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=264,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=15,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        max_position_embeddings=256,
-        bos_token_id=257,
-        eos_token_id=258,
-        pad_token_id=256,
-        dtype="float32",
-    ).save_pretrained(directory)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / file).write_bytes((embedded_directory() / file).read_bytes())
-    return str(directory)
+    return write_llama(directory, hidden=768, intermediate=2048, layers=15, heads=12)
 
 
 def play(pattern: str, model: str, iterations: int) -> Measured:
@@ -130,19 +113,7 @@ def play(pattern: str, model: str, iterations: int) -> Measured:
             critic=Critic(),
             mini_batch_size=8,
         )
-        trainer = pl.Trainer(
-            strategy=strategy,
-            accelerator="cpu",
-            max_steps=iterations,
-            callbacks=[trace, transitions],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            default_root_dir=folder,
-        )
+        trainer = quiet_trainer(strategy, folder, steps=iterations, callbacks=[trace, transitions])
         trace.path = Path(folder) / "trace.json"
         data = TaskData(num_rows=ROWS * iterations, num_val_rows=2, batch_size=ROWS)
         trainer.fit(algorithm, datamodule=data)

@@ -21,20 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import lightning.pytorch as pl
-from transformers import LlamaConfig
-
 from benchmarks import environments
+from benchmarks.small_runs import quiet_trainer, write_llama
 from benchmarks.spread import machine, spread
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, CallReport, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Pipelined
 from rlhf_lightning.workers import Actor, Reference
-
-VOCABULARY = 264
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,48 +142,17 @@ def _of(reports: Sequence[CallReport], method: str) -> list[CallReport]:
     return sorted(found, key=lambda report: report.started_s)
 
 
-def write_model(directory: Path, *, layers: int) -> str:
-    """A Llama of hidden 256, initialised at the load, with the embedded tokenizer."""
-    directory.mkdir()
-    LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        bos_token_id=257,
-        eos_token_id=258,
-        pad_token_id=256,
-        dtype="float32",
-    ).save_pretrained(directory)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / file).write_bytes((embedded_directory() / file).read_bytes())
-    return str(directory)
-
-
 def play(args: argparse.Namespace) -> list[Round]:
     """Run all rounds in this process; the first warms up and is left out."""
     with tempfile.TemporaryDirectory() as folder:
-        actor = write_model(Path(folder) / "actor", layers=args.layers)
-        scorer = write_model(Path(folder) / "scorer", layers=args.scorer_layers)
+        actor, scorer = (
+            write_llama(Path(folder, name), hidden=256, intermediate=688, layers=layers, heads=4)
+            for name, layers in (("actor", args.layers), ("scorer", args.scorer_layers))
+        )
         # A fresh model says all tokens equally often: an answer ends at each with probability stops / 264.
         sampling = Sampling(max_new_tokens=args.tokens, stop_token_ids=tuple(range(args.stops)))
         algorithm = Experience(actor=Actor(path=actor, sampling=sampling), reference=Reference(path=scorer))
-        trainer = pl.Trainer(
-            strategy=Pipelined(parts=args.parts),
-            accelerator="cpu",
-            max_steps=args.rounds + 1,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            default_root_dir=folder,
-        )
+        trainer = quiet_trainer(Pipelined(parts=args.parts), folder, steps=args.rounds + 1)
         rows = args.rows * (args.rounds + 1)
         trainer.fit(algorithm, datamodule=TaskData(num_rows=rows, num_val_rows=2, batch_size=args.rows))
     return algorithm.rounds[1:]

@@ -99,7 +99,7 @@ class Traces:
         clusters = {p.pid for p in self.processes.values() if _CLUSTER in p.command}
         for process in after.processes.values():
             busy = process.command.startswith("ray::") and not process.command.startswith("ray::IDLE")
-            pooled = bool(clusters & set(_ancestors(process, after.processes))) and not busy
+            pooled = bool(clusters & set(ancestors(process.pid, after.processes))) and not busy
             if process.pid not in self.processes and not pooled:
                 yield process
 
@@ -120,10 +120,11 @@ def restore(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _ancestors(process: Process, table: Mapping[int, Process]) -> Iterator[int]:
-    while (parent := table.get(process.parent)) is not None:
-        yield parent.pid
-        process = parent
+def ancestors(pid: int, table: Mapping[int, Process] | Mapping[int, Status]) -> Iterator[int]:
+    """Numbers of the parent of a process, of its parent, and so on, as far as the table knows them."""
+    while pid in table and table[pid].parent in table:
+        pid = table[pid].parent
+        yield pid
 
 
 def _started_processes() -> list[Process]:

@@ -78,41 +78,14 @@ class NativeGenerator:
         self.pad_token_id, self.eos_token_ids = pad_token_id, tuple(eos_token_ids)
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
-        """Answer every row; what a row answers depends on its prompt, its id and the seed only.
-
-        Args:
-            rows: `prompt_ids` [B, P] int64, `prompt_mask` [B, P] bool, `row_ids` [B] int64.
-            sampling: Length, temperature, truncation and stop tokens.
-            seed: Another seed, other tokens.
-
-        Returns:
-            `response_ids` [B, R] int64, right-padded; `response_mask` [B, R] bool, True up to the stop token;
-            `log_probs` [B, R] float32, natural log, at the sampling temperature, before truncation, 0 outside
-            the mask.
-
-        Raises:
-            ValueError: a prompt is empty, or too long for the model.
-        """
+        """See `GenerationEngine.generate`."""
         ((_, answers),) = self.finished(rows, sampling=sampling, seed=seed, parts=1)
         return answers
 
     def finished(
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:
-        """Answer every row as `generate` does, and hand over those that end first while the others go on.
-
-        Args:
-            rows: as for `generate`.
-            sampling: as for `generate`.
-            seed: as for `generate`.
-            parts: how often to hand over; each time the next B / parts rows, one more or less.
-
-        Yields:
-            Numbers of rows [n] int64, ascending, and what `generate` returns of them.
-
-        Raises:
-            ValueError: as for `generate`.
-        """
+        """See `GenerationEngine.finished`."""
         config = self.decoder.config.get_text_config()
         positions: int = getattr(config, "max_position_embeddings", None) or 2**40
         prompts = read_prompts(

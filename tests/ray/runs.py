@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 import yaml  # type: ignore[import-untyped]
 
-from tests.leaks import MARK, Status, process_table
+from tests.leaks import MARK, Status, ancestors, process_table
 from tests.ray.model import ROWS, STEPS
 
 RUN = "RLHF_LIGHTNING_TEST_RUN"
@@ -107,7 +107,7 @@ class Run:
 
     def _started(self, pid: int, table: Mapping[int, Status]) -> bool:
         """Tell whether it is the run's own process or below it."""
-        return pid == self.process.pid or self.process.pid in _ancestors(pid, table)
+        return pid == self.process.pid or self.process.pid in ancestors(pid, table)
 
     def __enter__(self) -> Self:
         return self
@@ -172,14 +172,8 @@ class Run:
 def devices() -> dict[int, str]:
     """Titles, by number, of the device processes that this one has started, directly or not."""
     table = dict(process_table())
-    found = {pid: _read(str(pid), "cmdline") for pid in table if os.getpid() in _ancestors(pid, table)}
+    found = {pid: _read(str(pid), "cmdline") for pid in table if os.getpid() in ancestors(pid, table)}
     return {pid: title for pid, title in found.items() if title.startswith(DEVICE)}
-
-
-def _ancestors(pid: int, table: Mapping[int, Status]) -> Iterator[int]:
-    while pid in table:
-        pid = table[pid].parent
-        yield pid
 
 
 def saved_step(checkpoints: Path) -> int:
