@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlhf_lightning.controller.block import Block, encode
-from rlhf_lightning.controller.column import Column, Piece, RowNumbers
+from rlhf_lightning.controller.column import Column, RowNumbers
 from rlhf_lightning.controller.parts import PartedColumn, Parts
 from rlhf_lightning.controller.transport import Future
 from rlhf_lightning.parallel.shares import edges
@@ -159,14 +159,10 @@ class Batch:
 
     def with_sources(self, place: Callable[[Block], Future | Block]) -> Batch:
         """The same rows, with each block of this process replaced by what `place` makes of it."""
-        columns = dict(self._columns)
-        for name, column in self._columns.items():
-            if isinstance(column, Column):
-                moved = [
-                    p if isinstance(p.source, Future) else Piece(place(p.source), p.rows)
-                    for p in column.pieces
-                ]
-                columns[name] = Column(tuple(moved), column.by)
+        columns = {
+            name: column.placed(place) if isinstance(column, Column) else column
+            for name, column in self._columns.items()
+        }
         return Batch(columns, num_rows=self._num_rows)
 
     def take(self, rows: Sequence[int] | RowNumbers) -> Batch:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from rlhf_lightning.controller.block import Block, Rows, decode, encode
 from rlhf_lightning.controller.transport import Future, fetch_all
 
 RowNumbers = npt.NDArray[np.int64]
+_PARTS = "_parts"
+"""Where a column keeps what `split` made last, and of which edges."""
 
 
 class Piece(NamedTuple):
@@ -102,9 +105,19 @@ class Column:
         return Column(tuple(pieces))
 
     def split(self, edges: Sequence[int]) -> list[Column]:
-        """The rows between neighbouring edges, which ascend; one look at each piece and each part."""
+        """The rows between neighbouring edges, which ascend; kept, since calls split alike."""
+        kept = cast(tuple[Sequence[int], list[Column]] | None, self.__dict__.get(_PARTS))
+        if kept is None or kept[0] != edges:
+            kept = self.__dict__[_PARTS] = edges, self._split(edges)
+        return kept[1]
+
+    def _split(self, edges: Sequence[int]) -> list[Column]:
+        """One look at each piece and each part."""
         if self.by is not None:
             return [Column(self.pieces, by) for by in self.by.split(edges)]
+        sizes = [stop - start for start, stop in pairwise(edges)]
+        if edges[0] == 0 and sizes == [len(piece.rows) for piece in self.pieces]:
+            return [Column((piece,)) for piece in self.pieces]
         parts: list[list[Piece]] = [[] for _ in edges[1:]]
         part, before = 0, 0
         for piece in self.pieces:
@@ -120,6 +133,13 @@ class Column:
             before = after
         none = [Piece(piece.source, piece.rows[:0]) for piece in self.pieces[:1]]
         return [Column(tuple(found or none)) for found in parts]
+
+    def placed(self, place: Callable[[Block], Future | Block]) -> Column:
+        """The same rows, with each block of this process replaced by what `place` makes of it."""
+        if all(isinstance(piece.source, Future) for piece in self.pieces):
+            return self
+        moved = [p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in self.pieces]
+        return Column(tuple(moved), self.by)
 
     def fetch(self) -> torch.Tensor | list[object]:
         """The values [len(self), ...] in memory of their own: a tensor, or a list of Python objects."""

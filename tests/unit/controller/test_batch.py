@@ -38,6 +38,14 @@ def test_parts_differ_by_one_row_at_most(rows: int, sizes: list[int]) -> None:
     assert torch.equal(Batch.joined(parts)["x"], numbers(rows)["x"])
 
 
+def test_a_batch_is_split_again_as_it_is_asked() -> None:
+    values = torch.arange(12)
+    joined = Batch.joined([Batch.of({"x": part}) for part in values.split(4)])
+    for parts in (3, 2, 3, 5, 1, 3):
+        found = [part["x"].tolist() for part in joined.split(parts)]
+        assert found == [values[start:stop].tolist() for start, stop in _edges(12, parts)]
+
+
 def test_a_part_without_rows_keeps_width_and_type() -> None:
     assert numbers(2).split(3)[0]["x"].shape == (0, 2)
     assert numbers(2).take([])["x"].dtype == torch.int64
