@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_lightning.engines.attention import IMPLEMENTATION, Sequences
+from rlhf_lightning.engines.host_linear import packed
 
 
 class Drawn(NamedTuple):
@@ -61,7 +62,7 @@ class Decoder(Protocol):
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Without dropout and gradient checkpointing for a while."""
+        """Without dropout and gradient checkpointing, and ready for steps of few tokens, for a while."""
         ...
 
 
@@ -115,6 +116,7 @@ class WholeDecoder:
         training = self.module.training
         self.module.train(False)
         try:
-            yield
+            with packed(self.module):
+                yield
         finally:
             self.module.train(training)
