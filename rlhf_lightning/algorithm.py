@@ -176,6 +176,7 @@ class RLHFAlgorithm(LightningModule):
         rows, self.pretraining = _both(batch)
         metrics = self.step(rows)
         self._lead_references()
+        self.strategy.learned()
         numbers = metrics.fetch() | self._count_retries()
         numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
         seconds = time.perf_counter() - started
@@ -277,7 +278,7 @@ class RLHFAlgorithm(LightningModule):
         copies = torch.arange(times).repeat(len(batch))
         repeated = batch.repeat(times)
         row_ids = repeated["row_ids"] * times + copies + (draw << _DRAW_BIT)
-        return repeated | Batch.of({"row_ids": row_ids})
+        return repeated | Batch.of({"row_ids": row_ids, "group_ids": repeated["row_ids"]})
 
     @property
     def second_batch(self) -> Batch:

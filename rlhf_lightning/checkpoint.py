@@ -90,6 +90,15 @@ def write_state(directory: Path, state: Mapping[str, object]) -> None:
     (directory / STATE).write_text(json.dumps(plain, indent=1))
 
 
+def can_hold(value: object) -> bool:
+    """Whether it is of numbers, texts, tensors and containers of such only."""
+    try:
+        _encode(value, "", {})
+    except TypeError:
+        return False
+    return True
+
+
 def read_state(directory: Path) -> dict[str, object]:
     """Read what `write_state` wrote.
 

@@ -8,9 +8,8 @@ any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this 
 from __future__ import annotations
 
 import dataclasses
-import gc
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -23,6 +22,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_gpus
+from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
@@ -70,6 +70,7 @@ class Strategy(SingleDeviceStrategy):
         """Of the calls of the last drain."""
         self.workers: dict[str, WorkerGroup] = {}
         """Where each placed role is, during a run."""
+        self._wake: Callable[[], None] = lambda: None
         self._resume: Path | None = None
         self._handles: dict[str, Role] = {}
 
@@ -93,6 +94,9 @@ class Strategy(SingleDeviceStrategy):
         """What each role's handle calls; its own workers, unless the strategy says otherwise."""
         return workers
 
+    def learned(self) -> None:
+        """All calls of an iteration have been sent: send what the next one will want, without waiting."""
+
     def numbers(self) -> dict[str, float]:
         """Metrics of an iteration that only the strategy knows."""
         return {}
@@ -106,11 +110,13 @@ class Strategy(SingleDeviceStrategy):
         return {}
 
     def layout(self, role: Role, name: str, devices: int) -> ParallelLayout:
-        """The layout of a role on the devices of its pool: replicas only, unless the strategy says otherwise.
+        """The layout of a role on the devices of its pool, as its engine divides it, else replicas only.
 
         Raises:
             ValueError: the role cannot be divided so.
         """
+        if self.settings.engine == "fsdp" and role.path and role.divided:
+            return self.settings.train.layout(devices, name=name)
         return ParallelLayout(d=devices)
 
     # ---- set-up and end ------------------------------------------------------------------------------------
@@ -184,8 +190,7 @@ class Strategy(SingleDeviceStrategy):
         cluster.start(pools)
         transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)
-        gc.collect()
-        gc.freeze()  # a look at all modules takes longer than the calls to a hundred workers
+        self._wake = rest()
         return placements
 
     def placements(
@@ -209,7 +214,7 @@ class Strategy(SingleDeviceStrategy):
 
     def _groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
         """Global ranks of the groups that a layout on these devices computes in."""
-        if self.settings.engine == "fsdp":
+        if self.settings.engine == "fsdp" and layout.t == 1:
             return subgroups(layout, members)
         return [tuple(members[rank] for rank in ranks) for ranks in all_ranks(layout)]
 
@@ -229,7 +234,7 @@ class Strategy(SingleDeviceStrategy):
         if self.transport is not None:
             self.transport.close()
             self.transport = None
-            gc.unfreeze()
+            self._wake()
         if self._handles:
             self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
         self._handles, self.workers, self._resume = {}, {}, None

@@ -2,27 +2,103 @@
 
 from __future__ import annotations
 
-from rlhf_lightning.controller import Caller
+import logging
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rlhf_lightning.checkpoint import can_hold
+from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
-from rlhf_lightning.workers import GenerationAhead
+from rlhf_lightning.workers import GenerationAhead, PartialGeneration, Settings
+
+logger = logging.getLogger(__name__)
+
+IN_FLIGHT = "in_flight"
+"""Key of a checkpoint: columns of the rows whose answers were not returned yet."""
 
 
 class OneStepOff(OpenRLHF):
-    """As OpenRLHF, but answers are drawn with the weights of one iteration before.
+    """As OpenRLHF, but answers are drawn with the weights of one iteration before, or of some.
 
     The policy loss compares with the log-probabilities of those weights; with `actor.recompute_log_probs` and
     `policy_loss.correction` it compares with the present ones, and weighs each token for what the two differ.
-    An iteration that continues from a checkpoint begins as the first did.
+    An iteration that continues from a checkpoint answers what was in flight anew, by the weights that it has.
+
+    Args:
+        max_staleness: by how many versions the weights behind a token may be older than the generator's. 1:
+            all rows of a batch are waited for. From 2 on a batch is what ends first, and answers that are not
+            whole when the weights change are gone on with by the new ones.
+        generator_devices: as for OpenRLHF.
+        devices: as for every strategy, those of the generator among them.
+        address: as for every strategy.
+        settings: as for every strategy.
+        timeout_s: as for every strategy.
     """
 
     strategy_name = "one-step-off"
 
-    def separate(self, actor: Caller, generator: Caller) -> GenerationAhead:
+    def __init__(
+        self,
+        *,
+        max_staleness: int = 1,
+        generator_devices: int | None = None,
+        devices: int | None = None,
+        address: str | None = None,
+        settings: Settings | None = None,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        super().__init__(
+            generator_devices=generator_devices,
+            devices=devices,
+            address=address,
+            settings=settings,
+            timeout_s=timeout_s,
+        )
+        if max_staleness < 1:
+            raise ValueError(
+                f"strategy.max_staleness={max_staleness}: answers are at least one version behind. Try 1, or "
+                "--strategy openrlhf."
+            )
+        self.max_staleness = max_staleness
+        self._ahead: GenerationAhead | PartialGeneration | None = None
+        self._restored: Batch | None = None
+
+    def separate(self, actor: Caller, generator: Caller) -> GenerationAhead | PartialGeneration:
         """What the actor's handle calls."""
         again = self.algorithm.main_actor.recompute_log_probs
-        self._ahead = GenerationAhead(actor, generator, recompute_log_probs=again)
-        return self._ahead
+        if self.max_staleness > 1:
+            ahead: GenerationAhead | PartialGeneration = PartialGeneration(
+                actor, generator, recompute_log_probs=again, max_staleness=self.max_staleness
+            )
+        else:
+            ahead = GenerationAhead(actor, generator, recompute_log_probs=again)
+        ahead.in_flight, self._restored = self._restored, None
+        self._ahead = ahead
+        return ahead
 
     def numbers(self) -> dict[str, float]:
-        """`response/staleness`: 0 in the first iteration, 1 in all others."""
-        return {"response/staleness": float(self._ahead.staleness)}
+        """`response/staleness`, and with partial rollouts how much was gone on with."""
+        return {} if self._ahead is None else self._ahead.numbers()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
+    ) -> None:
+        """See `Strategy.save_checkpoint`; the prompts in flight too, unless they hold what it cannot."""
+        rows = None if self._ahead is None else self._ahead.in_flight
+        columns = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
+        if can_hold(columns):
+            checkpoint = {**checkpoint, IN_FLIGHT: columns}
+        else:
+            logger.warning("%s: prompts in flight hold what a checkpoint cannot; they are lost.", filepath)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, object]:
+        """See `Strategy.load_checkpoint`."""
+        state = super().load_checkpoint(checkpoint_path, weights_only)
+        columns = cast(dict[str, torch.Tensor | list[object]], state.pop(IN_FLIGHT, {}))
+        self._restored = Batch.of(columns) if columns else None
+        return state

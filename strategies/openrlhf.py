@@ -42,6 +42,8 @@ class OpenRLHF(Strategy):
             devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
         )
         self.generator_devices = generator_devices
+        self.separated: SeparateGeneration | None = None
+        """What the actor's handle calls, during a run with a generator."""
 
     def models(self) -> dict[str, Role]:
         """The algorithm's roles, and a generator where there is an actor."""
@@ -79,7 +81,13 @@ class OpenRLHF(Strategy):
         """The actor's calls find the generator."""
         if GENERATOR not in workers:
             return workers
-        return {**workers, "actor": self.separate(workers["actor"], workers[GENERATOR])}
+        self.separated = self.separate(workers["actor"], workers[GENERATOR])
+        return {**workers, "actor": self.separated}
+
+    def learned(self) -> None:
+        """The generator is sent the new weights while critics still learn and the next batch is prepared."""
+        if self.separated is not None:
+            self.separated.synchronize()
 
     def separate(self, actor: Caller, generator: Caller) -> SeparateGeneration:
         """What the actor's handle calls."""

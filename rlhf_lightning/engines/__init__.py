@@ -1,7 +1,7 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
 from rlhf_lightning.engines.adapters import saved_lora
-from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint
+from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint, check_shared
 from rlhf_lightning.engines.deepspeed import ZeRO, check_zero
 from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition, WeightSource
@@ -38,6 +38,7 @@ __all__ = [
     "check_checkpoint",
     "check_layout",
     "check_model",
+    "check_shared",
     "check_vllm",
     "check_zero",
     "deterministic_here",

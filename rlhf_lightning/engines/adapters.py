@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -119,9 +119,15 @@ def is_factor(name: str) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor whose shards, if any, are gathered; collective."""
+    """A tensor whose shards, if any, are gathered, one axis of the ranks after the other; collective."""
     found = tensor.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    if not isinstance(found, DTensor):
+        return found
+    placements = list(found.placements)
+    for axis in range(len(placements)):
+        placements[axis] = Replicate()
+        found = found.redistribute(placements=placements)
+    return found.full_tensor()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of a model, and adapters fit one, without loading either."""
+"""Whether a checkpoint is of a model, adapters fit one, or ranks can share one, without loading any."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rlhf_lightning.engines.adapters import adapt, check_lora
 from rlhf_lightning.engines.checkpoint import read_state
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.source import resolve, weight_files
+from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
@@ -48,6 +49,16 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
             "Type a directory with weights, or leave lora out."
         )
     _blank(spec, head)
+
+
+def check_shared(spec: ModelSpec, head: Head, t: int) -> None:
+    """Refuse a model whose layers t tensor ranks of the FSDP engine cannot share, without loading it.
+
+    Raises:
+        ValueError: as said.
+    """
+    if t > 1:
+        check_tensor(_blank(spec, head), t)
 
 
 def _blank(spec: ModelSpec, head: Head) -> PreTrainedModel:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines.log_probs import token_log_probs
-from rlhf_lightning.engines.packing import pack
+from rlhf_lightning.engines.packing import PackedRows, pack
+from rlhf_lightning.engines.vocabulary import parallel_token_log_probs
 
 Head = Literal["lm", "scalar", "reward"]
 """Log-probabilities; a number before each response token (a critic's value), or after it (a reward)."""
@@ -33,11 +35,25 @@ def forward(
     places = {"position_ids": packed.sequences.position_ids, "sequences": packed.sequences}
     if head != "lm":
         return {"values": packed.unpack(root(packed.input_ids, keep=packed.keep, **places)[:, 0])}
-    logits = root(packed.input_ids, use_cache=False, logits_to_keep=packed.keep, **places).logits[0]
-    if len(logits) != len(packed.keep):  # a model that does not know logits_to_keep
-        logits = logits[packed.keep]
-    log_probs, entropies = token_log_probs(
-        logits, packed.targets, temperature=temperature or 1.0, entropy=entropy
-    )
+    logits = root(packed.input_ids, use_cache=False, logits_to_keep=packed.keep, **places).logits
+    log_probs, entropies = _judged(logits, packed, temperature=temperature or 1.0, entropy=entropy)
     outputs = {"log_probs": packed.unpack(log_probs)}
     return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs
+
+
+def _judged(
+    logits: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [K] from logits [1, K, V]; tensor ranks may have V / t of them each."""
+    mine = logits.to_local() if isinstance(logits, DTensor) else logits
+    kept = mine[0] if mine.shape[1] == len(packed.keep) else mine[0, packed.keep]
+    if not isinstance(logits, DTensor):
+        return token_log_probs(kept, packed.targets, temperature=temperature, entropy=entropy)
+    return parallel_token_log_probs(
+        kept,
+        packed.targets,
+        vocabulary=logits.shape[2],
+        temperature=temperature,
+        entropy=entropy,
+        group=logits.device_mesh.get_group(),
+    )

@@ -1,5 +1,7 @@
 """The FSDP engine: a Hugging Face decoder on one device, or sharded with FSDP2 over the ranks of a group.
 
+Its layers may also be divided over tensor ranks, which are given the same rows.
+
     rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
          -> gradients add up over micro-batches and ranks -> clipped AdamW step
 All ranks compute the same number of micro-batches (`Passes`).
@@ -26,8 +28,9 @@ from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import follow, take
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp_config import FSDP
+from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.mesh import shard_mesh
+from rlhf_lightning.engines.mesh import Mesh, model_mesh
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
 from rlhf_lightning.engines.offload import Parked, size_bytes
 from rlhf_lightning.engines.optimizer import ClippedAdamW
@@ -35,6 +38,7 @@ from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.replica import Replica
 from rlhf_lightning.engines.shards import Shards
 from rlhf_lightning.engines.source import resolve, tokenizer_files
+from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import ModelSpec
 
@@ -47,7 +51,8 @@ class FSDPEngine(TrainEngine):
     Args:
         model: what to load, and how to optimise it.
         head: what it computes per response token.
-        group: ranks that train it together; None for one device.
+        group: ranks that train it together, with rows of their own; None for one.
+        tensor: neighbours that divide every layer, and have the same rows; None for one.
         device: of this rank.
         config: memory.
     """
@@ -58,21 +63,21 @@ class FSDPEngine(TrainEngine):
         *,
         head: Head = "lm",
         group: dist.ProcessGroup | None = None,
+        tensor: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
         config: FSDP | None = None,
     ) -> None:
         self._spec, self._head, self._config = model, head, config or FSDP()
-        self._device = torch.device(device)
-        self._group = group if group is not None and dist.get_world_size(group) > 1 else None
+        self._device, data = torch.device(device), _several(group)
         self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
         self._model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         self._root.eval()
         self._dtype: torch.dtype = getattr(torch, model.dtype)
-        self._weights = self._distribute()
-        shards = self._weights.group if isinstance(self._weights, Shards) else None
-        self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=shards)
-        budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
-        self._passes = Passes(self._root, head=head, group=self._group, device=self._device, budget=budget)
+        mesh = self._mesh(data, _several(tensor))
+        self._group = mesh.everyone if mesh else None
+        self._weights = self._distribute(mesh)
+        self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
+        self._passes = self._computing(data)
         self._away: dict[Part, Parked | None] = {}
         self._frees, self._version = self._device.type != "cpu", 0
         self._last = Transition()
@@ -98,6 +103,7 @@ class FSDPEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._need(*PARTS)
+        self._weights.agree()
         report = self._optimizer.step()
         self._changed()
         return report
@@ -214,20 +220,35 @@ class FSDPEngine(TrainEngine):
         self._weights.changed()
         self._version += 1
 
-    def _distribute(self) -> Replica | Shards:
+    def _mesh(self, data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Mesh | None:
+        if data is None and tensor is None:
+            return None
+        check_tensor(self._model, 1 if tensor is None else dist.get_world_size(tensor))
+        return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
+
+    def _distribute(self, mesh: Mesh | None) -> Replica | Shards:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         else:
             keep_freed_memory()
+            use_host_linears(self._root)
         if self._spec.gradient_checkpointing:
             self._model.gradient_checkpointing_enable({"use_reentrant": False})
-        if self._group is None:
+        if mesh is None:
             nn.Module.to(self._root, self._device)
             return Replica(self._model, dtype=self._dtype)
-        mesh = shard_mesh(self._group, self._config.shard, device_type=self._device.type)
         schedule = self._config.schedule(on_cpu=self._device.type == "cpu")
         return Shards(
             self._root, self._model, mesh=mesh, device=self._device, dtype=self._dtype, schedule=schedule
+        )
+
+    def _computing(self, data: dist.ProcessGroup | None) -> Passes:
+        return Passes(
+            self._root,
+            head=self._head,
+            group=data,
+            device=self._device,
+            budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
         )
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -254,3 +275,8 @@ class FSDPEngine(TrainEngine):
             raise RuntimeError(
                 f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
             )
+
+
+def _several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group, None where it is of one rank."""
+    return group if group is not None and dist.get_world_size(group) > 1 else None

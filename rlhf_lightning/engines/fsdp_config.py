@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_lightning.engines.shards import Schedule
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class FSDP:
     """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
     shard: int = 0
     """Neighbouring ranks that divide one copy of a model's weights; the others hold copies of it. 0: all."""
+    tensor: int = 1
+    """Neighbouring devices that divide every layer, over the same rows; `shard` counts them as one rank."""
     reshard_after_forward: bool | None = None
     """Free a layer after its forward pass and gather it again for the backward pass. None: not on a CPU."""
     defer_gradient_reduction: bool | None = None
@@ -32,6 +35,43 @@ class FSDP:
             )
         if self.shard < 0:
             raise ValueError(f"fsdp.shard={self.shard}: is negative. Try 0, which divides over all ranks.")
+        if self.tensor < 1:
+            raise ValueError(f"fsdp.tensor={self.tensor}: a layer has one device at least. Try 1.")
+
+    def layout(self, devices: int, *, name: str) -> ParallelLayout:
+        """The layout of a model on devices: groups of `tensor` divide its layers; each has rows of its own.
+
+        To generate, every device has all of the model.
+
+        Args:
+            devices: all of the model's.
+            name: of the model's role, for messages.
+
+        Raises:
+            ValueError: `tensor` does not divide the devices.
+        """
+        if self.tensor == 1:
+            return ParallelLayout(d=devices)
+        if devices % self.tensor:
+            fitting = max(self.tensor, devices // self.tensor * self.tensor)
+            raise ValueError(
+                f"strategy.settings.train.tensor={self.tensor}: {self.tensor} does not divide the {devices} "
+                f"devices of {name}. Try {fitting} devices for it."
+            )
+        return ParallelLayout(t=self.tensor, d=devices // self.tensor, generation=Generation())
+
+    def check_layout(self, layout: ParallelLayout) -> None:
+        """Refuse a layout that is not what these options ask for.
+
+        Raises:
+            ValueError: other tensor ranks, stages, or ranks that do not divide into copies.
+        """
+        if (layout.p, layout.t) != (1, self.tensor):
+            raise ValueError(
+                f"strategy.settings.train.tensor={self.tensor} with train p={layout.p}, t={layout.t}: the "
+                f"strategy divides the models itself. Try tensor=1 here, or --strategy colocated."
+            )
+        self.check_ranks(layout.d)
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse a number of ranks that do not divide into copies; one rank has nothing to divide.

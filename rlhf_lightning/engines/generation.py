@@ -6,13 +6,14 @@ Whoever calls it names no engine: roles ask for one here, as they do for trainin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import TrainEngine, WeightSource
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.vllm import VLLM
@@ -76,10 +77,47 @@ class GenerationEngine(ABC):
             ValueError: as for `generate`.
         """
 
+    @abstractmethod
+    def resume(
+        self,
+        rows: TensorDict,
+        *,
+        sampling: Sampling,
+        seed: int,
+        pause: Callable[[Tensor], bool],
+        at_once: int = 0,
+    ) -> TensorDict:
+        """Go on with answers until told to pause, and hand back what each has so far.
+
+        Whoever calls it goes on later, with the rows that it returned, or never; the weights may change in
+        between, and prompts with what follows them are then computed anew. Pauses change no answer while the
+        weights stay: a token is drawn by its row's id, its place and the seed. (Rounding differs, 1e-6, and
+        may decide between two tokens that are equally likely.)
+
+        Args:
+            rows: as for `generate`; those that were begun before have `response_ids`, `response_mask`,
+                `log_probs` [B, R] and `ended` [B] bool too, as they were returned.
+            sampling: as for `generate`, the same every time.
+            seed: as for `generate`, the same every time.
+            pause: asked before each step, a token for every row that is decoded, with `ended` [B] bool; all
+                ranks of a copy answer alike.
+            at_once: most rows decoded at once, the first ones first; 0 leaves it to the engine.
+
+        Returns:
+            What `generate` returns, of what was said so far, and `ended` [B] bool: whether that is all.
+            Each of `log_probs` is of the weights that drew the token.
+
+        Raises:
+            ValueError: as for `generate`; or responses were begun with another R.
+        """
+
     @property
     @abstractmethod
     def version(self) -> int | None:
         """`TrainEngine.version` of the weights that gave the last answers; None before the first."""
+
+    def refresh(self) -> None:  # noqa: B027
+        """Take the source's weights now, not before the next answers; by default there is nothing to take."""
 
     def offload(self) -> None:  # noqa: B027
         """Free what generation needs until the next; by default there is nothing beside the model."""
@@ -105,15 +143,36 @@ class NativeEngine(GenerationEngine):
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
         with self.source.generating() as decoder:
-            yield from NativeGenerator(
-                decoder,
-                device=self._device,
-                pad_token_id=self._ends.pad_token_id,
-                eos_token_ids=self._ends.eos_token_ids,
-                config=self._config,
-            ).finished(rows, sampling=sampling, seed=seed, parts=parts)
+            yield from self._over(decoder).finished(rows, sampling=sampling, seed=seed, parts=parts)
             del decoder  # a layout of generation is freed as it ends
         self._version = self.source.version
+
+    def resume(
+        self,
+        rows: TensorDict,
+        *,
+        sampling: Sampling,
+        seed: int,
+        pause: Callable[[Tensor], bool],
+        at_once: int = 0,
+    ) -> TensorDict:
+        """See `GenerationEngine.resume`."""
+        with self.source.generating() as decoder:
+            answers = self._over(decoder).resume(
+                rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once
+            )
+            del decoder
+        self._version = self.source.version
+        return answers
+
+    def _over(self, decoder: Decoder) -> NativeGenerator:
+        return NativeGenerator(
+            decoder,
+            device=self._device,
+            pad_token_id=self._ends.pad_token_id,
+            eos_token_ids=self._ends.eos_token_ids,
+            config=self._config,
+        )
 
     @property
     def version(self) -> int | None:

@@ -1,32 +1,86 @@
-"""The ranks over which FSDP shards a model: all of a group, or parts of it that hold copies.
+"""The ranks of one model under FSDP: copies of its weights, shards of a copy, and parts of every layer.
 
-group of 4 ranks, shard=2      copies     0 1      each row divides one copy of the weights,
-                                          2 3      each column adds its gradients up
+8 ranks, shard=2, tensor=2   [copy, shard, tensor]   copies add their gradients up
+                             [[0 1] [2 3]]           shards divide the parameters of a copy
+                             [[4 5] [6 7]]           tensor ranks divide every layer, and have the same rows
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+_AXES = ("copy", "shard", "tensor")
 
-def shard_mesh(group: dist.ProcessGroup, shard: int, *, device_type: str) -> DeviceMesh:
-    """One axis over the group, or two, copies and shards; all ranks of the group call it.
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks that train one model."""
+
+    data: DeviceMesh
+    """Those over which FSDP shards, with rows of their own; where it has two axes, the first is of copies."""
+    tensor: DeviceMesh | None
+    """Those that divide every layer; None where each has whole layers."""
+    copy: dist.ProcessGroup
+    """Those that divide one copy of the weights."""
+    everyone: dist.ProcessGroup
+    """All of them."""
+
+
+def model_mesh(
+    data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None, *, shard: int, device_type: str
+) -> Mesh:
+    """Put the groups of a model together; all its ranks call it.
 
     Args:
-        group: ranks that train a model together.
-        shard: neighbours that divide a copy; 0 for all of them.
+        data: ranks with rows of their own; None for one.
+        tensor: ranks that divide every layer, neighbours; None for one.
+        shard: data-parallel neighbours that divide a copy; 0 for all of them.
         device_type: of the ranks' devices.
     """
-    if shard in (0, dist.get_world_size(group)):
-        return DeviceMesh.from_group(group, device_type)
-    ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shard)
-    me = dist.get_rank()
-    # Only members make these groups, so that no rank outside has to know of them.
-    mine = [
-        dist.new_group(line.tolist(), use_local_synchronization=True)
-        for line in (*ranks.T, *ranks)
-        if me in line
-    ]
-    return DeviceMesh.from_group(mine, device_type, mesh=ranks, mesh_dim_names=("copy", "shard"))
+    known = [group for group in (data, tensor) if group is not None]
+    rows = _rows(data, tensor)
+    grid = rows.view(-1, shard if len(rows) > 1 and shard else len(rows), rows.shape[1])
+    axes = [axis for axis, name in enumerate(_AXES) if name == "shard" or grid.shape[axis] > 1]
+    names = tuple(_AXES[axis] for axis in axes)
+    lines = [grid.movedim(axis, -1).flatten(0, 1).tolist() for axis in axes]
+    mesh = DeviceMesh.from_group(
+        [_group(line, known) for line in lines],
+        device_type,
+        mesh=grid.view([grid.shape[axis] for axis in axes]),
+        mesh_dim_names=names,
+    )
+    return Mesh(
+        data=mesh["copy", "shard"] if "copy" in names else mesh["shard"],
+        tensor=mesh["tensor"] if "tensor" in names else None,
+        copy=_group(grid.flatten(1).tolist(), known),
+        everyone=_group([grid.flatten().tolist()], known),
+    )
+
+
+def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Tensor:
+    """[d, t] global ranks."""
+    own = [dist.get_rank()] if tensor is None else dist.get_process_group_ranks(tensor)
+    if data is None:
+        return torch.tensor([own])
+    if tensor is None:
+        return torch.tensor(dist.get_process_group_ranks(data))[:, None]
+    rows: list[list[int]] = [own] * dist.get_world_size(data)
+    dist.all_gather_object(rows, own, group=data)
+    return torch.tensor(rows)
+
+
+def _group(lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup]) -> dist.ProcessGroup:
+    """The group of the line that this rank is in: one that is known, or a new one."""
+    line = next(line for line in lines if dist.get_rank() in line)
+    for group in known:
+        if dist.get_process_group_ranks(group) == line:
+            return group
+    # Only members make it, so that no rank outside has to know of it.
+    made: dist.ProcessGroup = dist.new_group(line, use_local_synchronization=True)
+    return made

@@ -11,7 +11,7 @@ decoded now, V the size of the vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
@@ -25,7 +25,8 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.attention import Packed, Sequences
 from rlhf_lightning.engines.decoder import Decoder, Drawn, WholeDecoder
 from rlhf_lightning.engines.kv import Cache, Decode, Prefill
-from rlhf_lightning.engines.prompts import Prompt, read_prompts
+from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
+from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
@@ -86,44 +87,53 @@ class NativeGenerator:
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
+        numbers = self._numbers(rows, sampling, seed)
+        with self.decoder.evaluating():
+            slots = self._slots(rows, sampling)
+            for size in shares(len(rows), parts):
+                while len(slots.ended) < size:
+                    slots.advance(numbers)
+                ended = torch.tensor(sorted(slots.ended[:size]), dtype=torch.int64)
+                del slots.ended[:size]
+                yield ended, slots.responses.tensors(ended).to(rows["prompt_ids"].device)
+
+    def resume(
+        self,
+        rows: TensorDict,
+        *,
+        sampling: Sampling,
+        seed: int,
+        pause: Callable[[Tensor], bool],
+        at_once: int = 0,
+    ) -> TensorDict:
+        """See `GenerationEngine.resume`."""
+        numbers, rows = self._numbers(rows, sampling, seed), begun(rows, width=sampling.max_new_tokens)
+        ended = rows["ended"].cpu().clone()
+        with self.decoder.evaluating():
+            slots = self._slots(rows, sampling, at_once=at_once)
+            slots.go_on(rows)
+            while not pause(ended) and not bool(ended.all()):
+                slots.advance(numbers)
+                ended[slots.ended] = True
+            slots.pause()
+        answers = slots.responses.tensors(torch.arange(len(rows)))
+        answers["ended"] = ended
+        return answers.to(rows["prompt_ids"].device)
+
+    def _numbers(self, rows: TensorDict, sampling: Sampling, seed: int) -> Tensor:
+        """What each token is drawn with: [B, R] float64."""
+        row_ids = rows["row_ids"].to(self.device)[:, None]
+        return uniform(seed, row_ids, torch.arange(sampling.max_new_tokens, device=self.device))
+
+    def _slots(self, rows: TensorDict, sampling: Sampling, *, at_once: int = 0) -> _Slots:
+        """Slots for these rows, all of them waiting at their prompts."""
         config = self.decoder.config.get_text_config()
         positions: int = getattr(config, "max_position_embeddings", None) or 2**40
         prompts = read_prompts(
             rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model"
         )
-        row_ids = rows["row_ids"].to(self.device)[:, None]
-        columns = torch.arange(sampling.max_new_tokens, device=self.device)
-        responses = _Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
-        numbers = uniform(seed, row_ids, columns)
-        with self.decoder.evaluating():
-            slots = _Slots(self, prompts, sampling, responses)
-            for size in shares(len(prompts), parts):
-                while len(slots.ended) < size:
-                    slots.advance(numbers)
-                ended = torch.tensor(sorted(slots.ended[:size]), dtype=torch.int64)
-                del slots.ended[:size]
-                yield ended, responses.tensors(ended).to(rows["prompt_ids"].device)
-
-
-class _Responses:
-    """What has been said so far."""
-
-    def __init__(self, size: int, width: int, pad_token_id: int, device: torch.device) -> None:
-        self.ids = torch.full((size, width), pad_token_id, dtype=torch.int64, device=device)
-        self.log_probs = torch.zeros(size, width, device=device)
-        self.lengths = torch.zeros(size, dtype=torch.int64)
-
-    def record(self, row: Tensor, column: Tensor, token: Tensor, log_prob: Tensor) -> None:
-        """Put a token [n] and its log-probability [n] at (row, column)."""
-        self.ids[row, column] = token
-        self.log_probs[row, column] = log_prob
-
-    def tensors(self, rows: Tensor) -> TensorDict:
-        """The columns that `generate` returns, of these rows [n] int64."""
-        where, lengths = rows.to(self.ids.device), self.lengths[rows].to(self.ids.device)
-        mask = torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
-        values = {"response_ids": self.ids[where], "response_mask": mask, "log_probs": self.log_probs[where]}
-        return TensorDict(values, batch_size=[len(rows)])
+        responses = Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
+        return _Slots(self, prompts, sampling, responses, at_once=at_once)
 
 
 @dataclass(slots=True)
@@ -141,12 +151,19 @@ class _Slots:
     """The rows being decoded: the cache's slots 0..n-1 and the state of each."""
 
     def __init__(
-        self, generator: NativeGenerator, prompts: list[Prompt], sampling: Sampling, responses: _Responses
+        self,
+        generator: NativeGenerator,
+        prompts: list[Prompt],
+        sampling: Sampling,
+        responses: Responses,
+        *,
+        at_once: int = 0,
     ) -> None:
         self.config, self.decoder, self.device = generator.config, generator.decoder, generator.device
         self.prompts, self.sampling, self.responses = prompts, sampling, responses
-        self.waiting = deque(range(len(prompts)))
-        self.size = min(self.config.slots or len(prompts), len(prompts))
+        self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
+        """Tokens that each row had when it came; they stand behind its prompt."""
+        self.size = min(n or len(prompts) for n in (len(prompts), self.config.slots, at_once))
         capacity = max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
         dtype = None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
         self.cache = Cache(self.size, capacity, dtype=dtype)
@@ -158,6 +175,22 @@ class _Slots:
         self.steps = 0
         stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
+
+    def go_on(self, rows: TensorDict) -> None:
+        """Begin where the rows are, as `begun` gives them, not at their prompts; before anyone is seated."""
+        self.responses.begin(rows)
+        said, ids = self.responses.lengths.tolist(), rows["response_ids"].cpu().numpy()
+        self.prompts = [np.append(p, row[:n]) for p, row, n in zip(self.prompts, ids, said, strict=True)]
+        self.said = said
+        self.waiting = deque((~rows["ended"]).nonzero()[:, 0].tolist())
+
+    def pause(self) -> None:
+        """Note how much the rows have said that are still decoded."""
+        for seat in self.seats:
+            self.responses.lengths[seat.row] = self._length(seat)
+
+    def _length(self, seat: _Seat) -> int:
+        return self.sampling.max_new_tokens - (seat.last - self.steps)
 
     @torch.no_grad()
     def advance(self, numbers: Tensor) -> None:
@@ -205,9 +238,13 @@ class _Slots:
         """Give the next slots to these rows, whose prompts end at `ends` of the pack."""
         lengths = [len(self.prompts[row]) for row in rows]
         first = len(self.seats)
-        self.state[:3, first : first + len(rows)] = self._tensor([rows, [0] * len(rows), lengths])
+        said = [self.said[row] for row in rows]
+        self.state[:3, first : first + len(rows)] = self._tensor([rows, said, lengths])
         last = self.steps + self.sampling.max_new_tokens - 1
-        self.seats += [_Seat(row, n - self.steps, last) for row, n in zip(rows, lengths, strict=True)]
+        self.seats += [
+            _Seat(row, length - self.steps, last - before)
+            for row, length, before in zip(rows, lengths, said, strict=True)
+        ]
         slot = np.repeat(np.arange(first, first + len(rows)), lengths)
         position = np.concatenate([np.arange(n) for n in lengths])
         tokens = [np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)]
@@ -248,7 +285,7 @@ class _Slots:
         done = [stop or seat.last <= self.steps for stop, seat in zip(stopped, self.seats, strict=True)]
         for seat in compress(self.seats, done):
             self.ended.append(seat.row)
-            self.responses.lengths[seat.row] = self.sampling.max_new_tokens - (seat.last - self.steps)
+            self.responses.lengths[seat.row] = self._length(seat)
         kept = count - sum(done)
         holes = [slot for slot in range(kept) if done[slot]]
         movers = [slot for slot in range(kept, count) if not done[slot]]

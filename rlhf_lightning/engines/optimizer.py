@@ -31,14 +31,28 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
 
 
 def gradient_norm(gradients: Iterable[Tensor], *, group: dist.ProcessGroup | None) -> Tensor:
-    """L2 norm of all gradients, over the ranks of the group that hold shards of them: scalar, float32."""
-    shards = [shard for shard in map(local, gradients) if shard.numel()]
-    norm: Tensor = nn.utils.get_total_norm(shards)
+    """L2 norm of all gradients, over the ranks of the group that hold shards of them: scalar, float32.
+
+    A shard that several of these ranks hold counts once.
+    """
+    shards: dict[int, list[Tensor]] = {1: []}
+    for gradient in gradients:
+        if local(gradient).numel():
+            shards.setdefault(_holders(gradient, group), []).append(local(gradient))
+    norms = {count: nn.utils.get_total_norm(held) for count, held in shards.items()}
     if group is None:
-        return norm
-    squared = norm.square().float()
+        return norms[1]
+    squared = torch.stack([norm.square().float() / count for count, norm in norms.items()]).sum()
     dist.all_reduce(squared, group=group)
     return squared.sqrt()
+
+
+def _holders(tensor: Tensor, group: dist.ProcessGroup | None) -> int:
+    """How many ranks of the group hold the same shard of a tensor as this one."""
+    if group is None or not isinstance(tensor, DTensor):
+        return 1
+    axes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return group.size() // math.prod(size for size, placement in axes if not placement.is_replicate())
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from tensordict import TensorDict
 
 Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -39,3 +40,26 @@ def read_prompts(rows: TensorDict, *, positions: int, new_tokens: int, owner: st
                 " max_new_tokens."
             )
     return prompts
+
+
+def begun(rows: TensorDict, *, width: int) -> TensorDict:
+    """The rows with what each has said so far, which is nothing where they have no such columns.
+
+    Args:
+        rows: [B] rows; those that were begun before have `response_ids`, `response_mask`, `log_probs` [B, R]
+            and `ended` [B] bool, as `GenerationEngine.resume` returns them.
+        width: R, most tokens of a response.
+
+    Raises:
+        ValueError: responses were begun with another R.
+    """
+    if "ended" not in rows:
+        nothing = torch.zeros(len(rows), width, device=rows["prompt_ids"].device)
+        said = {"response_ids": nothing.long(), "response_mask": nothing.bool(), "log_probs": nothing}
+        said["ended"] = said["response_mask"].any(1)
+        return TensorDict({**rows, **said}, batch_size=[len(rows)])
+    if (found := rows["response_ids"].shape[1]) != width:
+        raise ValueError(
+            f"sampling.max_new_tokens={width}: the responses were begun with {found}. Go on with {found}."
+        )
+    return rows

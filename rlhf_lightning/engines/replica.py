@@ -25,6 +25,9 @@ class Replica:
         dtype: what it computes in.
     """
 
+    group: None = None
+    """No other ranks have a part of it."""
+
     def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype) -> None:
         self._model = model
         self._working = dict(model.named_parameters())
@@ -45,6 +48,9 @@ class Replica:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch's loss to that of the masters."""
         torch.autograd.backward(loss)
+
+    def agree(self) -> None:
+        """Nobody to agree with."""
 
     def after_forward(self) -> None:
         """Nothing to free."""

@@ -1,9 +1,11 @@
 """The weights of a model that is sharded over the ranks of a group with FSDP2.
 
-between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors), d ranks a copy
+between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors), d ranks a copy;
+                     with t tensor ranks, 1/d of its 1/t of every divided layer
 forward, backward    unit by unit: all-gather in the type of the computation -> compute -> free
 after backward       reduce-scatter of the gradients in float32, then their sum over the copies, if several
-gathered()           all-gather of all units -> a plain skeleton points at the tensors -> free
+gathered()           all-gather of all units -> a plain skeleton points at the tensors -> free;
+                     with tensor ranks, one parameter after the other
 
 A unit is a decoder layer where that saves memory; where everything stays gathered until the last gradient,
 the whole model is one, and the ranks wait for each other once a pass instead of once a layer.
@@ -12,19 +14,23 @@ the whole model is one, and the ranks wait for each other once a pass instead of
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines.adapters import whole
 from rlhf_lightning.engines.engine import Transition
+from rlhf_lightning.engines.mesh import Mesh
 from rlhf_lightning.engines.optimizer import local
+from rlhf_lightning.engines.tensor_plan import divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class Shards:
     Args:
         root: the module whose forward is called; it is, or contains, the model.
         model: the Hugging Face model, whole and alike on every rank; what is frozen is kept in `dtype`.
-        mesh: ranks to shard over; where it has two axes, the first is of copies.
+        mesh: ranks to shard over.
         device: where it computes.
         dtype: what it computes in.
         schedule: when layers are freed and gradients reduced.
@@ -57,31 +63,47 @@ class Shards:
         root: nn.Module,
         model: PreTrainedModel,
         *,
-        mesh: DeviceMesh,
+        mesh: Mesh,
         device: torch.device,
         dtype: torch.dtype,
         schedule: Schedule,
     ) -> None:
         self._model, self._skeleton = model, _skeleton(model)
-        precision = MixedPrecisionPolicy()
-        if dtype != torch.float32:
-            precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         _place_rest(model, device, dtype)
+        self._tensor = mesh.tensor
+        self._added = divide(model, mesh.tensor) if mesh.tensor is not None else frozenset()
         layers = _layers(model) if schedule.saves_memory else []
-        self._units = [fully_shard(module, mesh=mesh, mp_policy=precision) for module in (*layers, root)]
+        self._units = _sharded([*layers, root], mesh.data, dtype)
         for unit in self._units[:-1]:
             unit.set_reshard_after_forward(schedule.reshard_after_forward, recurse=False)
         self.stored: dict[str, Tensor] = dict(model.named_parameters())
         self.masters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.group = mesh.get_group(mesh.ndim - 1)
+        self.group = mesh.copy
         """Ranks that divide one copy."""
-        self._ranks, self._defer = mesh.size(), schedule.defer_reduction
-        self._dtype = dtype
+        self._ranks, self._defer, self._dtype = mesh.data.size(), schedule.defer_reduction, dtype
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch's loss, summed over the ranks, to that of the masters."""
         self._units[-1].set_requires_gradient_sync(last or not self._defer)
         torch.autograd.backward(loss * self._ranks)  # FSDP2 takes the mean over the ranks
+
+    def agree(self) -> None:
+        """Let tensor ranks have one gradient of what each of them has whole.
+
+        It is the sum where each sees some heads only. Elsewhere all have the same already, but for the order
+        in which a device adds: the mean keeps them from drifting apart.
+        """
+        if self._tensor is None:
+            return
+        whole = {name: p for name, p in self.masters.items() if _is_whole(p, self._tensor)}
+        parts = {name: local(p.grad) for name, p in whole.items() if p.grad is not None}
+        if not parts:
+            return
+        flat = torch.cat([part.flatten() for part in parts.values()])
+        dist.all_reduce(flat, group=self._tensor.get_group())
+        totals = flat.split([part.numel() for part in parts.values()])
+        for (name, part), total in zip(parts.items(), totals, strict=True):
+            part.copy_(total.view_as(part)).div_(1 if name in self._added else self._tensor.size())
 
     def after_forward(self) -> None:
         """Free what a forward pass without a backward pass leaves gathered."""
@@ -98,8 +120,7 @@ class Shards:
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Gather one parameter after the other, in the type of the computation."""
         for name, tensor in self.stored.items():
-            part = tensor.detach().to(self._dtype)
-            yield name, part.full_tensor() if isinstance(part, DTensor) else part
+            yield name, whole(tensor.detach().to(self._dtype))
 
     def transition(self, seconds: float) -> Transition:
         """What `gathered` took: this rank's part of every parameter grows to the whole."""
@@ -113,17 +134,45 @@ class Shards:
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:
         """A plain module that reads the gathered tensors, which are freed on exit."""
-        for unit in self._units:
-            unit.unshard()
         empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
         try:
-            for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            for name, parameter in self._whole_module():
                 _place(self._skeleton, name, parameter)
             yield self._skeleton
         finally:
             for name, parameter in empty.items():
                 _place(self._skeleton, name, parameter)
             self.after_forward()
+
+    def _whole_module(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter, whole, under each of its names."""
+        if self._tensor is None:
+            for unit in self._units:
+                unit.unshard()
+            yield from self._model.named_parameters(remove_duplicate=False)
+            return
+        names: dict[int, list[str]] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        for first, value in self.whole():
+            parameter = nn.Parameter(value, requires_grad=False)
+            for name in names[id(self.stored[first])]:
+                yield name, parameter
+
+
+def _sharded(modules: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype) -> list[FSDPModule]:
+    """Units of FSDP, the innermost first."""
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    return [fully_shard(module, mesh=mesh, mp_policy=precision) for module in modules]
+
+
+def _is_whole(parameter: Tensor, tensor: DeviceMesh) -> bool:
+    """Whether each tensor rank has, or shards over its data ranks, all of a parameter."""
+    assert isinstance(parameter, DTensor)
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return names[-1:] != tensor.mesh_dim_names or parameter.placements[-1].is_replicate()
 
 
 def _place_rest(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:

@@ -21,7 +21,10 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Meg
         ValueError: the model cannot be loaded, or not be divided so.
     """
     if isinstance(config, FSDP):
-        fsdp = FSDPEngine(model, head=head, group=seat.dp_group, device=seat.device, config=config)
+        tensor = seat.groups.tensor if seat.groups is not None else None
+        fsdp = FSDPEngine(
+            model, head=head, group=seat.dp_group, tensor=tensor, device=seat.device, config=config
+        )
         if model.lora is not None and head == "lm":
             note_adapted(model, fsdp, seat=seat)
         return fsdp

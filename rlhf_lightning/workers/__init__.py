@@ -1,14 +1,10 @@
 """Roles: what each model of the dataflow is for. Methods are named as in HybridFlow's Table 4."""
 
 from rlhf_lightning.workers.actor import Actor
+from rlhf_lightning.workers.ahead import GenerationAhead, PartialGeneration
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
-from rlhf_lightning.workers.generator import (
-    GenerationAhead,
-    GenerationInParts,
-    Generator,
-    SeparateGeneration,
-)
+from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
 from rlhf_lightning.workers.judge import Judge
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
@@ -23,6 +19,7 @@ __all__ = [
     "GenerationInParts",
     "Generator",
     "Judge",
+    "PartialGeneration",
     "Reference",
     "Reward",
     "Role",

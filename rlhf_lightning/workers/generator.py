@@ -2,7 +2,8 @@
 
 actor.generate_sequences(batch)              the algorithm knows of no generator
   -> actor.send_weights | generator.receive_weights     side by side, where the actor has changed
-  -> generator.generate_sequences      or start_sequences, and next_sequences for each part of the answers
+  -> generator.generate_sequences      or start_sequences, and next_sequences for each part of the answers,
+                                       or carry_sequences, which goes on with what is left of earlier calls
 """
 
 from __future__ import annotations
@@ -27,17 +28,14 @@ from rlhf_lightning.controller import (
     register,
 )
 from rlhf_lightning.controller.register import Method, methods_of
-from rlhf_lightning.engines import WeightSource, be_deterministic, train_engine
+from rlhf_lightning.engines import FSDP, WeightSource, be_deterministic, train_engine
 from rlhf_lightning.parallel import Link, ParallelLayout
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
+from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InHand
 from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.underway import Underway
 
-NUMBERS = "row_numbers"
-"""A column: where a row stands in the batch."""
-_OTHER_DRAW = 1 << 61
-"""Added to a row's id for other answers to its prompt."""
 CHANGING = frozenset({"update_actor", "load"})
 """Methods of an actor after which a generator's weights are old."""
 
@@ -49,7 +47,7 @@ class Arriving(WeightSource):
     link: Link
     """Where they come from."""
     announced: int = 0
-    """How often they have been said to come; the engine reads them before its next answers."""
+    """How often they have come."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `WeightSource.weights`."""
@@ -68,6 +66,7 @@ class Generator(Role):
     actor: Actor = field(default_factory=Actor)
     """What it is a copy of, and how that answers."""
     evaluates: ClassVar[bool] = True
+    divided: ClassVar[bool] = False
 
     @classmethod
     def of(cls, actor: Actor) -> Self:
@@ -100,7 +99,7 @@ class Generator(Role):
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """See `Actor.check_layout`; the copy is never divided."""
-        self.actor.check_layout(layout, dataclasses.replace(settings, engine="fsdp"))
+        self.actor.check_layout(layout, dataclasses.replace(settings, engine="fsdp", train=FSDP()))
 
     def offload(self) -> None:
         """See `Role.offload`; vLLM keeps what it has."""
@@ -126,6 +125,7 @@ class Generator(Role):
         source = self.actor.generator.source
         if isinstance(source, Arriving):
             source.announced += 1
+            self.actor.generator.refresh()
         else:
             self.engine.take_weights(self.worker.link.receive())
 
@@ -158,6 +158,42 @@ class Generator(Role):
         """The answers that end next, as many as there are rows, and row_numbers [n] of their prompts."""
         return self.underway.more()
 
+    @property
+    def in_hand(self) -> InHand:
+        """Rows of `hold_sequences` and `carry_sequences` without an answer; on a worker only."""
+        found = self.__dict__.setdefault("_in_hand", InHand())
+        assert isinstance(found, InHand)
+        return found
+
+    @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
+    def hold_sequences(self, rows: TensorDict, *, carry: Carry) -> TensorDict:
+        """Take rows in hand, to be answered by `carry_sequences`; columns and `carry` as there."""
+        self.in_hand.add(rows, width=self.actor.sampling.max_new_tokens)
+        return TensorDict({}, batch_size=rows.batch_size)
+
+    @register(
+        transfer=MICRO_DP,
+        reads=(*PROMPTS, "row_ids", NUMBERS),
+        returns=(*ANSWERS, NUMBERS, *VERSIONS, *COUNTS),
+    )
+    def carry_sequences(self, rows: TensorDict, *, carry: Carry) -> TensorDict:
+        """Take rows in hand, and hand over as many with their answers, those that end first.
+
+        Args:
+            rows: as for `generate_sequences`, and row_numbers [B] int64, by which groups are neighbours.
+            carry: version of the weights, and when a row may wait no longer.
+
+        Returns:
+            What `generate_sequences` returns, and row_numbers, weights_version, last_version, older_tokens
+            and num_tokens [B] int64, as `InHand.answer` does.
+        """
+        self.hold_sequences(rows, carry=carry)
+        sampling, seed = self.actor.drawn(greedy=False), self.actor.seed or 0
+        engine = self.actor.generator
+        found = self.in_hand.answer(engine, size=len(rows), carry=carry, sampling=sampling, seed=seed)
+        found["rollout_log_probs"] = found["log_probs"]
+        return found
+
 
 @dataclass
 class SeparateGeneration:
@@ -185,12 +221,16 @@ class SeparateGeneration:
 
     def answers(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         """The batch with the generator's answers."""
+        self.synchronize()
+        version = Batch.of({"weights_version": torch.full((len(batch),), self.version)})
+        return batch | self.asked(batch, arguments) | version
+
+    def synchronize(self) -> None:
+        """Give the generator the actor's weights, where it has others."""
         if self.stale:
             self.actor.call(methods_of(Actor)["send_weights"], None, {})
             self.generator.call(methods_of(Generator)["receive_weights"], None, {})
             self.stale, self.version = False, self.version + 1
-        version = Batch.of({"weights_version": torch.full((len(batch),), self.version)})
-        return batch | self.asked(batch, arguments) | version
 
     def asked(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         """What the generator, which is up to date, answers."""
@@ -231,41 +271,3 @@ class GenerationInParts(SeparateGeneration):
             found.append(cast(Batch, self.generator.call(method, numbered, {})))
         numbers = Parts(tuple(part.column(NUMBERS) for part in found))
         return Batch.in_parts(numbers, [part.select(ANSWERS) for part in found])
-
-
-@dataclass
-class GenerationAhead(SeparateGeneration):
-    """The same, one batch ahead: while the models learn from one, the next is answered by older weights.
-
-    A call hands the generator its batch and returns the one before, prompts and all. The first is answered
-    twice, for itself and for the second call.
-    """
-
-    pending: tuple[Batch, int] | None = None
-    """What the next call returns, and the version of the weights behind it."""
-    staleness: int = 0
-    """How many versions the answers that were last returned are behind."""
-
-    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; greedy answers are not ahead.
-
-        Raises:
-            ValueError: the batches of two iterations differ in their number of rows.
-        """
-        if method.name != "generate_sequences" or arguments.get("greedy"):
-            return super().call(method, batch, arguments)
-        assert batch is not None
-        before, after = self.pending, self.answers(batch, arguments)
-        if before is None:
-            before = after, self.version
-            other = batch | Batch.of({"row_ids": batch["row_ids"] + _OTHER_DRAW})
-            after = self.answers(other, arguments)
-        self.pending = after, self.version
-        found, version = before
-        if len(found) != len(batch):
-            raise ValueError(
-                f"generation is one batch ahead, and a batch of {len(batch)} rows follows one of "
-                f"{len(found)}. Give batches of one size: a number of rows that batch_size divides."
-            )
-        self.staleness = self.version - version
-        return self.scored(found)

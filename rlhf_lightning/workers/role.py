@@ -32,6 +32,7 @@ from rlhf_lightning.engines import (
     check_adapters,
     check_checkpoint,
     check_layout,
+    check_shared,
     check_zero,
     deterministic_here,
     located,
@@ -98,6 +99,8 @@ class Role(ModelSpec, Remote):
     """Whether `validate` and `predict` need it."""
     trains: ClassVar[bool] = False
     """Whether it has an optimizer that steps."""
+    divided: ClassVar[bool] = True
+    """Whether devices may share a copy of its layers."""
 
     @property
     def kept(self) -> bool:
@@ -248,7 +251,8 @@ class Role(ModelSpec, Remote):
         if settings.engine == "zero":
             check_zero(layout)
         if settings.engine == "fsdp":
-            settings.train.check_ranks(layout.d)
+            settings.train.check_layout(layout)
+            check_shared(self, self.head, layout.t)
         self._check_lora(settings)
 
     def _check_lora(self, settings: Settings) -> None:
@@ -260,6 +264,11 @@ class Role(ModelSpec, Remote):
                 f"{option} with strategy.settings.engine={settings.engine}: only the FSDP engine trains "
                 f"adapters. Try --strategy.settings.engine fsdp under a strategy that takes it, or leave "
                 f"{option} out."
+            )
+        if settings.train.tensor > 1:
+            raise ValueError(
+                f"{option} with strategy.settings.train.tensor={settings.train.tensor}: layers with adapters "
+                f"are not divided. Try tensor=1, or leave {option} out."
             )
         if not self.trains:
             raise ValueError(f"{option}: this model is not trained. Leave it out.")

@@ -118,8 +118,8 @@ def judged(
     return expected
 
 
-def agree(left: TensorDict, right: TensorDict) -> None:
+def agree(left: TensorDict, right: TensorDict, *, within: float = 1e-5) -> None:
     """The same answers, with the same log-probabilities."""
     assert torch.equal(left["response_ids"], right["response_ids"])
     assert torch.equal(left["response_mask"], right["response_mask"])
-    torch.testing.assert_close(left["log_probs"], right["log_probs"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(left["log_probs"], right["log_probs"], atol=within, rtol=0)

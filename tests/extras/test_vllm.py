@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.engines import (
+    VLLM,
     FSDPEngine,
     GenerationEngine,
     Native,
@@ -30,10 +31,10 @@ BLOCK = 128
 class Pair:
     """A model in training, and an engine that generates with it."""
 
-    def __init__(self, spec: ModelSpec, kind: Literal["native", "vllm"]) -> None:
+    def __init__(self, spec: ModelSpec, kind: Literal["native", "vllm"], *, vllm: VLLM = SMALL) -> None:
         self.source = FSDPEngine(spec)
         seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
-        config = Native() if kind == "native" else SMALL
+        config = Native() if kind == "native" else vllm
         self.engine: GenerationEngine = generation_engine(
             spec, self.source, seat=seat, ends=generating.ends(), config=config
         )

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_lightning.engines import VLLM, FSDPEngine, TrainEngine, generation_engine
+from rlhf_lightning.engines import FSDP, VLLM, FSDPEngine, TrainEngine, generation_engine, train_engine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.parallel import Generation, ParallelLayout, Seat
@@ -58,9 +58,12 @@ class Said:
 
 def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
     source: TrainEngine
-    if case.kind == "fsdp":
+    if case.layout.d > 1:
         seat = Seat(group.rank(), case.layout, torch.device("cpu"), group, None)
         source = FSDPEngine(spec, group=group)
+    elif case.kind == "fsdp":
+        seat = three_d.seat(group, case.layout)
+        source = train_engine(spec, head="lm", seat=seat, config=FSDP())
     else:
         seat = three_d.seat(group, case.layout)
         source = MegatronEngine(spec, seat=seat)
@@ -91,13 +94,14 @@ def expected(spec: ModelSpec, directory: Path) -> tuple[TensorDict, TensorDict, 
 
 CASES = [
     Case("fsdp", "llama", ParallelLayout(d=2), SMALL, [[0], [1]]),
+    Case("fsdp", "qwen2", ParallelLayout(t=2, generation=Generation()), SMALL, [[0], [1]]),
     Case("megatron", "qwen2", ParallelLayout(t=4), SMALL, [[0, 1, 2, 3]] * 4),
     Case("megatron", "llama", ParallelLayout(p=2, t=2, generation=Generation(t=2)), COPYING, PAIRS),
 ]
 """Four ranks that share two key-value heads have nothing to lend, so there weights are copied, too."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=["fsdp", "t4", "p2t2-tg2"])
+@pytest.mark.parametrize("case", CASES, ids=["fsdp", "fsdp-t2", "t4", "p2t2-tg2"])
 def test_ranks_answer_as_one(case: Case, tmp_path: Path) -> None:
     spec = generating.write(tmp_path / "model", case.name)
     before, after, log_probs = expected(spec, tmp_path / "after")
@@ -108,7 +112,7 @@ def test_ranks_answer_as_one(case: Case, tmp_path: Path) -> None:
     whole = sum(parameter.numel() for parameter in model.parameters())
     for rank, one in enumerate(ranks):
         agree(one.answers[0], before)
-        agree(one.answers[1], after)
+        agree(one.answers[1], after, within=EXACT)  # two engines have learned, and round otherwise
         assert one.tensor == case.tensor[rank]
         assert one.largest == 128 * 128 < whole / 4
         assert one.vllm < whole * 1.2 / len(one.tensor) + 4096

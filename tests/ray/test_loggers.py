@@ -51,7 +51,7 @@ OTHERS = {
     " --data.main rlhf_lightning.data.TaskData --data.main.num_rows 8 --data.main.num_val_rows 4"
     " --data.main.batch_size 4 --data.ptx rlhf_lightning.data.TextData --data.ptx.path rows.jsonl"
     " --data.ptx.text_field prompt --data.ptx.block_tokens 16 --data.ptx.batch_size 2",
-    "onlinedpo": f"--algo.reward.functions length --strategy one-step-off {TASK}",
+    "onlinedpo": f"--algo.reward.functions length --strategy one-step-off --strategy.max_staleness 2 {TASK}",
     "dpo": f"--algo.loss.sft_coef 0.1 {PAIRS}",
     "simpo": f"--algo.loss.sft_coef 0.1 {PAIRS}",
     "kto": ROWS_OF.format(data="unpaireddata") + " --data.response_field chosen",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.engine import WeightSource
 from rlhf_lightning.engines.generation import Ends, GenerationEngine
-from rlhf_lightning.engines.prompts import read_prompts
+from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.source import resolve
 from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing
@@ -34,15 +34,15 @@ from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling
 
 with guest():
-    from vllm import CompletionOutput, EngineArgs, RequestOutput, SamplingParams
-    from vllm.inputs.engine import tokens_input
+    from vllm import CompletionOutput, EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from rlhf_lightning.engines.vllm.borrowed import Borrowed
     from rlhf_lightning.engines.vllm.executor import InPlaceExecutor
     from rlhf_lightning.engines.vllm.groups import Groups, keeping_world
     from rlhf_lightning.engines.vllm.plain import plain_weights
-    from rlhf_lightning.engines.vllm.requests import requests
+    from rlhf_lightning.engines.vllm.requests import Going, Requests
+    from rlhf_lightning.engines.vllm.responses import add, begun_responses, responses
 
 logger = logging.getLogger(__name__)
 
@@ -90,27 +90,56 @@ class VLLMEngine(GenerationEngine):
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
-        positions, longest = self._engine.model_config.max_model_len, sampling.max_new_tokens
-        whole = read_prompts(rows, positions=positions, new_tokens=longest, owner="vLLM")
-        asked = [prompt.tolist() for prompt in whole]
-        stops = tuple(sorted({*self._ends.eos_token_ids, *sampling.stop_token_ids}))
-        wanted = requests(rows, sampling=sampling, stops=stops, seed=seed)
-        self._logits.temperature = sampling.temperature or 1.0
-        going = self._going(asked, wanted, shares(len(asked), parts))
+        width = sampling.max_new_tokens
+        prompts = rows.select("prompt_ids", "prompt_mask", "row_ids")
+        requests = self._requests(begun(prompts, width=width), sampling, seed)
+        answered = self._answered(requests, shares(len(rows), parts))
         while True:
-            with torch.no_grad(), self._groups.entered(), self._uncompiled(), torch.random.fork_rng([]):
-                part = next(going, None)
+            with self._computing():
+                part = next(answered, None)
             if part is None:
                 break
-            answers = _responses(list(part.values()), width=longest, pad=self._ends.pad_token_id)
+            answers = responses(list(part.values()), width=width, pad=self._ends.pad_token_id)
             yield torch.tensor([*part], dtype=torch.int64), answers.to(rows["prompt_ids"].device)
         if self._config.sleep:
             self.offload()
+
+    def resume(
+        self,
+        rows: TensorDict,
+        *,
+        sampling: Sampling,
+        seed: int,
+        pause: Callable[[Tensor], bool],
+        at_once: int = 0,
+    ) -> TensorDict:
+        """See `GenerationEngine.resume`."""
+        rows = begun(rows, width=sampling.max_new_tokens)
+        requests, found = (
+            self._requests(rows, sampling, seed),
+            begun_responses(rows, pad=self._ends.pad_token_id),
+        )
+        left = (~found["ended"]).nonzero()[:, 0].tolist()
+        with self._computing(), self._going(requests, rows=left, at_once=at_once or len(rows)) as going:
+            while not pause(found["ended"]) and not bool(found["ended"].all()):
+                ended = going.step()
+                add(found, ended, requests.said)
+                found["ended"][[*ended]] = True
+            add(found, going.pause(), requests.said)
+        if self._config.sleep:
+            self.offload()
+        return found.to(rows["prompt_ids"].device)
 
     @property
     def version(self) -> int | None:
         """See `GenerationEngine.version`."""
         return self._version
+
+    def refresh(self) -> None:
+        """See `GenerationEngine.refresh`."""
+        self._wake()
+        with self._computing(), failing("as it took weights", self._config), self._weights():
+            pass
 
     def offload(self) -> None:
         """Give memory back: on a GPU all of it, and weights are copied again; on a CPU keys and values."""
@@ -213,39 +242,44 @@ class VLLMEngine(GenerationEngine):
         self._version, self._fresh, self.update_s = version, True, time.perf_counter() - started
         logger.debug("vLLM has weights %s after %.3f s", version, self.update_s)
 
-    def _going(
-        self, asked: list[list[int]], wanted: list[SamplingParams], sizes: list[int]
-    ) -> Iterator[_Said]:
-        """Awake, and with the present weights until the last part."""
-        self._wake()
-        with self._weights(), failing(f"as it answered {len(asked)} rows", self._config):
-            yield from self._answered(asked, wanted, sizes)
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with torch.no_grad(), self._groups.entered(), self._uncompiled(), torch.random.fork_rng([]):
+            yield
 
-    def _answered(
-        self, asked: list[list[int]], wanted: list[SamplingParams], sizes: list[int]
-    ) -> Iterator[_Said]:
-        """What every request says in the end, so many at a time as they end; none of them is left behind."""
-        left = {str(row): row for row in range(len(asked))}
+    def _requests(self, rows: TensorDict, sampling: Sampling, seed: int) -> Requests:
+        """What to ask for rows as `begun` gives them; from now on the logits are at the temperature.
+
+        Raises:
+            ValueError: a prompt is empty, or too long for the model.
+        """
+        positions, longest = self._engine.model_config.max_model_len, sampling.max_new_tokens
+        prompts = read_prompts(rows, positions=positions, new_tokens=longest, owner="vLLM")
+        stops = sorted({*self._ends.eos_token_ids, *sampling.stop_token_ids})
+        self._logits.temperature = sampling.temperature or 1.0
+        return Requests.of(rows, prompts, sampling=sampling, stops=stops, seed=seed)
+
+    @contextmanager
+    def _going(self, requests: Requests, *, rows: Sequence[int], at_once: int) -> Iterator[Going]:
+        """Awake, and with the present weights; no request is left behind."""
+        self._wake()
+        going = Going(self._engine, self._runner, requests, rows=rows, at_once=at_once)
+        with self._weights(), failing(f"as it answered {len(requests)} rows", self._config):
+            self._logits.before = going.seed
+            try:
+                yield going
+            finally:
+                self._logits.before = None
+                going.break_off()
+
+    def _answered(self, requests: Requests, sizes: list[int]) -> Iterator[_Said]:
+        """What every request says in the end, so many at a time as they end."""
         found: _Said = {}
-        try:
-            for name, row in left.items():
-                self._engine.add_request(name, tokens_input(asked[row]), wanted[row])
+        with self._going(requests, rows=range(len(requests)), at_once=len(requests)) as going:
             for size in sizes:
                 while len(found) < size:
-                    assert self._engine.has_unfinished_requests()
-                    for output in self._engine.step():
-                        assert isinstance(output, RequestOutput)
-                        found[left.pop(output.request_id)] = output.outputs[0]
+                    found |= going.step()
                 yield {row: found.pop(row) for row in sorted([*found][:size])}
-        finally:
-            self._break_off([*left])
-
-    def _break_off(self, names: list[str]) -> None:
-        """Forget requests without an answer, and keys and values that vLLM may only think it has computed."""
-        if names:
-            self._engine.abort_request(names)
-            self._runner.execute_model_state = None
-            self._engine.reset_prefix_cache()
 
 
 class _Logits:
@@ -253,8 +287,12 @@ class _Logits:
 
     def __init__(self, compute: Callable[[Tensor], Tensor | None]) -> None:
         self._compute, self.temperature = compute, 1.0
+        self.before: Callable[[], None] | None = None
+        """What to do before tokens are drawn from them."""
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
+        if self.before is not None:
+            self.before()
         logits = self._compute(hidden)
         return logits if logits is None or self.temperature == 1 else logits / self.temperature
 
@@ -263,18 +301,3 @@ def _close(engine: LLMEngine, groups: Groups) -> None:
     with guest(), keeping_world():
         engine.engine_core.engine_core.shutdown()
     groups.close()
-
-
-def _responses(found: list[CompletionOutput], *, width: int, pad: int) -> TensorDict:
-    """The columns that `generate` returns."""
-    ids = torch.full((len(found), width), pad, dtype=torch.int64)
-    log_probs = torch.zeros(len(found), width)
-    mask = torch.zeros(len(found), width, dtype=torch.bool)
-    for row, said in enumerate(found):
-        length = len(said.token_ids)
-        ids[row, :length] = torch.tensor(said.token_ids)
-        mask[row, :length] = True
-        chosen = [at[token].logprob for at, token in zip(said.logprobs, said.token_ids, strict=True)]
-        log_probs[row, :length] = torch.tensor(chosen)
-    columns = {"response_ids": ids, "response_mask": mask, "log_probs": log_probs}
-    return TensorDict(columns, batch_size=[len(found)])

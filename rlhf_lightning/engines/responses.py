@@ -1,0 +1,38 @@
+"""What the rows of the native generator have said so far, where they are decoded.
+
+B is the number of rows, R the width of the responses.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+class Responses:
+    """What has been said so far."""
+
+    def __init__(self, size: int, width: int, pad_token_id: int, device: torch.device) -> None:
+        self.ids = torch.full((size, width), pad_token_id, dtype=torch.int64, device=device)
+        self.log_probs = torch.zeros(size, width, device=device)
+        self.lengths = torch.zeros(size, dtype=torch.int64)
+
+    def record(self, row: Tensor, column: Tensor, token: Tensor, log_prob: Tensor) -> None:
+        """Put a token [n] and its log-probability [n] at (row, column)."""
+        self.ids[row, column] = token
+        self.log_probs[row, column] = log_prob
+
+    def begin(self, rows: TensorDict) -> None:
+        """Have said what the rows say already, as `begun` gives it."""
+        mask = rows["response_mask"].to(self.ids.device)
+        self.ids[mask] = rows["response_ids"].to(self.ids.device)[mask]
+        self.log_probs[mask] = rows["log_probs"].to(self.ids.device)[mask]
+        self.lengths = mask.sum(1).cpu()
+
+    def tensors(self, rows: Tensor) -> TensorDict:
+        """The columns that `generate` returns, of these rows [n] int64."""
+        where, lengths = rows.to(self.ids.device), self.lengths[rows].to(self.ids.device)
+        mask = torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+        values = {"response_ids": self.ids[where], "response_mask": mask, "log_probs": self.log_probs[where]}
+        return TensorDict(values, batch_size=[len(rows)])

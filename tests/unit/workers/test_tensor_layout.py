@@ -1,0 +1,79 @@
+"""Layouts of models whose layers devices share, and what is refused before any process starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import GPT2Config
+
+from rlhf_lightning.engines import FSDP
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.spec import LoRA
+from rlhf_lightning.strategies import Auto, Colocated, OpenRLHF
+from rlhf_lightning.workers import Actor, Generator, Reward, Settings
+from tests.unit.engines import tiny
+
+SETTINGS = Settings(train=FSDP(tensor=2))
+OPTION = "strategy.settings.train.tensor=2"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.write_causal(tmp_path_factory.mktemp("causal")))
+
+
+def test_models_are_divided_and_what_has_no_layers_or_only_answers_is_not(path: str) -> None:
+    actor, strategy = Actor(path=path), OpenRLHF(settings=SETTINGS)
+    layout = strategy.layout(actor, "actor", 4)
+    assert layout == ParallelLayout(t=2, d=2, generation=Generation())
+    assert layout.generating.num_replicas == 4
+    actor.check_layout(layout, SETTINGS)
+    assert strategy.layout(Reward(path=""), "reward", 3) == ParallelLayout(d=3)
+    copy = Generator.of(actor)
+    assert strategy.layout(copy, "generator", 3) == ParallelLayout(d=3)
+    copy.check_layout(ParallelLayout(d=3), SETTINGS)
+
+
+def test_a_number_of_devices_that_does_not_divide_is_refused(path: str) -> None:
+    for devices, fitting in ((3, 2), (1, 2)):
+        message = (
+            f"^{OPTION}: 2 does not divide the {devices} devices of actor. Try {fitting} devices for it."
+        )
+        with pytest.raises(ValueError, match=message):
+            Colocated(settings=SETTINGS).layout(Actor(path=path), "actor", devices)
+    with pytest.raises(ValueError, match=r"fsdp.tensor=0: a layer has one device at least"):
+        FSDP(tensor=0)
+
+
+def test_a_model_that_cannot_be_divided_is_refused(path: str, tmp_path: Path) -> None:
+    layout = ParallelLayout(t=4, d=1, generation=Generation())
+    with pytest.raises(
+        ValueError, match=r"tensor=4 for .*: 4 does not divide the 2 key-value heads. Try 1, 2"
+    ):
+        Actor(path=path).check_layout(layout, Settings(train=FSDP(tensor=4)))
+    GPT2Config(n_layer=1).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'gpt2': transformers has no plan"):
+        Actor(path=str(tmp_path)).check_layout(ParallelLayout(t=2), SETTINGS)
+
+
+def test_adapters_on_divided_layers_are_refused(path: str) -> None:
+    with pytest.raises(ValueError, match=f"^actor.lora with {OPTION}: layers with adapters are not divided"):
+        Actor(path=path, lora=LoRA()).check_layout(ParallelLayout(t=2), SETTINGS)
+
+
+def test_copies_count_groups_of_tensor_ranks(path: str) -> None:
+    settings = Settings(train=FSDP(tensor=2, shard=2))
+    Actor(path=path).check_layout(ParallelLayout(t=2, d=4), settings)
+    with pytest.raises(ValueError, match=r"fsdp.shard=2 on 3 ranks"):
+        Actor(path=path).check_layout(ParallelLayout(t=2, d=3), settings)
+
+
+def test_a_strategy_with_layouts_of_its_own_refuses_it(path: str) -> None:
+    layout = Auto(settings=SETTINGS).layout(Actor(path=path), "actor", 2)
+    with pytest.raises(
+        ValueError, match=f"{OPTION} with train p=1, t=1: the strategy divides the models itself"
+    ):
+        Actor(path=path).check_layout(layout, SETTINGS)
+    Actor(path=path).check_layout(layout, replace(SETTINGS, engine="megatron"))
