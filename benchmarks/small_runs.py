@@ -1,8 +1,12 @@
-"""What short runs of a benchmark share: a model of any size, and a trainer that only trains."""
+"""What short runs of a benchmark share: a model of any size, a trainer that only trains, an own process."""
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -50,3 +54,18 @@ def quiet_trainer(
         num_sanity_val_steps=0,
         default_root_dir=folder,
     )
+
+
+def alone(module: str, *words: str) -> dict[str, Any]:
+    """The JSON object that `python -m benchmarks.<module> <words>` prints last, in a process of its own.
+
+    Raises:
+        RuntimeError: it fails or prints none.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{module}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

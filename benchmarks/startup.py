@@ -55,7 +55,7 @@ class Moments(Callback):
 
 def once(options: list[str]) -> dict[str, float]:
     """One run."""
-    command = [sys.executable, "-m", "rlhf_lightning.cli", "fit", "--algo", "ppo", *options]
+    command = [str(Path(sys.executable).with_name("rlhf")), "fit", "--algo", "ppo", *options]
     command += ["--trainer.callbacks+=benchmarks.startup.Moments", "--trainer.max_steps", "1"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "moments.json"

@@ -1,25 +1,41 @@
-"""Whole GRPO and PPO iterations beside TRL's GRPOTrainer and PPOTrainer, in turns in the same run.
+"""Whole iterations of four algorithms beside TRL's and verl's trainers and a bound, in turns in the same run.
 
     python benchmarks/throughput.py --rounds 3
+    python benchmarks/throughput.py --lengths ragged
+    python benchmarks/throughput.py --quick --algos grpo
 
-Every trainer runs the workload of workload.py (prompt 64, response 128, 64 sequences, Llama of hidden 256 x 4
-layers, vocabulary 4,096, fp32, rule reward) with one epoch and one update an iteration. Each round takes the
-best of each side: TRL's over one and two processes and one or four micro-batches, ours over one and two
-devices. Prints tokens/s and ours over TRL's with the spread over the rounds; writes results/throughput.json.
+Every trainer runs the workload of workload.py (64 sequences, Llama of hidden 256 x 4 layers, vocabulary
+4,096, fp32, rule reward) with one epoch and one update an iteration: prompts of 64 and responses of 128
+tokens, or ragged ones of 16 to 64 and 8 to 128. Tokens are those of each system's own prompts and responses,
+without padding. TRL (GRPO 1.16, PPO 1.12) and verl 0.5.0 run GRPO and PPO. The first round tries every
+setting of each side: the peers' one and two processes and one or four micro-batches, TRL's GRPO with its own
+generation and vLLM's, ours on one and two devices. Later rounds repeat each side's two best of the first. Of
+each round the best of each side counts.
+
+Prints tokens/s, lengths, ours over each peer, and the share of the bound that bound.py counts, at the rate of
+matrix products that is measured in each round. Writes results/throughput.json or throughput-ragged.json.
 """
 
 import argparse
 import itertools
+import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
+import bound
 import environments
 import workload
-from iterations import ALGORITHMS, Seconds
-from spread import machine, spread
+from iterations import ALGORITHMS, Generator, Measured
+from spread import Spread, machine, spread
+from workload import Lengths
 
 CORES = 2
+PEERS: Mapping[str, tuple[str, ...]] = {"trl": ("grpo", "ppo"), "verl": ("grpo", "ppo")}
+"""Their algorithms."""
+SYSTEMS = (*PEERS, "ours")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,64 +43,163 @@ class Setting:
     """How one system runs."""
 
     system: str
-    """"trl" or "ours"."""
+    """One of SYSTEMS."""
 
     processes: int
     """Processes (devices), which share the cores."""
 
     micro_batches: int = 1
-    """Micro-batches of an update (TRL's are set by hand)."""
+    """Micro-batches of an update (the peers' are set by hand)."""
+
+    generator: Generator = "own"
+    """What generates."""
 
     def __str__(self) -> str:
         """For the printed lines."""
-        return f"{self.system}, {self.processes} process(es), {self.micro_batches} micro-batch(es)"
+        vllm = ", vLLM" if self.generator == "vllm" else ""
+        return f"{self.system}, {self.processes} process(es), {self.micro_batches} micro-batch(es){vllm}"
+
+    def script(self, algo: str) -> tuple[Path, Path]:
+        """The interpreter and the file that run it; the environment is made on first use."""
+        if self.system == "ours":
+            return Path(sys.executable), environments.HERE / "ours_throughput.py"
+        name = {"own": f"trl-{algo}", "vllm": "trl-vllm"}[self.generator]
+        file = {"own": f"trl_{algo}.py", "vllm": "trl_vllm.py"}[self.generator]
+        if self.system == "verl":
+            name, file = "verl-train", "verl_train.py"
+        return environments.python(name), environments.HERE / "peers" / file
 
 
-SETTINGS = {
-    "trl": [
-        Setting(system="trl", processes=p, micro_batches=m) for p, m in itertools.product((1, 2), (1, 4))
-    ],
-    "ours": [Setting(system="ours", processes=p) for p in (1, 2)],
-}
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One run, in processes of its own."""
+
+    algo: str
+    setting: Setting
+    measured: Measured
+
+    def share(self, lengths: Lengths, rate: float) -> float:
+        """Of the median iteration, the seconds of its operations at `rate` over those that it took."""
+        config, samples = workload.config(lengths), workload.samples_per_prompt(self.algo)
+        found = []
+        one = self.measured
+        for prompts, rows, seconds in zip(one.prompt_tokens, one.response_tokens, one.seconds, strict=True):
+            batch = bound.Batch(
+                prompts=prompts / samples, responses=sum(rows), rows=len(rows), samples=samples
+            )
+            found.append(batch.iteration_flop(config, self.algo) / rate / seconds)
+        return statistics.median(found)
+
+    def shown(self) -> str:
+        """A printed line."""
+        lengths, more = self.measured.lengths(), self.measured.more
+        text = (
+            f"  {self.algo}, {self.setting}: {self.measured.tokens_per_s():.0f} tokens/s, responses of "
+            f"{statistics.mean(lengths):.1f} [{min(lengths)} .. {max(lengths)}] tokens"
+        )
+        if "methods_s" in more:
+            each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in more["methods_s"].items())
+            text += f" (seconds: {each})"
+        if "plain_s" in more:
+            text += f" (plain transformers forward and backward: {more['plain_s']:.2f} s)"
+        return text
 
 
-def measure(algo: str, setting: Setting, *, iterations: int, data: Path) -> dict[str, object]:
-    """Run one setting in processes of its own; its tokens/s and the seconds behind it."""
-    peer = setting.system == "trl"
-    script = f"peers/trl_{algo}.py" if peer else "ours_throughput.py"
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Every system once, in every setting."""
+
+    flops: float
+    """Operations a second in products of large matrices, on all cores."""
+    runs: list[Ran]
+
+    def ranked(self, algo: str, system: str) -> list[Ran]:
+        """The runs of one system, the one of the most tokens/s first."""
+        runs = [run for run in self.runs if (run.algo, run.setting.system) == (algo, system)]
+        return sorted(runs, key=lambda run: -run.measured.tokens_per_s())
+
+
+def settings(algo: str, system: str) -> list[Setting]:
+    """All that a system has for an algorithm; the first is the best as a rule."""
+    if system != "ours" and algo not in PEERS[system]:
+        return []
+    micro_batches = (1,) if system == "ours" else (4, 1)
+    generators: tuple[Generator, ...] = ("own", "vllm") if (algo, system) == ("grpo", "trl") else ("own",)
+    return [
+        Setting(system=system, processes=p, micro_batches=m, generator=generator)
+        for generator, p, m in itertools.product(generators, (2, 1), micro_batches)
+    ]
+
+
+def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths) -> Ran:
+    """Run one setting."""
+    interpreter, script = setting.script(algo)
     given = {
         "algo": algo,
-        "workload": data,
+        "workload": directory(lengths),
+        "lengths": lengths,
         "processes": setting.processes,
         "iterations": iterations,
         "micro_batches": setting.micro_batches,
+        "generator": setting.generator,
     }
     output = environments.run(
-        environments.python(f"trl-{algo}") if peer else Path(sys.executable),
-        environments.HERE / script,
+        interpreter,
+        script,
         [part for name, value in given.items() for part in environments.option(name, value)],
-        processes=setting.processes if peer else 1,
+        processes=setting.processes if setting.system == "trl" else 1,
         threads=CORES // setting.processes,
     )
-    rate = Seconds(iterations=output["seconds"]).tokens_per_s()  # type: ignore[arg-type]  # a list of numbers
-    print(f"  {algo}, {setting}: {rate:.0f} tokens/s{_parts(output)}", flush=True)
-    return {"algo": algo, **vars(setting), **output, "tokens_per_s": rate}
+    ran = Ran(algo=algo, setting=setting, measured=Measured(**output))  # type: ignore[arg-type]  # as written
+    print(ran.shown(), flush=True)
+    return ran
 
 
-def _parts(output: dict[str, object]) -> str:
-    """Seconds by method, and of plain transformers over the same tokens, where a run tells them."""
-    methods = output.get("methods_s")
-    if not isinstance(methods, dict):
-        return ""
-    each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in methods.items())
-    return f" (seconds: {each}; plain transformers forward and backward {output['plain_s']:.2f})"
+def directory(lengths: Lengths) -> Path:
+    """Of a workload."""
+    return environments.RESULTS / ("workload" if lengths == "fixed" else f"workload-{lengths}")
 
 
-def best(runs: list[dict[str, object]], algo: str, system: str) -> float:
-    """The best tokens/s of one system in one round."""
-    return max(
-        float(str(run["tokens_per_s"])) for run in runs if (run["algo"], run["system"]) == (algo, system)
-    )
+def play(args: argparse.Namespace) -> list[Round]:
+    """All rounds."""
+    rounds: list[Round] = []
+    for number in range(args.rounds):
+        flops = bound.matrix_rate(CORES)
+        print(f"round {number + 1}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
+        runs = [
+            measure(algo, setting, iterations=args.iterations, lengths=args.lengths)
+            for algo, system in itertools.product(args.algos, args.systems)
+            for setting in chosen(algo, system, rounds[0] if rounds else None, quick=args.quick)
+        ]
+        rounds.append(Round(flops=flops, runs=runs))
+    return rounds
+
+
+def chosen(algo: str, system: str, first: Round | None, *, quick: bool) -> list[Setting]:
+    """The settings of one round."""
+    if first:
+        return [run.setting for run in first.ranked(algo, system)[:2]]
+    found = settings(algo, system)
+    return found[:1] if quick else found
+
+
+def compared(rounds: Sequence[Round], algo: str, lengths: Lengths) -> dict[str, dict[str, Spread]]:
+    """Of each system that ran: tokens/s, share of the bound, and ours over its tokens/s."""
+    found = {}
+    for system in SYSTEMS:
+        bests = [(each, ran) for each in rounds for ran in each.ranked(algo, system)[:1]]
+        if not bests:
+            continue
+        rates = [ran.measured.tokens_per_s() for _, ran in bests]
+        found[system] = {
+            "tokens_per_s": spread(rates),
+            "share_of_bound": spread([ran.share(lengths, each.flops) for each, ran in bests]),
+        }
+        own = [ran.measured.tokens_per_s() for each in rounds for ran in each.ranked(algo, "ours")[:1]]
+        if system != "ours" and own:
+            ratios = [mine / rate for mine, rate in zip(own, rates, strict=True)]
+            found[system]["ours_over_it"] = spread(ratios)
+    return found
 
 
 def main() -> None:
@@ -96,31 +211,32 @@ def main() -> None:
     parser.add_argument(
         "--iterations", type=int, default=4, help="timed iterations of each run, after one that is not"
     )
+    parser.add_argument("--lengths", choices=get_args(Lengths), default="fixed")
     parser.add_argument("--algos", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
-    parser.add_argument("--peers_only", action="store_true", help="TRL alone, without a comparison")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    parser.add_argument("--quick", action="store_true", help="1 round of 1 iteration in one setting of each")
     args = parser.parse_args()
-    data = environments.RESULTS / "workload"
-    workload.write(data)
-    systems = ("trl",) if args.peers_only else ("trl", "ours")
-    rounds: list[list[dict[str, object]]] = []
-    for number in range(args.rounds):
-        print(f"round {number + 1}", flush=True)
-        settings = list(
-            itertools.product(args.algos, [setting for system in systems for setting in SETTINGS[system]])
-        )
-        rounds.append([measure(algo, one, iterations=args.iterations, data=data) for algo, one in settings])
-    result: dict[str, object] = {"machine": machine(), "rounds": rounds}
-    for algo, system in itertools.product(args.algos, systems):
-        print(f"{algo}, {system}, tokens/s: {spread([best(runs, algo, system) for runs in rounds])}")
-    if not args.peers_only:
-        ratios = {
-            algo: spread([best(r, algo, "ours") / best(r, algo, "trl") for r in rounds])
-            for algo in args.algos
-        }
-        for algo, ratio in ratios.items():
-            print(f"ours / trl, {algo}: {ratio}")
-        result["ratios"] = {algo: ratio.as_dict() for algo, ratio in ratios.items()}
-    print(f"written: {environments.write_result('throughput', result)}")
+    if args.quick:
+        args.rounds = args.iterations = 1
+    workload.write(directory(args.lengths), args.lengths)
+    rounds = play(args)
+    found = {algo: compared(rounds, algo, args.lengths) for algo in args.algos}
+    for algo, systems in found.items():
+        for system, numbers in systems.items():
+            ratio = f", ours over it {numbers['ours_over_it']}" if "ours_over_it" in numbers else ""
+            share = numbers["share_of_bound"]
+            print(f"{algo}, {system}: {numbers['tokens_per_s']} tokens/s, {share} of the bound{ratio}")
+    result = {
+        "machine": machine(),
+        "lengths": args.lengths,
+        "rounds": [asdict(each) for each in rounds],
+        "compared": {
+            algo: {system: {n: one.as_dict() for n, one in ns.items()} for system, ns in systems.items()}
+            for algo, systems in found.items()
+        },
+    }
+    name = "throughput" if args.lengths == "fixed" else f"throughput-{args.lengths}"
+    print(f"written: {environments.write_result(name, result)}")
 
 
 if __name__ == "__main__":

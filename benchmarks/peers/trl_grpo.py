@@ -5,28 +5,42 @@ Started plainly it is one process; under torchrun the 64 sequences are shared (D
 
 from datasets import Dataset
 from iterations import Run, Stopwatch, from_command_line
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from trl_setup import Laps, bare_arguments, policy, report, tokenizer
-from workload import RESPONSE_TOKENS, SAMPLES_PER_PROMPT, read_prompts, reward
+from workload import PROMPT_TOKENS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT, read_prompts, reward
 
 
-def rule(completions: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
-    """The workload's reward in TRL's form.
+class Rule:
+    """The workload's reward in TRL's form, which notes the tokens of what it scores."""
 
-    Raises:
-        RuntimeError: where a response is not RESPONSE_TOKENS long: the rate would count absent tokens.
-    """
-    lengths = {len(ids) for ids in completion_ids}
-    if lengths != {RESPONSE_TOKENS}:
-        raise RuntimeError(f"responses of {sorted(lengths)} tokens, not {RESPONSE_TOKENS}")
-    return reward(completions)
+    __name__ = "rule"
+
+    def __init__(self, watch: Stopwatch, words: PreTrainedTokenizerBase) -> None:
+        """Note on `watch`; `words` counts prompts."""
+        self.watch, self.words = watch, words
+
+    def __call__(
+        self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: object
+    ) -> list[float]:
+        """Reward of each row."""
+        ids = self.words(prompts, add_special_tokens=False)["input_ids"]
+        self.watch.note(sum(map(len, ids)), map(len, completion_ids))
+        return reward(completions)
 
 
 def configuration(run: Run) -> GRPOConfig:
     """8 prompts x 8 samples, one update an iteration.
 
-    beta is TRL's default (0, without a reference) unless `run.kl` is given.
+    beta is TRL's default (0, without a reference) unless `run.kl` is given. What vLLM generates is trained on
+    as it is, as one update needs no more.
     """
+    vllm = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_max_model_length": PROMPT_TOKENS + RESPONSE_TOKENS,
+        "vllm_importance_sampling_correction": False,
+    }
     return GRPOConfig(
         **bare_arguments(run),
         max_steps=run.warmup + run.iterations,
@@ -36,18 +50,20 @@ def configuration(run: Run) -> GRPOConfig:
         max_completion_length=RESPONSE_TOKENS,
         beta=run.kl or 0.0,
         logging_strategy="no",
+        **(vllm if run.generator == "vllm" else {}),
     )
 
 
 def main() -> None:
     """Train, time and print."""
     run, watch = from_command_line(), Stopwatch()
+    words = tokenizer(run)
     trainer = GRPOTrainer(
         model=policy(run),
-        reward_funcs=rule,
+        reward_funcs=Rule(watch, words),
         args=configuration(run),
         train_dataset=Dataset.from_dict({"prompt": read_prompts(run.workload.prompts)}),
-        processing_class=tokenizer(run),
+        processing_class=words,
         callbacks=[Laps(watch)],
     )
     trainer.train()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerBase
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 from trl_setup import Laps, bare_arguments, policy, report, tokenizer
-from workload import PROMPT_TOKENS, RESPONSE_TOKENS, SEQUENCES, read_prompts, reward
+from workload import RESPONSE_TOKENS, SEQUENCES, read_prompts, reward
 
 
 class Rule(nn.Module):
@@ -21,24 +21,27 @@ class Rule(nn.Module):
 
     base_model_prefix = "backbone"
 
-    def __init__(self, words: PreTrainedTokenizerBase) -> None:
-        """Score the text that `words` decodes."""
+    def __init__(self, watch: Stopwatch, words: PreTrainedTokenizerBase) -> None:
+        """Score the text that `words` decodes; note on `watch` the tokens of what it scores."""
         super().__init__()
-        self.words = words
+        self.watch, self.words = watch, words
         self.backbone = self.passed_on
 
-    def passed_on(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
-        """input_ids: [B, P + R] int64, as the last hidden state [B, P + R, 1]."""
-        return SimpleNamespace(hidden_states=[input_ids.unsqueeze(-1)])
+    def passed_on(self, input_ids: Tensor, attention_mask: Tensor, **_: object) -> SimpleNamespace:
+        """input_ids and attention_mask: [B, P + R], as the last hidden state [B, P + R, 2] int64."""
+        return SimpleNamespace(hidden_states=[torch.stack((input_ids, attention_mask.long()), dim=-1)])
 
     def score(self, hidden: Tensor) -> Tensor:
-        """hidden: [B, P + R, 1] int64; the reward of each row at every position, [B, P + R, 1] float32."""
-        if hidden.shape[1] != PROMPT_TOKENS + RESPONSE_TOKENS:
-            raise RuntimeError(
-                f"{hidden.shape[1]} tokens a sequence, not {PROMPT_TOKENS} + {RESPONSE_TOKENS}"
-            )
-        texts = self.words.batch_decode(hidden[:, PROMPT_TOKENS:, 0], skip_special_tokens=True)
-        return torch.tensor(reward(texts)).view(-1, 1, 1).expand(hidden.shape)
+        """hidden: [B, P + R, 2] int64; the reward of each row at every position, [B, P + R, 1] float32.
+
+        PPOTrainer draws RESPONSE_TOKENS tokens for every row, and has masked what comes after an end.
+        """
+        ids, mask = hidden.unbind(-1)
+        prompts, lengths = mask[:, :-RESPONSE_TOKENS].sum(), mask[:, -RESPONSE_TOKENS:].sum(dim=1)
+        self.watch.note(int(prompts), lengths.tolist())
+        rows = zip(ids[:, -RESPONSE_TOKENS:].tolist(), lengths.tolist(), strict=True)
+        texts = self.words.batch_decode([row[:length] for row, length in rows], skip_special_tokens=True)
+        return torch.tensor(reward(texts)).view(-1, 1, 1).expand(*ids.shape, 1)
 
 
 def configuration(run: Run) -> PPOConfig:
@@ -53,6 +56,7 @@ def configuration(run: Run) -> PPOConfig:
         num_mini_batches=1,
         local_rollout_forward_batch_size=SEQUENCES // run.processes,
         response_length=RESPONSE_TOKENS,
+        stop_token="eos" if run.lengths == "ragged" else None,
         num_sample_generations=0,
         kl_coef=0.05 if run.kl is None else run.kl,
     )
@@ -67,7 +71,7 @@ def main() -> None:
         processing_class=words,
         model=policy(run),
         ref_model=policy(run),
-        reward_model=Rule(words),
+        reward_model=Rule(watch, words),
         value_model=LlamaForSequenceClassification.from_pretrained(
             run.workload.model, num_labels=1, dtype="float32"
         ),

@@ -1,8 +1,9 @@
 """What TRL's two trainers share here: a bare Trainer (no logging, saving, checkpointing) and a stopwatch."""
 
-import json
 import os
+from itertools import chain
 
+import torch.distributed as dist
 from iterations import Run, Stopwatch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase, TrainerCallback
 from workload import LEARNING_RATE, SEQUENCES
@@ -50,7 +51,18 @@ def tokenizer(run: Run) -> PreTrainedTokenizerBase:
 
 
 def report(watch: Stopwatch, run: Run) -> None:
-    """Print the result, once."""
+    """Print the result, once, with the sequences of all processes.
+
+    Raises:
+        RuntimeError: the iterations are not those of the workload.
+    """
+    own = (watch.prompt_tokens, watch.response_tokens)
+    every = [own] * run.processes
+    if run.processes > 1:
+        dist.all_gather_object(every, own)
+    watch.prompt_tokens = [sum(each) for each in zip(*(prompts for prompts, _ in every), strict=True)]
+    watch.response_tokens = [[*chain(*each)] for each in zip(*(lengths for _, lengths in every), strict=True)]
     if os.environ.get("RANK", "0") == "0":
-        seconds = list(watch.seconds(run).iterations)
-        print(json.dumps({"seconds": seconds, "cpu_s_per_process": watch.cpu_seconds(run)}))
+        found = watch.measured(run)
+        found.check(run)
+        print(found.as_json())

