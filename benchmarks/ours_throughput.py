@@ -32,11 +32,12 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, ReMax, SafeRLHF
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import PromptData
+from rlhf_lightning.engines import FSDP
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Colocated
-from rlhf_lightning.workers import Actor, Cost, Critic, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Reward, Settings
 
 
 def rule(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -107,6 +108,8 @@ def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
     return SafeRLHF(actor=actor, critic=critic, cost_critic=critic, reward=scores, cost=cost, kl=penalty)
 
 
+COPIES = Settings(train=FSDP(shard=1))
+"""Each device has all weights, as each of TRL's processes has."""
 KINDS: Mapping[str, Callable[[Run, Actor, Reward], RLHFAlgorithm]] = {
     "grpo": grpo,
     "ppo": ppo,
@@ -133,7 +136,7 @@ def measure(run: Run) -> Measured:
     """
     laps = Laps()
     trainer = pl.Trainer(
-        strategy=Colocated(devices=run.processes),
+        strategy=Colocated(devices=run.processes, settings=COPIES),
         accelerator="cpu",
         max_steps=run.warmup + run.iterations,
         callbacks=[laps],
