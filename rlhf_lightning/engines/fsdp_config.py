@@ -67,9 +67,10 @@ class FSDP:
             ValueError: other tensor ranks, stages, or ranks that do not divide into copies.
         """
         if (layout.p, layout.t) != (1, self.tensor):
+            other = "tensor=1 here" if self.tensor > 1 else "--strategy.settings.engine megatron"
             raise ValueError(
                 f"strategy.settings.train.tensor={self.tensor} with train p={layout.p}, t={layout.t}: the "
-                f"strategy divides the models itself. Try tensor=1 here, or --strategy colocated."
+                f"strategy divides the models itself. Try {other}, or --strategy colocated."
             )
         self.check_ranks(layout.d)
 

@@ -69,6 +69,6 @@ def test_what_vllm_takes_is_not_refused() -> None:
 def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
     actor = Actor(path=generating.write(tmp_path).path)
     layout = ParallelLayout(p=2, generation=Generation(p=2))
-    actor.check_layout(layout, Settings())
+    actor.check_layout(layout, Settings(engine="megatron"))
     with pytest.raises(ValueError, match="it generates in one stage"):
-        actor.check_layout(layout, Settings(generator="vllm"))
+        actor.check_layout(layout, Settings(engine="megatron", generator="vllm"))
