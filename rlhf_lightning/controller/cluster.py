@@ -56,22 +56,18 @@ class ResourcePool:
 class DeviceActor(Device):
     """A Device as a Ray actor."""
 
-    parcel = b""
-    """The last one that came."""
-
     def address(self) -> str:
         """host:port of a port that is free on this node."""
         with socket.socket() as sock:
             sock.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{sock.getsockname()[1]}"
 
-    def submit(self, parcel: bytes = b"", *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
-        """Run a call, or the one before again; Ray wants one result bare and several as a tuple.
+    def submit(self, parcel: bytes, *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
+        """Run a call; Ray wants one result bare and several as a tuple.
 
         The report comes last: Ray stores one after the other, and what finds no room fails those behind it.
         """
-        self.parcel = parcel or self.parcel
-        report, *columns = deliver(self, self.parcel, shards)
+        report, *columns = deliver(self, parcel, shards)
         return (*columns, report) if columns else report
 
     def node_id(self) -> str:

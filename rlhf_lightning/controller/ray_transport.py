@@ -1,7 +1,6 @@
 """The transport over Ray: one actor a device, values in the object store, failures named.
 
 driver:  submit -> actor.submit.remote(parcel, *refs) -> ObjectRef of the report, ObjectRef of each shard
-                   actor.submit.remote() where the parcel is the one before: an argument costs time
          fetch  -> ray.get(refs); past POLL_S ray.wait(refs), with looks whether any pending call failed
 actors:  take the shards behind `refs` straight from the object store of the node that has them
 """
@@ -26,8 +25,6 @@ from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
 POLL_S = 0.5
 """Between two looks at the pending calls while waiting for a value."""
-SMALL_BYTES = 4096
-"""A larger parcel is not remembered."""
 SHARED = "shared"
 """The column of a shard that the controller put into the store itself."""
 
@@ -68,8 +65,6 @@ class RayTransport(Transport):
         self._owner = owner
         self._packer = Packer()
         self._methods: dict[tuple[int, int], SplitMethod] = {}
-        self._sent: dict[int, bytes] = {}
-        """The last parcel of each device, if it is small."""
         self._pending: list[Pending] = []
         self._reports: list[CallReport] = []
 
@@ -80,10 +75,8 @@ class RayTransport(Transport):
         parcel = Parcel(call, sources, self._objects(call.returns))
         maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
         packed = self._packer.packed(parcel)
-        arguments = () if self._sent.get(device) == packed else (packed, *shards)
         with room_for(maker, len(packed)):
-            sent = self._method(device, 1 + len(parcel.objects)).remote(*arguments)
-        self._sent[device] = packed if len(packed) < SMALL_BYTES and not shards else b""
+            sent = self._method(device, 1 + len(parcel.objects)).remote(packed, *shards)
         *refs, report = sent if isinstance(sent, list) else [sent]
         self._pending.append(Pending(report, maker, self.actors[device], f"{call.role}.{call.method}"))
         columns: dict[str, Future] = {
@@ -165,7 +158,6 @@ class RayTransport(Transport):
         """End the actors."""
         self._pending.clear()
         self._methods.clear()
-        self._sent.clear()
         self._owner.close()
 
     def _collect(self) -> int:

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from rlhf_lightning.controller import Batch, WorkerError, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayFuture, RayTransport
-from rlhf_lightning.controller.ray_types import Ref, SplitMethod
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 from tests.ray.echo import Echo
 
@@ -79,30 +77,6 @@ def test_a_column_keeps_its_type(echo: Echo, dtype: torch.dtype) -> None:
 def test_large_columns_go_through_the_object_store(echo: Echo) -> None:
     batch = Batch.of({"x": torch.arange(400_000).view(4, 100_000)})
     assert torch.equal(echo.double(echo.double(batch))["x"], 4 * batch["x"])
-
-
-def test_a_call_that_repeats_the_one_before_is_sent_without_it(
-    echo: Echo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = [7, 7, 3, 3, 7]
-    sent: list[int] = []
-    method = RayTransport._method
-
-    def counting(transport: RayTransport, device: int, num_returns: int) -> SplitMethod:
-        real = method(transport, device, num_returns)
-
-        def remote(*given: object) -> Ref | list[Ref]:
-            sent.append(len(given))
-            return real.remote(*given)
-
-        return SimpleNamespace(remote=remote)
-
-    monkeypatch.setattr(RayTransport, "_method", counting)
-    answers = [echo.first(number=number) for number in asked]
-    assert [answer.fetch() for answer in answers] == [(0, number) for number in asked]
-    assert sent == [1, 0, 1, 0, 1]
-    for _ in range(2):
-        assert torch.equal(echo.double(numbers(8))["x"], 2 * numbers(8)["x"])
 
 
 @pytest.mark.parametrize(("spans_nodes", "objects"), [(True, 8), (False, 4)])
