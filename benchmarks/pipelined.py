@@ -133,7 +133,8 @@ class Experience(RLHFAlgorithm):
     def _begin(self, parts: int) -> float:
         strategy = self.strategy
         assert isinstance(strategy, Pipelined)
-        strategy.answering.parts = parts
+        assert strategy.separated is not None
+        strategy.separated.parts = parts
         return time.time()
 
 

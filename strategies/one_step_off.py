@@ -62,7 +62,7 @@ class OneStepOff(OpenRLHF):
                 "--strategy openrlhf."
             )
         self.max_staleness = max_staleness
-        self._ahead: GenerationAhead | PartialGeneration | None = None
+        self.separated: GenerationAhead | PartialGeneration | None = None
         self._restored: Batch | None = None
 
     def separate(self, actor: Caller, generator: Caller) -> GenerationAhead | PartialGeneration:
@@ -75,18 +75,17 @@ class OneStepOff(OpenRLHF):
         else:
             ahead = GenerationAhead(actor, generator, recompute_log_probs=again)
         ahead.in_flight, self._restored = self._restored, None
-        self._ahead = ahead
         return ahead
 
     def numbers(self) -> dict[str, float]:
         """`response/staleness`, and with partial rollouts how much was gone on with."""
-        return {} if self._ahead is None else self._ahead.numbers()
+        return {} if self.separated is None else self.separated.numbers()
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
     ) -> None:
         """See `Strategy.save_checkpoint`; the prompts in flight too, unless they hold what it cannot."""
-        rows = None if self._ahead is None else self._ahead.in_flight
+        rows = None if self.separated is None else self.separated.in_flight
         columns = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
         if can_hold(columns):
             checkpoint = {**checkpoint, IN_FLIGHT: columns}

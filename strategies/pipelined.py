@@ -49,6 +49,7 @@ class Pipelined(OpenRLHF):
                 "has ended. Try 8, or --strategy openrlhf."
             )
         self.parts = parts
+        self.separated: GenerationInParts | None = None
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """See `OpenRLHF.place`.
@@ -67,5 +68,4 @@ class Pipelined(OpenRLHF):
     def separate(self, actor: Caller, generator: Caller) -> GenerationInParts:
         """What the actor's handle calls."""
         again = self.algorithm.main_actor.recompute_log_probs
-        self.answering = GenerationInParts(actor, generator, recompute_log_probs=again, parts=self.parts)
-        return self.answering
+        return GenerationInParts(actor, generator, recompute_log_probs=again, parts=self.parts)

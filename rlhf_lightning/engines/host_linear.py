@@ -13,7 +13,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear, pad
 
 _MOST = 256
@@ -51,13 +50,8 @@ def use_host_linears(model: nn.Module) -> None:
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
     """Lay the float32 weights of changed layers out for products with few tokens, for a while."""
-    layers = [
-        module
-        for module in model.modules()
-        if isinstance(module, HostLinear)
-        and module.weight.dtype == torch.float32
-        and not isinstance(module.weight, DTensor)
-    ]
+    layers = [module for module in model.modules() if isinstance(module, HostLinear)]
+    layers = [layer for layer in layers if layer.weight.dtype == torch.float32]
     try:
         for layer in layers:
             layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _TYPICAL)

@@ -290,8 +290,8 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy, rows = OneStepOff(max_staleness=2), rows_of(3, size=4, together=1)
-    strategy._ahead = partial(Replicas(ParallelLayout(), uneven), 2)
-    strategy._ahead.in_flight = rows
+    strategy.separated = partial(Replicas(ParallelLayout(), uneven), 2)
+    strategy.separated.in_flight = rows
     strategy.save_checkpoint({"epoch": 7}, tmp_path / "a.ckpt")
     state = files.read_state(tmp_path / "a.ckpt")
     kept = state["in_flight"]
@@ -300,7 +300,7 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     assert again["prompt_ids"].equal(rows["prompt_ids"])
     assert again.objects("rows") == rows.objects("rows")
     assert not caplog.records
-    strategy._ahead.in_flight = rows | Batch.of({"rows": [{"day": date(2026, 1, 1)}] * 4})
+    strategy.separated.in_flight = rows | Batch.of({"rows": [{"day": date(2026, 1, 1)}] * 4})
     strategy.save_checkpoint({"epoch": 8}, tmp_path / "b.ckpt")
     state = files.read_state(tmp_path / "b.ckpt")
     assert state["epoch"] == 8
