@@ -33,8 +33,8 @@ class Exchange:
     chains: int = 4
     """Chains of each kind after those."""
 
-    pings: int = 300
-    """ONE_TO_ALL calls, each timed alone."""
+    pings: int = 50
+    """ONE_TO_ALL calls before each chain, each timed alone; spread, as a machine's speed changes."""
 
     @property
     def size_bytes(self) -> int:

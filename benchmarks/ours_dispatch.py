@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from rlhf_lightning.controller import DP, ONE_TO_ALL, Batch, Remote, Worker, WorkerGroup, register
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.parallel import ParallelLayout, subgroups
@@ -56,6 +57,7 @@ def started(workers: int) -> Iterator[tuple[Echo, RayTransport]]:
         layout, ranks = ParallelLayout(d=workers), tuple(range(workers))
         cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
         transport.actors = cluster.actors
+        rest()  # as a strategy does before a run
         yield Echo(WorkerGroup("echo", transport, layout, ranks)), transport
     finally:
         transport.close()
@@ -72,14 +74,14 @@ def echo_s(role: Echo, transport: RayTransport, exchange: Exchange) -> float:
     return (time.perf_counter() - start) / exchange.calls
 
 
-def ping_s(role: Echo, *, calls: int) -> float:
-    """Median seconds of a ping, the first tenth not counted."""
+def ping_s(role: Echo, *, calls: int) -> list[float]:
+    """Seconds of pings, the first tenth not counted."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         role.ping().fetch()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[calls // 10 :])
+    return seconds[calls // 10 :]
 
 
 def measure(exchange: Exchange) -> Timing:
@@ -90,10 +92,13 @@ def measure(exchange: Exchange) -> Timing:
     """
     if exchange.columns != len(COLUMNS):
         raise ValueError(f"--columns {exchange.columns}: the role declares {len(COLUMNS)} columns.")
+    pings: list[float] = []
+    echoes: list[float] = []
     with started(exchange.workers) as (role, transport):
-        ping = ping_s(role, calls=exchange.pings)
-        echoes = [echo_s(role, transport, exchange) for _ in range(exchange.warmup + exchange.chains)]
-    return Timing(echo_s={"chained": echoes}, ping_s=ping)
+        for _ in range(exchange.warmup + exchange.chains):
+            pings += ping_s(role, calls=exchange.pings)
+            echoes.append(echo_s(role, transport, exchange))
+    return Timing(echo_s={"chained": echoes}, ping_s=statistics.median(pings))
 
 
 def _batch(exchange: Exchange) -> Batch:

@@ -67,14 +67,14 @@ def apart_s(actors: list, exchange: Exchange) -> float:  # type: ignore[type-arg
     return (time.perf_counter() - start) / exchange.calls
 
 
-def ping_s(actors: list, *, calls: int) -> float:  # type: ignore[type-arg]
-    """Median seconds of a ping of all, the first tenth not counted."""
+def ping_s(actors: list, *, calls: int) -> list[float]:  # type: ignore[type-arg]
+    """Seconds of pings of all, the first tenth not counted."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         ray.get([actor.ping.remote() for actor in actors])
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[calls // 10 :])
+    return seconds[calls // 10 :]
 
 
 def measure(exchange: Exchange) -> Timing:
@@ -83,14 +83,15 @@ def measure(exchange: Exchange) -> Timing:
     try:
         actors = [ray.remote(Echo).remote() for _ in range(exchange.workers)]
         ray.get([actor.ping.remote() for actor in actors])
-        ping = ping_s(actors, calls=exchange.pings)
+        pings: list[float] = []
         echoes: dict[str, list[float]] = {"one object": [], "object a column": []}
         for _ in range(exchange.warmup + exchange.chains):
+            pings += ping_s(actors, calls=exchange.pings)
             echoes["one object"].append(together_s(actors, exchange))
             echoes["object a column"].append(apart_s(actors, exchange))
     finally:
         ray.shutdown()
-    return Timing(echo_s=echoes, ping_s=ping)
+    return Timing(echo_s=echoes, ping_s=statistics.median(pings))
 
 
 def _done(refs: list[list[ray.ObjectRef]]) -> None:

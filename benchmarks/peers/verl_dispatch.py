@@ -58,14 +58,14 @@ def echo_s(group: RayWorkerGroup, exchange: Exchange, *, blocking: bool) -> floa
     return (time.perf_counter() - start) / exchange.calls
 
 
-def ping_s(group: RayWorkerGroup, *, calls: int) -> float:
-    """Median seconds of a ping, the first tenth not counted."""
+def ping_s(group: RayWorkerGroup, *, calls: int) -> list[float]:
+    """Seconds of pings, the first tenth not counted."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         group.ping()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[calls // 10 :])
+    return seconds[calls // 10 :]
 
 
 def measure(exchange: Exchange) -> Timing:
@@ -74,9 +74,10 @@ def measure(exchange: Exchange) -> Timing:
     try:
         pool = RayResourcePool([exchange.workers], use_gpu=False, max_colocate_count=1)
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Echo)))
-        ping = ping_s(group, calls=exchange.pings)
+        pings: list[float] = []
         echoes: dict[str, list[float]] = {}
         for _ in range(exchange.warmup + exchange.chains):
+            pings += ping_s(group, calls=exchange.pings)
             for encoding in ("torch", "numpy"):
                 os.environ[ENCODING] = encoding
                 group.encode_with(encoding)
@@ -85,7 +86,7 @@ def measure(exchange: Exchange) -> Timing:
                     echoes.setdefault(f"{way}, {encoding}", []).append(seconds)
     finally:
         ray.shutdown()
-    return Timing(echo_s=echoes, ping_s=ping)
+    return Timing(echo_s=echoes, ping_s=statistics.median(pings))
 
 
 def _batch(exchange: Exchange) -> DataProto:

@@ -25,7 +25,7 @@ from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
-from rlhf_lightning.controller.parcel import deliver
+from rlhf_lightning.controller.parcel import answer, deliver
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import WorldSpec
 
@@ -69,6 +69,10 @@ class DeviceActor(Device):
         """
         report, *columns = deliver(self, parcel, shards)
         return (*columns, report) if columns else report
+
+    def ask(self) -> bytes:
+        """Run the bare call that this task is named after."""
+        return answer(self, str(ray.get_runtime_context().get_task_name()))
 
     def node_id(self) -> str:
         """Ray's name of the node."""

@@ -2,6 +2,7 @@
 
 controller:  Packer().packed(Parcel(call, sources, objects)) --bytes--> actor.submit(bytes, *shards)
 device:      deliver: blocks out of the shards -> Device.call -> report as bytes, columns as new shards
+bare calls:  actor.ask(), a task of the name that task_name says -> answer: Device.call -> report as bytes
 
 Ray hands bytes over as they are, and an object of the store costs about a millisecond whatever its size: so
 columns that are made together share an object, where all devices map the same store.
@@ -42,6 +43,11 @@ class Parcel:
     """The columns of `call.returns`, by the shard that is to hold them."""
 
     @property
+    def bare(self) -> bool:
+        """Whether the names of role and method say it all."""
+        return not (self.sources or self.objects or self.call.num_rows or self.call.arguments)
+
+    @property
     def plain(self) -> bool:
         """Whether nothing of the user's is in it, arguments aside."""
         return not any(isinstance(source, Block) and source.dtype == "object" for source in self.sources)
@@ -76,10 +82,33 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
     blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in sources]
     report, *columns = device.call(Call(*fields, arguments, returns), *blocks)
     made = {name: block for name, block in zip(returns, columns, strict=True) if isinstance(block, Block)}
+    return _reported(report), *({name: made[name] for name in names} for names in objects)
+
+
+def task_name(call: Call) -> str:
+    """What Ray calls the task of a bare call, and its process while it runs: `DeviceActor.actor.x`."""
+    return f"DeviceActor.{call.role}.{call.method}"
+
+
+def answer(device: Device, name: str) -> bytes:
+    """Run the bare call of a task; return its packed report.
+
+    Args:
+        device: what runs it.
+        name: of the task, from `task_name`.
+
+    Raises:
+        WorkerError: the method raised.
+    """
+    role, method = name.split(".")[-2:]
+    return _reported(device.call(Call(role, method, device.rank_of(role), 0, (), {}, ()))[0])
+
+
+def _reported(report: CallReport | Block) -> bytes:
     assert isinstance(report, CallReport)
     values = report.value.values() if type(report.value) is dict else [report.value]
     plain = all(value is None or type(value) in (bool, int, float, str) for value in values)
-    return _packed(report, plain=plain), *({name: made[name] for name in names} for names in objects)
+    return _packed(report, plain=plain)
 
 
 def opened(packed: bytes) -> CallReport:

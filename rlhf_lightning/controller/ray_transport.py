@@ -1,6 +1,7 @@
 """The transport over Ray: one actor a device, values in the object store, failures named.
 
 driver:  submit -> actor.submit.remote(parcel, *refs) -> ObjectRef of the report, ObjectRef of each shard
+                -> actor.ask.remote(), where the call's name says all
          fetch  -> ray.get(refs); past POLL_S ray.wait(refs), with looks whether any pending call failed
 actors:  take the shards behind `refs` straight from the object store of the node that has them
 """
@@ -8,7 +9,7 @@ actors:  take the shards behind `refs` straight from the object store of the nod
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
@@ -19,7 +20,7 @@ from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerTimeoutError
 from rlhf_lightning.controller.failure import Pending, explained, room_for
-from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened
+from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened, task_name
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
@@ -65,6 +66,7 @@ class RayTransport(Transport):
         self._owner = owner
         self._packer = Packer()
         self._methods: dict[tuple[int, int], SplitMethod] = {}
+        self._questions: dict[tuple[int, str], SplitMethod] = {}
         self._pending: list[Pending] = []
         self._reports: list[CallReport] = []
 
@@ -74,9 +76,7 @@ class RayTransport(Transport):
         sources = tuple(_source(block, shards) for block in blocks)
         parcel = Parcel(call, sources, self._objects(call.returns))
         maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
-        packed = self._packer.packed(parcel)
-        with room_for(maker, len(packed)):
-            sent = self._method(device, 1 + len(parcel.objects)).remote(packed, *shards)
+        sent = self._asked(device, call) if parcel.bare else self._sent(device, parcel, shards, maker)
         *refs, report = sent if isinstance(sent, list) else [sent]
         self._pending.append(Pending(report, maker, self.actors[device], f"{call.role}.{call.method}"))
         columns: dict[str, Future] = {
@@ -85,6 +85,18 @@ class RayTransport(Transport):
             for name in names
         }
         return Submitted(RayFuture(report, self, None, maker), columns)
+
+    def _asked(self, device: int, call: Call) -> Ref | list[Ref]:
+        """Send a bare call: an argument would cost Ray a sixth of the time from asking to the answer."""
+        key = (device, task_name(call))
+        if key not in self._questions:
+            self._questions[key] = self.actors[device].ask.options(name=key[1])
+        return self._questions[key].remote()
+
+    def _sent(self, device: int, parcel: Parcel, shards: Iterable[Ref], maker: str) -> Ref | list[Ref]:
+        packed = self._packer.packed(parcel)
+        with room_for(maker, len(packed)):
+            return self._method(device, 1 + len(parcel.objects)).remote(packed, *shards)
 
     def _objects(self, returns: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """One object for all columns; one a column where reading an object may take it over the network."""
@@ -158,6 +170,7 @@ class RayTransport(Transport):
         """End the actors."""
         self._pending.clear()
         self._methods.clear()
+        self._questions.clear()
         self._owner.close()
 
     def _collect(self) -> int:

@@ -22,8 +22,8 @@ class ActorMethod(Protocol):
     def remote(self, *arguments: object, **options: object) -> Ref:
         """Call it and return at once."""
 
-    def options(self, *, num_returns: int) -> SplitMethod:
-        """The same method with several results."""
+    def options(self, *, num_returns: int = 1, name: str | None = None) -> SplitMethod:
+        """The same method with several results, or with a name for its tasks."""
 
 
 class DeviceHandle(Protocol):
@@ -35,3 +35,4 @@ class DeviceHandle(Protocol):
     node_id: ActorMethod
     made_bytes: ActorMethod
     submit: ActorMethod
+    ask: ActorMethod

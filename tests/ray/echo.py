@@ -104,6 +104,12 @@ class Echo(Remote):
         return os.getpid()
 
     @register(transfer=ONE_TO_ALL)
+    def refuse(self) -> None:
+        """Break on rank 2."""
+        if self.rank == 2:
+            raise ValueError("refused on purpose")
+
+    @register(transfer=ONE_TO_ALL)
     def sleep(self, *, seconds: float) -> None:
         """Be busy."""
         time.sleep(seconds)

@@ -177,6 +177,16 @@ def test_a_failure_names_role_rank_and_method_wherever_it_surfaces(echo: Echo) -
     assert echo.ping(number=0).fetch() == [0, 1, 2, 3]
 
 
+def test_a_call_that_is_all_in_its_name_answers_and_fails_as_any_other(echo: Echo) -> None:
+    transport = transport_of(echo)
+    assert len(set(echo.pid().fetch())) == 4
+    echo.refuse()
+    with pytest.raises(WorkerError, match=r"^echo\[rank 2, node .*\]\.refuse: refused on purpose"):
+        transport.drain()
+    echo.pid()
+    assert [(each.method, each.rank) for each in transport.drain()[-4:]] == [("pid", r) for r in range(4)]
+
+
 def test_a_killed_worker_is_named_within_30_seconds() -> None:
     with started(2) as role:
         pids = role.pid().fetch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -12,7 +13,7 @@ import torch
 from rlhf_lightning.controller.block import Shard, decode, encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.device import Device
-from rlhf_lightning.controller.parcel import Packer, Parcel, deliver, opened
+from rlhf_lightning.controller.parcel import Packer, Parcel, answer, deliver, opened, task_name
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import host
@@ -58,6 +59,24 @@ def test_a_plain_value_needs_no_shard(device: Device) -> None:
     parcel = Parcel(Call("echo", "ping", 0, 0, (), {"number": 4}, ()), (), ())
     (report,) = deliver(device, Packer().packed(parcel), [])
     assert opened(cast(bytes, report)).value == 4
+
+
+def test_a_call_without_rows_arguments_or_columns_is_all_in_its_name(device: Device) -> None:
+    name = task_name(Call("echo", "pid", 0, 0, (), {}, ()))
+    assert opened(answer(device, name)).value == os.getpid()
+
+
+@pytest.mark.parametrize(
+    "parcel",
+    [
+        Parcel(Call("echo", "ping", 0, 0, (), {"number": 4}, ()), (), ()),
+        Parcel(Call("echo", "double", 0, 2, (ColumnInput("x", (slice(0, 2),)),), {}, ()), ((0, "x"),), ()),
+        Parcel(Call("echo", "double", 0, 0, (), {}, ("x",)), (), (("x",),)),
+    ],
+)
+def test_every_other_call_needs_its_message(parcel: Parcel) -> None:
+    assert not parcel.bare
+    assert Parcel(Call("echo", "pid", 0, 0, (), {}, ()), (), ()).bare
 
 
 def test_an_argument_of_a_class_that_only_this_script_knows_goes_by_value(device: Device) -> None:
