@@ -38,6 +38,11 @@ class Call:
     returns: tuple[str, ...]
     """Columns of the result, each a future of its own; empty for a method that returns a plain value."""
 
+    @property
+    def bare(self) -> bool:
+        """Whether the names of role and method say it all."""
+        return not (self.num_rows or self.columns or self.arguments or self.returns)
+
 
 @dataclass(frozen=True)
 class CallReport:

@@ -43,11 +43,6 @@ class Parcel:
     """The columns of `call.returns`, by the shard that is to hold them."""
 
     @property
-    def bare(self) -> bool:
-        """Whether the names of role and method say it all."""
-        return not (self.sources or self.objects or self.call.num_rows or self.call.arguments)
-
-    @property
     def plain(self) -> bool:
         """Whether nothing of the user's is in it, arguments aside."""
         return not any(isinstance(source, Block) and source.dtype == "object" for source in self.sources)

@@ -9,7 +9,7 @@ actors:  take the shards behind `refs` straight from the object store of the nod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
@@ -65,38 +65,41 @@ class RayTransport(Transport):
         self.timeout_s = timeout_s
         self._owner = owner
         self._packer = Packer()
-        self._methods: dict[tuple[int, int], SplitMethod] = {}
-        self._questions: dict[tuple[int, str], SplitMethod] = {}
+        self._methods: dict[tuple[int, int | str], SplitMethod] = {}
         self._pending: list[Pending] = []
         self._reports: list[CallReport] = []
 
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
         """Send a call to an actor; it waits there for the blocks that are still being made."""
-        shards: dict[Ref, int] = {}
-        sources = tuple(_source(block, shards) for block in blocks)
-        parcel = Parcel(call, sources, self._objects(call.returns))
+        objects = self._objects(call.returns)
         maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
-        sent = self._asked(device, call) if parcel.bare else self._sent(device, parcel, shards, maker)
+        sent = self._asked(device, call) if call.bare else self._sent(device, call, blocks, objects, maker)
         *refs, report = sent if isinstance(sent, list) else [sent]
         self._pending.append(Pending(report, maker, self.actors[device], f"{call.role}.{call.method}"))
         columns: dict[str, Future] = {
             name: RayFuture(ref, self, name, maker)
-            for ref, names in zip(refs, parcel.objects, strict=True)
+            for ref, names in zip(refs, objects, strict=True)
             for name in names
         }
         return Submitted(RayFuture(report, self, None, maker), columns)
 
     def _asked(self, device: int, call: Call) -> Ref | list[Ref]:
         """Send a bare call: an argument would cost Ray a sixth of the time from asking to the answer."""
-        key = (device, task_name(call))
-        if key not in self._questions:
-            self._questions[key] = self.actors[device].ask.options(name=key[1])
-        return self._questions[key].remote()
+        return self._method(device, task_name(call)).remote()
 
-    def _sent(self, device: int, parcel: Parcel, shards: Iterable[Ref], maker: str) -> Ref | list[Ref]:
-        packed = self._packer.packed(parcel)
+    def _sent(
+        self,
+        device: int,
+        call: Call,
+        blocks: Sequence[Future | Block],
+        objects: tuple[tuple[str, ...], ...],
+        maker: str,
+    ) -> Ref | list[Ref]:
+        shards: dict[Ref, int] = {}
+        sources = tuple(_source(block, shards) for block in blocks)
+        packed = self._packer.packed(Parcel(call, sources, objects))
         with room_for(maker, len(packed)):
-            return self._method(device, 1 + len(parcel.objects)).remote(packed, *shards)
+            return self._method(device, 1 + len(objects)).remote(packed, *shards)
 
     def _objects(self, returns: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """One object for all columns; one a column where reading an object may take it over the network."""
@@ -104,10 +107,15 @@ class RayTransport(Transport):
             return tuple((name,) for name in returns)
         return (returns,) if returns else ()
 
-    def _method(self, device: int, num_returns: int) -> SplitMethod:
-        key = (device, num_returns)
+    def _method(self, device: int, wanted: int | str) -> SplitMethod:
+        """`submit` with this many results, or `ask` under this name; Ray takes long to make them."""
+        key = (device, wanted)
         if key not in self._methods:
-            self._methods[key] = self.actors[device].submit.options(num_returns=num_returns)
+            actor = self.actors[device]
+            if isinstance(wanted, str):
+                self._methods[key] = actor.ask.options(name=wanted)
+            else:
+                self._methods[key] = actor.submit.options(num_returns=wanted)
         return self._methods[key]
 
     def share(self, block: Block) -> Future:
@@ -170,7 +178,6 @@ class RayTransport(Transport):
         """End the actors."""
         self._pending.clear()
         self._methods.clear()
-        self._questions.clear()
         self._owner.close()
 
     def _collect(self) -> int:
