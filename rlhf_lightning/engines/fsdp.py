@@ -1,10 +1,10 @@
-"""The FSDP engine: a Hugging Face decoder on one device, or sharded with FSDP2 over the ranks of a group.
+"""The FSDP engine: a Hugging Face decoder whole on each device, or sharded with FSDP2 over a group's ranks.
 
 Its layers may also be divided over tensor ranks, which are given the same rows.
 
     rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
          -> gradients add up over micro-batches and ranks -> clipped AdamW step
-All ranks compute the same number of micro-batches (`Passes`).
+Ranks that divide the weights compute the same number of micro-batches (`Passes`).
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class FSDPEngine(TrainEngine):
         self._root.eval()
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         mesh = self._mesh(data, _several(tensor))
-        self._group = mesh.everyone if mesh else None
-        self._weights = self._distribute(mesh)
+        self._group = mesh.everyone if mesh else data
+        self._weights = self._distribute(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
-        self._passes = self._computing(data)
+        self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
         self._away: dict[Part, Parked | None] = {}
         self._frees, self._version = self._device.type != "cpu", 0
         self._last = Transition()
@@ -221,12 +221,12 @@ class FSDPEngine(TrainEngine):
         self._version += 1
 
     def _mesh(self, data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Mesh | None:
-        if data is None and tensor is None:
+        if tensor is None and (data is None or self._config.shard == 1):
             return None
         check_tensor(self._model, 1 if tensor is None else dist.get_world_size(tensor))
         return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
 
-    def _distribute(self, mesh: Mesh | None) -> Replica | Shards:
+    def _distribute(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         else:
@@ -236,7 +236,7 @@ class FSDPEngine(TrainEngine):
             self._model.gradient_checkpointing_enable({"use_reentrant": False})
         if mesh is None:
             nn.Module.to(self._root, self._device)
-            return Replica(self._model, dtype=self._dtype)
+            return Replica(self._model, dtype=self._dtype, copies=data)
         schedule = self._config.schedule(on_cpu=self._device.type == "cpu")
         return Shards(
             self._root, self._model, mesh=mesh, device=self._device, dtype=self._dtype, schedule=schedule

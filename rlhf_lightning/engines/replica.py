@@ -1,16 +1,24 @@
-"""The weights of a model that is whole on one device."""
+"""The weights of a model that is whole on each of its devices.
+
+backward    each rank's gradients stay with it
+agree       their sum over the ranks, bucket by bucket, the same bits on all: so the copies stay equal
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.engine import Transition
+
+_BUCKET_BYTES = 1 << 26
+"""Of gradients that are added up in one message, and so the memory that this takes."""
 
 
 class Replica:
@@ -23,13 +31,16 @@ class Replica:
     Args:
         model: on its device, in float32; changed in place.
         dtype: what it computes in.
+        copies: ranks that train one each, with rows of their own; None for one.
     """
 
     group: None = None
     """No other ranks have a part of it."""
 
-    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype) -> None:
-        self._model = model
+    def __init__(
+        self, model: PreTrainedModel, *, dtype: torch.dtype, copies: dist.ProcessGroup | None = None
+    ) -> None:
+        self._model, self._copies = model, copies
         self._working = dict(model.named_parameters())
         for parameter in self._working.values():
             # What cannot be resized is mapped from the weight file, which may yet change.
@@ -50,7 +61,15 @@ class Replica:
         torch.autograd.backward(loss)
 
     def agree(self) -> None:
-        """Nobody to agree with."""
+        """Add the gradients of all copies up."""
+        if self._copies is None:
+            return
+        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            dist.all_reduce(flat, group=self._copies)
+            parts = flat.split([gradient.numel() for gradient in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
 
     def after_forward(self) -> None:
         """Nothing to free."""
@@ -80,6 +99,18 @@ class Replica:
     def gathered(self) -> Iterator[PreTrainedModel]:
         """The model itself."""
         yield self._model
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of at most `_BUCKET_BYTES` together, or one that is larger."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        if bucket and sum(one.nbytes for one in (*bucket, gradient)) > _BUCKET_BYTES:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
 
 
 def _hand_over(master: nn.Parameter) -> Callable[[Tensor], None]:

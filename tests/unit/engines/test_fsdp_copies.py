@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlhf_lightning.engines import FSDP, FSDPEngine, Head
+from rlhf_lightning.engines import FSDP, FSDPEngine, Head, replica
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 from tests.unit.engines import tiny
@@ -71,8 +72,8 @@ def test_copies_learn_what_one_division_over_all_learns(
             assert theirs[3] == pytest.approx(whole_bytes / config.shard, rel=0.05)
 
 
-def saved(group: dist.ProcessGroup, spec: ModelSpec, directory: Path) -> tuple[Tensor, Tensor]:
-    engine = FSDPEngine(spec, group=group, config=FSDP(shard=2))
+def saved(group: dist.ProcessGroup, spec: ModelSpec, directory: Path, shard: int) -> tuple[Tensor, Tensor]:
+    engine = FSDPEngine(spec, group=group, config=FSDP(shard=shard))
     step(engine, group)
     engine.save(directory / "checkpoint")
     engine.export(directory / "export")
@@ -91,30 +92,70 @@ def continued(
     return before, weights(engine)
 
 
-def test_a_checkpoint_of_copies_continues_elsewhere(paths: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_checkpoint_of_copies_continues_elsewhere(
+    paths: dict[str, Path], tmp_path: Path, shard: int
+) -> None:
     spec = tiny.spec(paths["lm"])
-    before, later = spmd.run(4, saved, spec, tmp_path)[0]
+    before, later = spmd.run(4, saved, spec, tmp_path, shard)[0]
     exported = torch.cat([w.flatten() for _, w in FSDPEngine(tiny.spec(tmp_path / "export")).weights()])
     assert torch.equal(exported, before)
     others = [continued(None, spec, tmp_path, 0)]
-    others += spmd.run(4, continued, spec, tmp_path, 2)
+    others += spmd.run(4, continued, spec, tmp_path, 3 - shard)
     for read, moved in others:
         assert torch.equal(read, before)
         torch.testing.assert_close(moved, later, rtol=0, atol=1e-5)
 
 
-def followed(group: dist.ProcessGroup, spec: ModelSpec, given: Tensor) -> Tensor:
-    engine = FSDPEngine(spec, group=group, config=FSDP(shard=2))
+def followed(group: dist.ProcessGroup, spec: ModelSpec, given: Tensor, shard: int) -> Tensor:
+    engine = FSDPEngine(spec, group=group, config=FSDP(shard=shard))
     engine.follow_weights(given, decay=0.25)
     return engine.give_weights()
 
 
-def test_copies_follow_another_model(paths: dict[str, Path]) -> None:
+@pytest.mark.parametrize("shard", [1, 2])
+def test_copies_follow_another_model(paths: dict[str, Path], shard: int) -> None:
     spec = tiny.spec(paths["lm"])
     own = FSDPEngine(spec).give_weights()
     given = torch.randn(len(own), generator=torch.Generator().manual_seed(0))
-    for found in spmd.run(4, followed, spec, given):
+    for found in spmd.run(4, followed, spec, given, shard):
         torch.testing.assert_close(found, 0.25 * own + 0.75 * given, rtol=0, atol=1e-6)
+
+
+def uneven(
+    group: dist.ProcessGroup, spec: ModelSpec, bucket_bytes: int, dtype: str
+) -> tuple[Tensor, list[list[float]]]:
+    """Three steps in which the first rank has all rows but one, which the last has; the others have none."""
+    replica._BUCKET_BYTES = bucket_bytes
+    config = FSDP(max_tokens_per_micro_batch=20, shard=1)
+    engine = FSDPEngine(replace(spec, dtype=dtype), group=group, config=config)
+    first, last = group.rank() == 0, group.rank() == group.size() - 1
+    rows = tiny.rows()[: -1 if first else None][slice(None) if first else slice(-1 if last else 99, None)]
+    reports = []
+    for _ in range(3):
+        engine.infer(rows, temperature=1.0)
+        engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
+        reports.append(list(engine.optimizer_step().values()))
+    return weights(engine), reports
+
+
+@pytest.mark.parametrize(
+    ("bucket_bytes", "dtype", "apart"),
+    [(1 << 26, "float32", 1e-5), (1000, "float32", 1e-5), (1, "bfloat16", 5e-3)],
+)
+def test_copies_with_different_numbers_of_micro_batches_stay_equal(
+    paths: dict[str, Path], bucket_bytes: int, dtype: str, apart: float
+) -> None:
+    spec = tiny.spec(paths["lm"])
+    alone = FSDPEngine(replace(spec, dtype=dtype), config=FSDP(max_tokens_per_micro_batch=20))
+    reports = [step(alone, None) for _ in range(3)]
+    ranks = spmd.run(3, uneven, spec, bucket_bytes, dtype)
+    torch.testing.assert_close(
+        torch.tensor(ranks[0][1]), torch.tensor(reports), rtol=max(1e-5, apart), atol=0
+    )
+    torch.testing.assert_close(ranks[0][0], weights(alone), rtol=0, atol=apart)
+    for found, _ in ranks[1:]:
+        assert torch.equal(found, ranks[0][0])
 
 
 def test_a_division_that_leaves_ranks_over_is_refused() -> None:
