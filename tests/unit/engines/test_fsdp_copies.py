@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
+
+
+Dtype = Literal["float32", "bfloat16"]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +127,7 @@ def test_copies_follow_another_model(paths: dict[str, Path], shard: int) -> None
 
 
 def uneven(
-    group: dist.ProcessGroup, spec: ModelSpec, bucket_bytes: int, dtype: str
+    group: dist.ProcessGroup, spec: ModelSpec, bucket_bytes: int, dtype: Dtype
 ) -> tuple[Tensor, list[list[float]]]:
     """Three steps in which the first rank has all rows but one, which the last has; the others have none."""
     replica._BUCKET_BYTES = bucket_bytes
@@ -144,7 +148,7 @@ def uneven(
     [(1 << 26, "float32", 1e-5), (1000, "float32", 1e-5), (1, "bfloat16", 5e-3)],
 )
 def test_copies_with_different_numbers_of_micro_batches_stay_equal(
-    paths: dict[str, Path], bucket_bytes: int, dtype: str, apart: float
+    paths: dict[str, Path], bucket_bytes: int, dtype: Dtype, apart: float
 ) -> None:
     spec = tiny.spec(paths["lm"])
     alone = FSDPEngine(replace(spec, dtype=dtype), config=FSDP(max_tokens_per_micro_batch=20))
