@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 endef
 UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help setup setup-extras demo test test-unit test-ray test-extras test-gpu test-packaging parity check lint types imports \
+.PHONY: help setup setup-extras demo test test-unit test-ranks test-ray test-extras test-gpu test-packaging parity check lint types imports \
 	spelling format bench clean distclean
 
 help:  ## this list
@@ -55,10 +55,13 @@ $(EXTRAS_STAMP): $(STAMP) overrides.txt
 demo: $(STAMP)  ## PPO on the embedded model: minutes, ends by itself, leaves a picture of the reward
 	@$(BIN)/rlhf fit --algo ppo --strategy hybrid3d --trainer.callbacks+=RewardCurve --trainer.callbacks+=DemoSummary
 
-test: test-unit test-ray test-extras  ## unit tests, those on a local Ray cluster, those of vLLM and DeepSpeed
+test: test-unit test-ranks test-ray test-extras  ## unit tests, those of several ranks, on a local Ray cluster, of vLLM and DeepSpeed
 
 test-unit: $(STAMP)
 	@$(BIN)/python -m pytest tests/unit --numprocesses logical --maxprocesses 8 $(PYTEST_ARGS)
+
+test-ranks: $(STAMP)
+	@$(BIN)/python -m pytest tests/ranks --numprocesses logical --maxprocesses 8 $(PYTEST_ARGS)
 
 test-ray: $(STAMP)
 	@$(BIN)/python -m pytest tests/ray $(PYTEST_ARGS)

@@ -26,6 +26,7 @@ from transformers import LlamaConfig
 from benchmarks import environments
 from benchmarks.spread import Spread, machine, spread
 from rlhf_lightning.engines import FSDPEngine, Native, NativeGenerator
+from rlhf_lightning.engines.engine import PARTS
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.spec import ModelSpec, Sampling
 
@@ -184,6 +185,16 @@ class Bench:
             )
             generator.generate(self.rows, sampling=Sampling(max_new_tokens=self.size.response), seed=0)
 
+    def turn(self) -> None:
+        """From training to generation and back, without a token."""
+        with self.engine.generating():
+            pass
+
+    def send_away(self) -> None:
+        """Parameters, gradients and moments to the host and back."""
+        self.engine.offload(PARTS)
+        self.engine.reload(PARTS)
+
     def peaks(self, iterations: int) -> list[int]:
         """Bytes allocated at most after each of some iterations; nothing on a CPU."""
         if self.device.type != "cuda":
@@ -211,22 +222,35 @@ class Result:
     """After each of ten iterations."""
 
 
-def measure(size: Size, device: torch.device, rounds: int) -> Result:
+def measure(bench: Bench) -> Result:
     """Everything on one device."""
+    rates, size = bench.rates(), bench.size
+    gc.collect()
+    train, generate = bench.seconds(bench.train), bench.seconds(bench.generate)
+    return Result(
+        rates=rates,
+        train_s=spread(train),
+        train_share=size.training_flop / rates.flops / statistics.median(train),
+        generate_s=spread(generate),
+        generate_share=size.decoding_s(bench.dtype.itemsize, rates) / statistics.median(generate),
+        peak_bytes=bench.peaks(10),
+    )
+
+
+def show(found: Result) -> None:
+    """Print what was found."""
+    print(f"products {found.rates.flops / 1e12:.3f} TFLOP/s, copies {found.rates.bandwidth / 1e9:.1f} GB/s")
+    print(f"training    {found.train_s} s, {found.train_share:.0%} of the matrix rate")
+    print(f"generation  {found.generate_s} s, {found.generate_share:.0%} of its bound")
+    if found.peak_bytes:
+        first, last = found.peak_bytes[0] / 2**30, found.peak_bytes[-1] / 2**30
+        print(f"peak        {first:.2f} GiB, {last:.2f} after ten")
+
+
+def opened(model: str, device: torch.device, rounds: int) -> Bench:
+    """A model of SIZES on a device, which has read its files."""
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(size, device, Path(directory), rounds)
-        rates = bench.rates()
-        gc.collect()
-        train, generate = bench.seconds(bench.train), bench.seconds(bench.generate)
-        element = bench.dtype.itemsize
-        return Result(
-            rates=rates,
-            train_s=spread(train),
-            train_share=size.training_flop / rates.flops / statistics.median(train),
-            generate_s=spread(generate),
-            generate_share=size.decoding_s(element, rates) / statistics.median(generate),
-            peak_bytes=bench.peaks(10),
-        )
+        return Bench(SIZES[model], device, Path(directory), rounds)
 
 
 def main() -> None:
@@ -242,15 +266,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{args.threads} threads"
-    found = measure(SIZES[args.model], device, args.rounds)
-    print(f"{device} ({name}), {args.model}: products {found.rates.flops / 1e12:.3f} TFLOP/s, "
-          f"copies {found.rates.bandwidth / 1e9:.1f} GB/s")  # fmt: skip
-    print(f"training    {found.train_s} s, {found.train_share:.0%} of the matrix rate")
-    print(f"generation  {found.generate_s} s, {found.generate_share:.0%} of its bound")
-    if found.peak_bytes:
-        print(
-            f"peak        {found.peak_bytes[0] / 2**30:.2f} GiB, {found.peak_bytes[-1] / 2**30:.2f} after ten"
-        )
+    print(f"{device} ({name}), {args.model}: ", end="")
+    found = measure(opened(args.model, device, args.rounds))
+    show(found)
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "device": name,

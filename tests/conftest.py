@@ -13,7 +13,7 @@ import pytest
 from tests.leaks import MARK, Look, Traces, restore, settled
 
 ROOT = Path(__file__).resolve().parent.parent
-TIERS = ("unit", "ray", "extras", "gpu", "packaging")
+TIERS = ("unit", "ranks", "ray", "extras", "gpu", "packaging")
 
 # Set before torch, Ray or a tracker is imported; processes that tests start inherit them.
 DEFAULTS = {

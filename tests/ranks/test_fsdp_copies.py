@@ -18,7 +18,6 @@ from tests.unit import spmd
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
-
 Dtype = Literal["float32", "bfloat16"]
 
 
