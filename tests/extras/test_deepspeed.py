@@ -34,16 +34,6 @@ TRAINED = 1e-4
 """Adam divides by the root of squares: what is rounding in the gradient can be much in the step."""
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "lm": tiny.write_causal(directory / "causal"),
-        "tied": tiny.write_causal(directory / "tied", tie=True),
-        "scalar": tiny.write_scalar(directory / "scalar"),
-    }
-
-
 @cache
 def expected(spec: ModelSpec, head: Head) -> Trained:
     """On one device."""

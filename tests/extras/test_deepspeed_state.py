@@ -28,16 +28,6 @@ HELD = {1: (1, 1, 3 / 2), 2: (1, 1 / 2, 3 / 2), 3: (1 / 2, 1 / 2, 3 / 2)}
 and moments; in stage 2 both hold the gradient of a parameter on the border."""
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "lm": tiny.write_causal(directory / "causal"),
-        "tied": tiny.write_causal(directory / "tied", tie=True),
-        "wide": tiny.write_causal(directory / "wide", intermediate_size=128),
-    }
-
-
 def answers(engine: TrainEngine) -> Tensor:
     """Greedy responses [6, 5] to all prompts."""
     rows = tiny.rows().select("prompt_ids", "prompt_mask")

@@ -21,15 +21,6 @@ from tests.unit.engines.tiny import Fit
 Dtype = Literal["float32", "bfloat16"]
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "lm": tiny.write_causal(directory / "causal"),
-        "scalar": tiny.write_scalar(directory / "scalar"),
-    }
-
-
 def step(engine: FSDPEngine, group: dist.ProcessGroup | None) -> list[float]:
     rows = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
     engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)

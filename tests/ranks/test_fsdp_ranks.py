@@ -22,16 +22,6 @@ from tests.unit.engines.tiny import Fit
 SAME = 1e-6
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "lm": tiny.write_causal(directory / "causal"),
-        "scalar": tiny.write_scalar(directory / "scalar"),
-        "tied": tiny.write_causal(directory / "tied", tie=True),
-    }
-
-
 def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 

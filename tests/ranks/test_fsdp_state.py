@@ -21,17 +21,6 @@ from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "lm": tiny.write_causal(directory / "causal"),
-        "tied": tiny.write_causal(directory / "tied", tie=True),
-        "scalar": tiny.write_scalar(directory / "scalar"),
-        "wide": tiny.write_causal(directory / "wide", intermediate_size=128),
-    }
-
-
 def step(engine: FSDPEngine, group: dist.ProcessGroup | None = None) -> dict[str, float]:
     rows = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
     engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)

@@ -19,16 +19,6 @@ SAME = 1e-6
 BUDGETS = {"one row": 1, "two rows": 2 * tiny.LONGEST, "all": 1000}
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "lm": tiny.write_causal(directory / "causal"),
-        "scalar": tiny.write_scalar(directory / "scalar"),
-        "tied": tiny.write_causal(directory / "tied", tie=True),
-    }
-
-
 def gradients(engine: FSDPEngine) -> dict[str, Tensor]:
     return {name: p.grad for name, p in engine._weights.masters.items() if p.grad is not None}
 

@@ -56,6 +56,16 @@ def write_causal(directory: Path, *, intermediate_size: int = 96, tie: bool = Fa
     return _write(directory, lambda: AutoModelForCausalLM.from_config(settings))
 
 
+def write_models(directory: Path) -> dict[str, Path]:
+    """One of each kind: a language model, with tied embeddings, with wider layers, and with a scalar head."""
+    return {
+        "lm": write_causal(directory / "causal"),
+        "tied": write_causal(directory / "tied", tie=True),
+        "wide": write_causal(directory / "wide", intermediate_size=128),
+        "scalar": write_scalar(directory / "scalar"),
+    }
+
+
 def write_scalar(directory: Path) -> Path:
     """Save a sequence classifier with one label."""
     return _write(directory, lambda: AutoModelForSequenceClassification.from_config(config(num_labels=1)))
