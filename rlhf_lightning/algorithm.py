@@ -20,6 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, RowData, load_tokenizer
 from rlhf_lightning.engines import check_model, max_positions
@@ -248,24 +249,25 @@ class RLHFAlgorithm(LightningModule):
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
         """The rows in a new order each epoch, some at a time.
 
-        The order depends on the iteration and the epoch only, not on the devices.
+        The order depends on the iteration, the epoch and the lengths of the rows, not on the devices. Within
+        a mini-batch rows stand so that devices which take equal numbers of them have about as many tokens.
 
         Args:
             batch: all rows.
-            size: groups of rows at a time; 0 is all, in order.
+            size: groups of rows at a time; 0 is all.
             epochs: passes.
             together: neighbouring rows that form a group and stay side by side.
         """
         groups = len(batch) // together
         for epoch in range(epochs if groups else 0):
             if size <= 0 or size >= groups:
-                yield batch
+                yield balanced(batch, together=together)
                 continue
             generator = torch.Generator().manual_seed(self.global_step * 1009 + epoch)
             order = torch.randperm(groups, generator=generator)
             rows = (order[:, None] * together + torch.arange(together)).flatten().numpy()
             for start in range(0, len(batch), size * together):
-                yield batch.take(rows[start : start + size * together])
+                yield balanced(batch.take(rows[start : start + size * together]), together=together)
 
     def answers_to(self, batch: Batch, times: int, *, draw: int = 0) -> Batch:
         """Each prompt `times` times, side by side, each copy with a row id of its own to be answered by.

@@ -1,0 +1,32 @@
+"""The order of a mini-batch's rows that gives devices as many tokens each."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf_lightning.controller import Batch
+from rlhf_lightning.parallel.shares import evened
+
+
+def balanced(batch: Batch, *, together: int = 1) -> Batch:
+    """Put rows so that devices which take equal numbers of them, side by side, take about as many tokens.
+
+    Answers to one prompt stay side by side, since a device computes their prompt once. Where the lengths are
+    not known, or all alike, nothing moves.
+
+    Args:
+        batch: with `row_tokens` [B] int64, tokens of the responses, and `prompt_mask` [B, P] bool, if it has
+            them; with `group_ids` [B] int64 where several rows answer a prompt.
+        together: neighbouring rows that stay side by side.
+    """
+    if not {"row_tokens", "prompt_mask"} <= set(batch) or len(batch) % together:
+        return batch
+    tokens = batch["row_tokens"] + batch["prompt_mask"].sum(dim=1)
+    if "group_ids" in batch:
+        sizes = batch["group_ids"].unique_consecutive(return_counts=True)[1].unique().tolist()
+        together = sizes[0] if len(sizes) == 1 and sizes[0] % together == 0 else together
+    groups = evened(tokens.view(-1, together).sum(dim=1).tolist())
+    if groups == sorted(groups):
+        return batch
+    rows = torch.tensor(groups)[:, None] * together + torch.arange(together)
+    return batch.take(rows.flatten().numpy())

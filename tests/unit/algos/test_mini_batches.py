@@ -1,0 +1,59 @@
+"""Which rows a mini-batch has, and in which order."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.controller import Batch
+
+
+def rows(tokens: list[int], **more: list[int]) -> Batch:
+    columns = {"row_tokens": tokens, "row_ids": list(range(len(tokens))), **more}
+    prompts = torch.ones(len(tokens), 3, dtype=torch.bool)
+    return Batch.of(
+        {name: torch.tensor(values) for name, values in columns.items()} | {"prompt_mask": prompts}
+    )
+
+
+def halves(batch: Batch) -> list[int]:
+    return [int(part["row_tokens"].sum()) for part in batch.split(2)]
+
+
+def test_devices_that_take_equal_numbers_of_rows_take_as_many_tokens() -> None:
+    batch = rows([100, 90, 80, 70, 10, 20, 30, 40])
+    (mini,) = PPO().mini_batches(batch, size=0)
+    assert halves(batch) == [340, 100]
+    assert halves(mini) == [220, 220]
+    assert sorted(mini["row_ids"].tolist()) == list(range(8))
+    for mini in PPO().mini_batches(batch, size=4):
+        assert abs(halves(mini)[0] - halves(mini)[1]) <= 40
+
+
+def test_the_longer_prompt_counts_too() -> None:
+    batch = rows([10, 10, 10, 10])
+    batch |= Batch.of({"prompt_mask": torch.arange(60) < torch.tensor([60, 60, 0, 0])[:, None]})
+    (mini,) = PPO().mini_batches(batch, size=0)
+    assert mini["row_ids"].tolist() in ([0, 2, 1, 3], [0, 3, 1, 2])
+
+
+def test_answers_to_one_prompt_stay_side_by_side() -> None:
+    batch = rows([9, 9, 9, 8, 1, 2, 1, 1], group_ids=[4, 4, 5, 5, 6, 6, 7, 7])
+    (mini,) = GRPO().mini_batches(batch, size=0)
+    assert mini["group_ids"].view(-1, 2).unique(dim=1).shape[1] == 1
+    assert abs(halves(mini)[0] - halves(mini)[1]) <= 2
+
+
+def test_pairs_are_not_torn_by_groups_of_another_size() -> None:
+    batch = rows([9, 9, 9, 9, 1, 1, 1, 1], group_ids=[0, 1, 2, 3, 4, 5, 6, 7])
+    (mini,) = PPO().mini_batches(batch, size=0, together=2)
+    assert mini["row_ids"].view(-1, 2).tolist() in (
+        [[0, 1], [4, 5], [2, 3], [6, 7]],
+        [[0, 1], [6, 7], [2, 3], [4, 5]],
+    )
+
+
+def test_rows_of_equal_or_unknown_length_stay_where_they_are() -> None:
+    for batch in (rows([7, 7, 7]), rows([3, 2, 1]).select(["row_ids", "row_tokens"])):
+        (mini,) = PPO().mini_batches(batch, size=0)
+        assert mini is batch
