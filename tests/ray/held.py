@@ -152,7 +152,7 @@ def itself(pid: int) -> int:
 def the_other(pid: int) -> int:
     """The one other device that is in a call."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := [at for at, title in devices().items() if title == BUSY and at != pid]):
+    while not (found := [at for at, title in devices().items() if title.startswith(BUSY) and at != pid]):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found[0]

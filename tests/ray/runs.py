@@ -22,8 +22,8 @@ RUN = "RLHF_LIGHTNING_TEST_RUN"
 """Environment variable by which the processes of one run are known."""
 DEVICE = "ray::DeviceActor"
 """Title of a device's process."""
-BUSY = f"{DEVICE}.submit"
-"""Title of a device's process while it runs a call."""
+BUSY = f"{DEVICE}."
+"""How that title begins while it runs a call."""
 PATIENCE_S = 180.0
 """Longest wait for anything."""
 
@@ -152,10 +152,10 @@ class Run:
             time.sleep(0.001)
 
     def _hold(self, pid: int) -> bool:
-        if self._is_saving() or _read(str(pid), "cmdline") != BUSY:
+        if self._is_saving() or not _read(str(pid), "cmdline").startswith(BUSY):
             return False
         os.kill(pid, signal.SIGSTOP)
-        if _read(str(pid), "cmdline") == BUSY and not self._is_saving():
+        if _read(str(pid), "cmdline").startswith(BUSY) and not self._is_saving():
             return True
         os.kill(pid, signal.SIGCONT)
         return False
