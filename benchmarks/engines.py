@@ -14,7 +14,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -254,6 +254,12 @@ def show(found: Result) -> None:
         print(f"peak        {first:.2f} GiB, {last:.2f} after ten")
 
 
+def record(file: str, device: str, model: str, found: Mapping[str, object]) -> None:
+    """Write a result, and where and when it was found."""
+    where = {"date": datetime.now(UTC).date().isoformat(), "device": device, "model": model}
+    print(f"written: {environments.write_result(file, {**where, **found, 'machine': machine()})}")
+
+
 def opened(model: str, device: torch.device, rounds: int) -> Bench:
     """A model of SIZES on a device, which has read its files."""
     with tempfile.TemporaryDirectory() as directory:
@@ -276,14 +282,7 @@ def main() -> None:
     print(f"{device} ({name}), {args.model}: ", end="")
     found = measure(opened(args.model, device, args.rounds))
     show(found)
-    result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "device": name,
-        "model": args.model,
-        **asdict(found),
-        "machine": machine(),
-    }
-    print(f"written: {environments.write_result(f'engines-{device.type}', result)}")
+    record(f"engines-{device.type}", name, args.model, asdict(found))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ import: torch, transformers, tensordict. Writes results/gpu.json.
 
 import argparse
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import environments
-from benchmarks.engines import SIZES, measure, opened, show
-from benchmarks.spread import machine, spread
+from benchmarks.engines import SIZES, measure, opened, record, show
+from benchmarks.spread import spread
 from rlhf_lightning.engines.engine import PARTS
 
 
@@ -42,17 +40,8 @@ def main() -> None:
     turn, away = spread(bench.seconds(bench.turn)), spread(bench.seconds(bench.send_away))
     print(f"turn        {turn} s from training to generation and back")
     print(f"host        {away} s there and back with {size_bytes / 2**30:.2f} GiB")
-    result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "device": name,
-        "model": args.model,
-        **asdict(found),
-        "turn_s": turn.as_dict(),
-        "host_s": away.as_dict(),
-        "host_bytes": size_bytes,
-        "machine": machine(),
-    }
-    print(f"written: {environments.write_result('gpu', result)}")
+    moved = {"turn_s": turn.as_dict(), "host_s": away.as_dict(), "host_bytes": size_bytes}
+    record("gpu", name, args.model, asdict(found) | moved)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.balance import balanced
+from rlhf_lightning.balance import balanced, tokens_of
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, RowData, load_tokenizer
 from rlhf_lightning.engines import check_model, max_positions
@@ -259,15 +259,20 @@ class RLHFAlgorithm(LightningModule):
             together: neighbouring rows that form a group and stay side by side.
         """
         groups = len(batch) // together
-        for epoch in range(epochs if groups else 0):
-            if size <= 0 or size >= groups:
-                yield balanced(batch, together=together)
-                continue
+        if not groups:
+            return
+        tokens = tokens_of(batch)
+        if size <= 0 or size >= groups:
+            yield from [balanced(batch, tokens, together=together)] * epochs
+            return
+        for epoch in range(epochs):
             generator = torch.Generator().manual_seed(self.global_step * 1009 + epoch)
             order = torch.randperm(groups, generator=generator)
             rows = (order[:, None] * together + torch.arange(together)).flatten().numpy()
             for start in range(0, len(batch), size * together):
-                yield balanced(batch.take(rows[start : start + size * together]), together=together)
+                part = rows[start : start + size * together]
+                spent = None if tokens is None else tokens[part]
+                yield balanced(batch.take(part), spent, together=together)
 
     def answers_to(self, batch: Batch, times: int, *, draw: int = 0) -> Batch:
         """Each prompt `times` times, side by side, each copy with a row id of its own to be answered by.

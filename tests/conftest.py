@@ -56,9 +56,7 @@ def _has_gpu() -> bool:
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of tiny models: lm, tied, wide and scalar."""
-    from tests.unit.engines import (
-        tiny,  # here, since a session that only hands tests to others needs no torch
-    )
+    from tests.unit.engines import tiny  # a session that only hands tests to others needs no torch
 
     return tiny.write_models(tmp_path_factory.mktemp("models"))
 

@@ -73,7 +73,6 @@ class Device:
         self.node = socket.gethostname()
         self.world: World | None = None
         self.roles: dict[str, Remote] = {}
-        self._ranks: dict[str, int] = {}
         self.made: dict[str, int] = {}
         """Bytes of the columns that the last call of each `role.method` made."""
         self.offload = False
@@ -105,13 +104,8 @@ class Device:
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(name, seat.rank, "build", err) from None
         self.roles[name] = placement.role
-        self._ranks[name] = seat.rank
         if self.offload:
             placement.role.offload()
-
-    def rank_of(self, name: str) -> int:
-        """Of this device, within the layout of a role that it hosts."""
-        return self._ranks[name]
 
     def _make_resident(self, name: str) -> None:
         """Bring a role to the device and send the one before it away."""

@@ -81,8 +81,8 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
 
 
 def task_name(call: Call) -> str:
-    """What Ray calls the task of a bare call, and its process while it runs: `DeviceActor.actor.x`."""
-    return f"DeviceActor.{call.role}.{call.method}"
+    """What Ray calls the task of a bare call, and its process while it runs: `DeviceActor.actor.0.x`."""
+    return f"DeviceActor.{call.role}.{call.rank}.{call.method}"
 
 
 def answer(device: Device, name: str) -> bytes:
@@ -95,8 +95,8 @@ def answer(device: Device, name: str) -> bytes:
     Raises:
         WorkerError: the method raised.
     """
-    role, method = name.split(".")[-2:]
-    return _reported(device.call(Call(role, method, device.rank_of(role), 0, (), {}, ()))[0])
+    role, rank, method = name.split(".")[1:]
+    return _reported(device.call(Call(role, method, int(rank), 0, (), {}, ()))[0])
 
 
 def _reported(report: CallReport | Block) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from rlhf_lightning.spec import OptimizerSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter, by its names."""
+_BUCKET_BYTES = 1 << 26
+"""Of tensors that are added up in one message, and so the memory that this takes."""
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
@@ -58,6 +60,29 @@ def _holders(tensor: Tensor, group: dist.ProcessGroup | None) -> int:
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:
+    """Make each tensor the sum of those of all ranks of a group, in place and with the same bits on all."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        dist.all_reduce(flat, group=group)
+        totals = flat.split([tensor.numel() for tensor in bucket])
+        torch._foreach_copy_(bucket, [total.view_as(t) for total, t in zip(totals, bucket, strict=True)])
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of at most `_BUCKET_BYTES` together, or one that is larger."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
 
 
 def read_counters(state: Mapping[str, object], *, known: Iterable[str]) -> tuple[int, int, dict[str, int]]:

@@ -6,7 +6,7 @@ agree       their sum over the ranks, bucket by bucket, the same bits on all: so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.engine import Transition
-
-_BUCKET_BYTES = 1 << 26
-"""Of gradients that are added up in one message, and so the memory that this takes."""
+from rlhf_lightning.engines.optimizer import add_up
 
 
 class Replica:
@@ -62,14 +60,9 @@ class Replica:
 
     def agree(self) -> None:
         """Add the gradients of all copies up."""
-        if self._copies is None:
-            return
-        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            dist.all_reduce(flat, group=self._copies)
-            parts = flat.split([gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
+        if self._copies is not None:
+            gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+            add_up(gradients, group=self._copies)
 
     def after_forward(self) -> None:
         """Nothing to free."""
@@ -99,18 +92,6 @@ class Replica:
     def gathered(self) -> Iterator[PreTrainedModel]:
         """The model itself."""
         yield self._model
-
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of at most `_BUCKET_BYTES` together, or one that is larger."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        if bucket and sum(one.nbytes for one in (*bucket, gradient)) > _BUCKET_BYTES:
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
 
 
 def _hand_over(master: nn.Parameter) -> Callable[[Tensor], None]:

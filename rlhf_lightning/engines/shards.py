@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -29,7 +28,7 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.adapters import whole
 from rlhf_lightning.engines.engine import Transition
 from rlhf_lightning.engines.mesh import Mesh
-from rlhf_lightning.engines.optimizer import local
+from rlhf_lightning.engines.optimizer import add_up, local
 from rlhf_lightning.engines.tensor_plan import divide
 
 
@@ -97,13 +96,10 @@ class Shards:
             return
         whole = {name: p for name, p in self.masters.items() if _is_whole(p, self._tensor)}
         parts = {name: local(p.grad) for name, p in whole.items() if p.grad is not None}
-        if not parts:
-            return
-        flat = torch.cat([part.flatten() for part in parts.values()])
-        dist.all_reduce(flat, group=self._tensor.get_group())
-        totals = flat.split([part.numel() for part in parts.values()])
-        for (name, part), total in zip(parts.items(), totals, strict=True):
-            part.copy_(total.view_as(part)).div_(1 if name in self._added else self._tensor.size())
+        add_up(parts.values(), group=self._tensor.get_group())
+        for name, part in parts.items():
+            if name not in self._added:
+                part.div_(self._tensor.size())
 
     def after_forward(self) -> None:
         """Free what a forward pass without a backward pass leaves gathered."""

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from rlhf_lightning.engines import VLLM, Ends, TrainEngine
 from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
+from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
 VOCABULARY, POSITIONS, PAD = 89, 512, 0
@@ -47,13 +48,8 @@ MODELS: dict[str, PreTrainedConfig] = {
 
 def write(directory: Path, name: str = "llama") -> ModelSpec:
     """Save one of the models with random weights, norms and biases too."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(MODELS[name])
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.15 if parameter.dim() > 1 else 0.5)
-        model.save_pretrained(directory)
-    return ModelSpec(path=str(directory), optimizer=OptimizerSpec(lr=1e-2))
+    path = tiny.write_noisy(directory, MODELS[name], weights=0.15, others=0.5)
+    return ModelSpec(path=str(path), optimizer=OptimizerSpec(lr=1e-2))
 
 
 def ends(*tokens: int) -> Ends:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor
 from rlhf_lightning.engines import Head, ZeRO, check_zero
 from rlhf_lightning.engines.deepspeed import config
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
-from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Settings
@@ -119,16 +117,6 @@ def test_bfloat16_has_masters_and_gradients_in_float32(paths: dict[str, Path]) -
             assert not torch.equal(ours.weights, ours.weights.bfloat16().float())
 
 
-@dataclass(frozen=True)
-class Broken(Loss):
-    """A loss without a number."""
-
-    def __call__(
-        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return outputs["log_probs"].sum() * torch.inf, {}
-
-
 def skipped(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[bool, dict[str, float], float]]:
     """Whether the weights stayed, the report, and the norm of the next step."""
     found = []
@@ -136,7 +124,7 @@ def skipped(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[bool
         for stage in (1, 2, 3):
             engine = zero.zero(group, spec, stage)
             before = engine.give_weights()
-            engine.accumulate(zero.own(group), Broken(), tiny.counts(), temperature=1.0)
+            engine.accumulate(zero.own(group), tiny.Broken(), tiny.counts(), temperature=1.0)
             report, version = engine.optimizer_step(), engine.version
             stayed = torch.equal(engine.give_weights(), before) and version == 0
             found.append((stayed, report, zero.step(engine, zero.own(group))["grad_norm"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -12,13 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlhf_lightning.engines import FSDP, FSDPEngine, Head, replica
+from rlhf_lightning.engines import FSDP, FSDPEngine, Head, optimizer
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 from tests.unit.engines import tiny
-from tests.unit.engines.tiny import Fit
-
-Dtype = Literal["float32", "bfloat16"]
+from tests.unit.engines.tiny import Dtype, Fit
 
 
 def step(engine: FSDPEngine, group: dist.ProcessGroup | None) -> list[float]:
@@ -120,7 +117,7 @@ def uneven(
     group: dist.ProcessGroup, spec: ModelSpec, bucket_bytes: int, dtype: Dtype
 ) -> tuple[Tensor, list[list[float]]]:
     """Three steps in which the first rank has all rows but one, which the last has; the others have none."""
-    replica._BUCKET_BYTES = bucket_bytes
+    optimizer._BUCKET_BYTES = bucket_bytes
     config = FSDP(max_tokens_per_micro_batch=20, shard=1)
     engine = FSDPEngine(replace(spec, dtype=dtype), group=group, config=config)
     first, last = group.rank() == 0, group.rank() == group.size() - 1

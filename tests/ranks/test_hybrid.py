@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine, Transition
 from rlhf_lightning.engines.decoder import Decoder
@@ -70,13 +70,7 @@ def prompts() -> TensorDict:
 
 def write(directory: Path, name: str) -> ModelSpec:
     """Save one of the models, with biases and norms that are not 0 and 1."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(MODELS[name])
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() > 1 else 0.3)
-        model.save_pretrained(directory)
-    return tiny.spec(directory)
+    return tiny.spec(tiny.write_noisy(directory, MODELS[name]))
 
 
 def answer(decoder: Decoder, rows: TensorDict) -> list[TensorDict]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,6 @@ from transformers import Qwen2Config
 from rlhf_lightning.engines import Head, Megatron, check_layout
 from rlhf_lightning.engines.megatron import parts
 from rlhf_lightning.engines.megatron.tokens import Tokens
-from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
@@ -171,16 +169,6 @@ def test_engines_of_different_layouts_share_a_process(models: dict[str, Path]) -
         torch.testing.assert_close(values, expected(critic, "scalar").weights, rtol=0, atol=1e-4)
 
 
-@dataclass(frozen=True)
-class Broken(Loss):
-    """A loss without a number."""
-
-    def __call__(
-        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return outputs["log_probs"].sum() * torch.inf, {}
-
-
 def recomputed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[int, int, bool]:
     """Attention calls of a step, plain and recomputed; whether a step without a number is left out."""
     calls = [0]
@@ -198,7 +186,7 @@ def recomputed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[int, int, boo
         three_d.step(engine, tiny.rows())
         calls.append(0)
     before = engine.give_weights()
-    engine.accumulate(tiny.rows(), Broken(), tiny.counts(), temperature=1.0)
+    engine.accumulate(tiny.rows(), tiny.Broken(), tiny.counts(), temperature=1.0)
     report = engine.optimizer_step()
     skipped = report["skipped_steps"] == 1 and torch.equal(engine.give_weights(), before)
     return calls[0], calls[1], skipped and three_d.step(engine, tiny.rows())[1] > 0

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Megatron, TrainEngine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
@@ -69,13 +69,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 
 def write(directory: Path, name: str) -> Path:
     """Save one of the models with random weights, norms and biases too."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(MODELS[name])
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() > 1 else 0.3)
-        model.save_pretrained(directory)
-    return directory
+    return tiny.write_noisy(directory, MODELS[name])
 
 
 def seat(group: dist.ProcessGroup, layout: ParallelLayout) -> Seat:

@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     LlamaConfig,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -71,6 +72,19 @@ def write_scalar(directory: Path) -> Path:
     return _write(directory, lambda: AutoModelForSequenceClassification.from_config(config(num_labels=1)))
 
 
+def write_noisy(
+    directory: Path, config: PreTrainedConfig, *, weights: float = 0.1, others: float = 0.3
+) -> Path:
+    """Save a language model with random weights, norms and biases too, of these standard deviations."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=weights if parameter.dim() > 1 else others)
+        model.save_pretrained(directory)
+    return directory
+
+
 def _write(directory: Path, make: Callable[[], PreTrainedModel]) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -114,6 +128,16 @@ def rows() -> TensorDict:
 def counts() -> Counts:
     """Of all rows."""
     return Counts.of(rows()["response_mask"])
+
+
+@dataclass(frozen=True)
+class Broken(Loss):
+    """A loss without a number."""
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return outputs["log_probs"].sum() * torch.inf, {}
 
 
 @dataclass(frozen=True)
