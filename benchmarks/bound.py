@@ -23,19 +23,17 @@ class Passes:
 
     policy: int
     """Forward passes of models with a vocabulary, an update's aside: generations, reference."""
-    values: int = 0
-    """Forward passes of critics, an update's aside."""
     policy_updates: int = 1
     """Forward and backward passes of the actor."""
     value_updates: int = 0
-    """The same of critics."""
+    """The same of critics, whose first pass gives the values too."""
 
 
 PASSES: Mapping[str, Passes] = {
     "grpo": Passes(policy=1),
-    "ppo": Passes(policy=2, values=1, value_updates=1),
+    "ppo": Passes(policy=2, value_updates=1),
     "remax": Passes(policy=3),
-    "saferlhf": Passes(policy=2, values=2, value_updates=2),
+    "saferlhf": Passes(policy=2, value_updates=2),
 }
 """By algorithm, as `ours_throughput.py` sets it: one epoch, one update, GRPO without a reference."""
 
@@ -73,9 +71,7 @@ class Batch:
         """Operations of a whole iteration."""
         passes = PASSES[algo]
         policy, values = (self.forward_flop(config, head=head) for head in (True, False))
-        return (passes.policy + 3 * passes.policy_updates) * policy + (
-            passes.values + 3 * passes.value_updates
-        ) * values
+        return (passes.policy + 3 * passes.policy_updates) * policy + 3 * passes.value_updates * values
 
 
 def matrix_rate(threads: int, *, side: int = 2048, rounds: int = 8) -> float:

@@ -108,8 +108,8 @@ def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
     return SafeRLHF(actor=actor, critic=critic, cost_critic=critic, reward=scores, cost=cost, kl=penalty)
 
 
-COPIES = Settings(train=FSDP(shard=1))
-"""Each device has all weights, as each of TRL's processes has."""
+COPIES = Settings(train=FSDP(shard=1, kept_tokens=SEQUENCES * (PROMPT_TOKENS + RESPONSE_TOKENS)))
+"""Each device has all weights, as each of TRL's processes has; critics learn from the passes that evaluated."""
 KINDS: Mapping[str, Callable[[Run, Actor, Reward], RLHFAlgorithm]] = {
     "grpo": grpo,
     "ppo": ppo,

@@ -59,6 +59,8 @@ class RLHFAlgorithm(LightningModule):
     """Whether `validation_step` adds per-token numbers; the SampleTable callback sets it."""
     advantages_on: Literal["controller", "workers"] = "controller"
     """Where `estimate` computes; the strategy sets it."""
+    rows_stay = False
+    """Whether an update of the whole batch leaves rows where they were evaluated; the strategy sets it."""
     pretraining: Batch | None = None
     """The second batch of this iteration, where the data module gives one under `ptx`."""
     needs: tuple[str, ...] = ()
@@ -249,8 +251,8 @@ class RLHFAlgorithm(LightningModule):
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
         """The rows in a new order each epoch, some at a time.
 
-        The order depends on the iteration, the epoch and the lengths of the rows, not on the devices. Within
-        a mini-batch rows stand so that devices which take equal numbers of them have about as many tokens.
+        The order depends on the iteration, the epoch and the lengths of the rows, not on the devices. Devices
+        that take equal numbers of a mini-batch's rows have about as many tokens, unless `rows_stay`.
 
         Args:
             batch: all rows.
@@ -263,7 +265,7 @@ class RLHFAlgorithm(LightningModule):
             return
         tokens = tokens_of(batch)
         if size <= 0 or size >= groups:
-            yield from [balanced(batch, tokens, together=together)] * epochs
+            yield from [batch if self.rows_stay else balanced(batch, tokens, together=together)] * epochs
             return
         for epoch in range(epochs):
             generator = torch.Generator().manual_seed(self.global_step * 1009 + epoch)

@@ -179,6 +179,7 @@ class Strategy(SingleDeviceStrategy):
         own = self.algorithm.roles()
         self.algorithm.bind({name: handle for name, handle in self._handles.items() if name in own})
         self.algorithm.advantages_on = self.settings.advantages
+        self.algorithm.rows_stay = self.settings.keeps_passes
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and say where they are."""

@@ -79,13 +79,17 @@ class TrainEngine(WeightSource):
     """
 
     @abstractmethod
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+    def infer(
+        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+    ) -> TensorDict:
         """Evaluate without a gradient.
 
         Args:
             rows: n rows with prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R].
             temperature: divides the logits; 0 (greedy) counts as 1. Without meaning for numbers per token.
             entropy: whether a language model computes the entropy too.
+            keep: an update of the same rows by the same weights may follow; an engine that can, and was told
+                to, keeps what leads back from this pass.
 
         Returns:
             log_probs and, if asked for, entropy; or values: [n, R] float32, 0 outside the response mask.

@@ -75,6 +75,7 @@ class FSDPEngine(TrainEngine):
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         mesh = self._mesh(data, _several(tensor))
         self._group = mesh.everyone if mesh else data
+        self._config.check_ranks(1 if data is None else dist.get_world_size(data))
         self._weights = self._distribute(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
         self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
@@ -82,10 +83,14 @@ class FSDPEngine(TrainEngine):
         self._frees, self._version = self._device.type != "cpu", 0
         self._last = Transition()
 
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+    def infer(
+        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+    ) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._need("parameters")
-        results = self._passes.infer(rows, temperature=temperature, entropy=entropy)
+        self._root.train(keep and self._spec.gradient_checkpointing)
+        results = self._passes.infer(rows, temperature=temperature, entropy=entropy, keep=keep)
+        self._root.eval()
         self._weights.after_forward()
         return results
 
@@ -196,6 +201,7 @@ class FSDPEngine(TrainEngine):
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
+        self._passes.forget()
         for part in parts:
             if part not in self._away:
                 self._away[part] = Parked(self._tensors(part)) if self._frees else None
@@ -217,6 +223,7 @@ class FSDPEngine(TrainEngine):
         return sizes
 
     def _changed(self) -> None:
+        self._passes.forget()
         self._weights.changed()
         self._version += 1
 
@@ -249,6 +256,7 @@ class FSDPEngine(TrainEngine):
             group=data,
             device=self._device,
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
+            kept_tokens=self._config.kept_tokens,
         )
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

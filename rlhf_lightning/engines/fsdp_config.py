@@ -18,6 +18,9 @@ class FSDP:
 
     max_tokens_per_micro_batch: int = 0
     """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
+    kept_tokens: int = 0
+    """Tokens of `compute_values` or `compute_log_prob` on a device whose activations stay for an update of
+    the same rows, which then goes back at once; it needs all weights on the device. 0: none."""
     shard: int = 0
     """Neighbouring ranks that divide one copy of a model's weights; the others hold copies of it. 0: all."""
     tensor: int = 1
@@ -33,6 +36,8 @@ class FSDP:
             raise ValueError(
                 f"fsdp.max_tokens_per_micro_batch={budget}: is negative. Try 16384, or 0 to derive it."
             )
+        if self.kept_tokens < 0:
+            raise ValueError(f"fsdp.kept_tokens={self.kept_tokens}: is negative. Try 0, which keeps nothing.")
         if self.shard < 0:
             raise ValueError(f"fsdp.shard={self.shard}: is negative. Try 0, which divides over all ranks.")
         if self.tensor < 1:
@@ -75,7 +80,7 @@ class FSDP:
         self.check_ranks(layout.d)
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse a number of ranks that do not divide into copies; one rank has nothing to divide.
+        """Refuse ranks that do not divide into copies, or keep passes of parts; one rank divides nothing.
 
         Raises:
             ValueError: as said.
@@ -85,6 +90,12 @@ class FSDP:
             raise ValueError(
                 f"fsdp.shard={self.shard} on {ranks} ranks: {self.shard} does not divide {ranks}. "
                 f"Try {', '.join(fitting)}."
+            )
+        if self.kept_tokens and (self.tensor > 1 or (ranks > 1 and self.shard != 1)):
+            raise ValueError(
+                f"fsdp.kept_tokens={self.kept_tokens} with shard={self.shard} and tensor={self.tensor} on "
+                f"{ranks} ranks: only a device with all weights keeps passes. Try shard=1 and tensor=1, or "
+                "kept_tokens=0."
             )
 
     def micro_batch_tokens(self, *, on_cpu: bool) -> int:

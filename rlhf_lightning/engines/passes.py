@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.forward import Head, forward
+from rlhf_lightning.engines.kept import Kept
 from rlhf_lightning.engines.packing import micro_batches, row_lengths
 from rlhf_lightning.functional.aggregate import Counts, Loss
 
@@ -37,6 +38,8 @@ class Passes:
         group: ranks that compute in step; None for one.
         device: where it computes.
         budget: most tokens in a micro-batch.
+        kept_tokens: most tokens of `infer` whose activations stay for `accumulate`; 0 where ranks compute in
+            step.
     """
 
     def __init__(
@@ -47,21 +50,33 @@ class Passes:
         group: dist.ProcessGroup | None,
         device: torch.device,
         budget: int,
+        kept_tokens: int = 0,
     ) -> None:
         self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
+        self._kept = Kept(kept_tokens, _COLUMNS)
 
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool) -> TensorDict:
+    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
         names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
         zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
         results = {name: zeros.clone() for name in names}
-        with torch.no_grad():
-            for index in self._plan(rows):
-                part = self._select(rows, index, ())
-                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=entropy)
-                for name in names if index else ():
-                    results[name][index] = outputs[name].cpu()
+        if keep:
+            self._kept.begin(rows, temperature=temperature)
+        for index in self._plan(rows):
+            part = self._select(rows, index, ())
+            kept = keep and self._kept.admits(part)
+            wide = entropy or kept  # the update's loss may look at it
+            with torch.set_grad_enabled(kept):
+                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=wide)
+            if kept:
+                self._kept.add(index, outputs)
+            for name in names if index else ():
+                results[name][index] = outputs[name].detach().cpu()
         return TensorDict(results, batch_size=rows.batch_size)
+
+    def forget(self) -> None:
+        """Free the passes that `infer` kept: the weights change, or leave the device."""
+        self._kept.forget()
 
     def accumulate(
         self,
@@ -81,17 +96,19 @@ class Passes:
             temperature: as there.
             backward: called once a micro-batch.
         """
-        plan = self._plan(rows, loss)
+        plan, entropy = self._plan(rows, loss), loss.needs_entropy
         totals: dict[str, Tensor] = {}
+        self._kept.resume(rows, temperature=temperature)
         for number, index in enumerate(plan):
             part = self._select(rows, index, loss.columns, filler=loss.rows_together)
-            outputs = forward(
-                self._root, part, head=self._head, temperature=temperature, entropy=loss.needs_entropy
+            outputs = self._kept.pop(index, entropy=entropy) or forward(
+                self._root, part, head=self._head, temperature=temperature, entropy=entropy
             )
             value, metrics = loss(outputs, part, counts)
             backward(value, last=number == len(plan) - 1)
             for name, metric in metrics.items():
                 totals[name] = totals.get(name, 0.0) + metric.detach()
+        self.forget()
         return {name: total.cpu() for name, total in totals.items()}
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:

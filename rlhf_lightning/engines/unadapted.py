@@ -51,7 +51,9 @@ class Unadapted(TrainEngine):
     def __init__(self, engine: FSDPEngine) -> None:
         self._engine = engine
 
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+    def infer(
+        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+    ) -> TensorDict:
         """See `TrainEngine.infer`."""
         with self._engine.without_adapters():
             return self._engine.infer(rows, temperature=temperature, entropy=entropy)

@@ -132,7 +132,7 @@ def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, tr
         return Parts(parameters=_scoring_parameters(shape, layout, workload))
     busy = training(shape, layout, workload)
     if not workload.offload:
-        return dataclasses.replace(busy, activations=0.0, buffers=0.0)
+        return dataclasses.replace(busy, activations=_kept(shape, layout, workload), buffers=0.0)
     copy = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
     kept = min(busy.parameters, copy)
     away = busy.parameters - kept + busy.gradients + busy.states
@@ -156,7 +156,16 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
         kept = inputs * depth * in_flight + whole
     else:
         kept = whole * depth * in_flight
-    return kept + _logits(shape, layout, workload)
+    return max(kept, _kept(shape, layout, workload)) + _logits(shape, layout, workload)
+
+
+def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Activations and logits that stay from scoring to the update."""
+    tokens = min(workload.kept_tokens, math.ceil(workload.batch / layout.d) * workload.row_tokens)
+    inputs = workload.element * shape.hidden
+    layer = inputs if workload.recompute else activation_bytes(shape, layout, workload)
+    logits = workload.element * shape.vocab if shape.head == "lm" else 0
+    return tokens * (layer * stage_layers(shape, layout.p) + logits)
 
 
 def _logits(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:

@@ -66,6 +66,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         packed=True,
         max_resident=settings.vllm.max_num_seqs if settings.generator == "vllm" else settings.generate.slots,
         micro_batch_tokens=engines[engine].micro_batch_tokens(on_cpu=on_cpu),
+        kept_tokens=settings.train.kept_tokens if settings.keeps_passes and role.trains else 0,
         recompute=role.gradient_checkpointing,
         sequence_parallel=engine == "megatron" and settings.megatron.sequence_parallel,
         sharding=_sharding(role, settings),
@@ -80,6 +81,8 @@ def _sharding(role: Role, settings: Settings) -> Sharding:
         return "none"
     if settings.engine == "megatron":
         return "states" if settings.megatron.distributed_optimizer else "none"
+    if settings.engine == "fsdp" and settings.train.shard == 1:
+        return "none"
     return "states" if settings.engine == "zero" and settings.zero.stage < 3 else "full"
 
 

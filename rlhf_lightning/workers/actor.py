@@ -128,7 +128,8 @@ class Actor(Role):
         return parts[dist.get_rank(groups.micro)]
 
     def _log_probs(self, rows: TensorDict) -> Tensor:
-        return cast(Tensor, self.engine.infer(rows, temperature=self.sampling.temperature)["log_probs"])
+        found = self.engine.infer(rows, temperature=self.sampling.temperature, keep=True)
+        return cast(Tensor, found["log_probs"])
 
     @register(transfer=ONE_TO_ALL)
     def transition(self) -> Transition:
@@ -138,7 +139,7 @@ class Actor(Role):
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
     def compute_log_prob(self, rows: TensorDict) -> TensorDict:
         """Log-probabilities and entropy of the responses, [B, R] float32, under the present weights."""
-        return self.engine.infer(rows, temperature=self.sampling.temperature, entropy=True)
+        return self.engine.infer(rows, temperature=self.sampling.temperature, entropy=True, keep=True)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:

@@ -27,7 +27,7 @@ class Critic(Role):
     @register(transfer=DP, reads=SEQUENCES, returns=("values",))
     def compute_values(self, rows: TensorDict) -> TensorDict:
         """Values [B, R] float32 of the state before each response token."""
-        return self.engine.infer(rows, temperature=1.0)
+        return self.engine.infer(rows, temperature=1.0, keep=True)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_critic(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:

@@ -74,6 +74,11 @@ class Settings:
         if self.generator == "vllm":
             require_vllm()
 
+    @property
+    def keeps_passes(self) -> bool:
+        """Whether updates go back from passes that evaluated the same rows."""
+        return self.engine == "fsdp" and self.train.kept_tokens > 0
+
     def completed(self) -> Settings:
         """The same with what Lightning's trainer has told this process, for the devices."""
         return replace(self, deterministic=self.deterministic or deterministic_here())

@@ -77,7 +77,9 @@ class ZeROEngine(TrainEngine):
         self._away: dict[Part, Parked | None] = {}
         self._counters, self._version, self._last, self._frees = Counters(), 0, Transition(), not on_cpu
 
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+    def infer(
+        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+    ) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._need("parameters")
         with self._scope.entered():

@@ -86,7 +86,9 @@ class MegatronEngine(TrainEngine):
         self._hybrid: HybridEngine | None = None
         self._frees, self._version = self._device.type != "cpu", 0
 
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool = False) -> TensorDict:
+    def infer(
+        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+    ) -> TensorDict:
         """See `TrainEngine.infer`; zeros on stages before the last."""
         self._need("parameters")
         names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]

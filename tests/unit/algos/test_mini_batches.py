@@ -30,6 +30,13 @@ def test_devices_that_take_equal_numbers_of_rows_take_as_many_tokens() -> None:
         assert abs(halves(mini)[0] - halves(mini)[1]) <= 40
 
 
+def test_rows_stay_where_passes_over_them_are_kept() -> None:
+    batch, algorithm = rows([100, 90, 80, 70, 10, 20, 30, 40]), PPO()
+    algorithm.rows_stay = True
+    assert [mini is batch for mini in algorithm.mini_batches(batch, size=0, epochs=2)] == [True, True]
+    assert all(halves(mini) != [170, 10] for mini in algorithm.mini_batches(batch, size=4))
+
+
 def test_the_longer_prompt_counts_too() -> None:
     batch = rows([10, 10, 10, 10])
     batch |= Batch.of({"prompt_mask": torch.arange(60) < torch.tensor([60, 60, 0, 0])[:, None]})

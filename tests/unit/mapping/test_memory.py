@@ -108,6 +108,21 @@ def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages() -> None:
     assert staged.parameters < 0.3 * whole.parameters
 
 
+def test_kept_passes_rest_on_the_device_until_the_update() -> None:
+    shape, plain = (
+        shapes.load("llama-7b"),
+        Workload(recompute=False, micro_batch_tokens=2048, sharding="none"),
+    )
+    keeping = dataclasses.replace(plain, kept_tokens=8192)
+    of_2048 = memory.training(shape, ONE, plain).activations - 2048 * 10 * shape.vocab
+    kept = 4 * of_2048 + 8192 * 2 * shape.vocab
+    assert memory.resting(shape, ONE, keeping, trained=True).activations == pytest.approx(kept)
+    assert memory.resting(shape, ONE, keeping, trained=False).activations == 0
+    assert memory.training(shape, ONE, keeping).activations == pytest.approx(kept + 2048 * 10 * shape.vocab)
+    few = dataclasses.replace(keeping, batch=1, mini_batches=1)
+    assert memory.resting(shape, ONE, few, trained=True).activations == pytest.approx(kept / 4)
+
+
 def test_offload_leaves_the_parameters_of_the_computation() -> None:
     shape = shapes.load("llama-7b")
     stays = memory.resting(shape, ONE, Workload(sharding="none"), trained=True)

@@ -14,7 +14,7 @@ from rlhf_lightning.engines import FSDP, VLLM, Megatron, ZeRO
 from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, recipe, shape_of
 from rlhf_lightning.mapping.phases import Phase
 from rlhf_lightning.parallel import Generation, ParallelLayout
-from rlhf_lightning.workers import Actor, Generator, Settings
+from rlhf_lightning.workers import Actor, Generator, Reference, Settings
 
 LENGTHS = Lengths(prompt=10.0, longest_prompt=16, responses=(4, 8))
 
@@ -120,6 +120,9 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe(Actor(), Settings()).sharding == "full"
     assert recipe(Actor(), Settings()).gathered_once
     assert not recipe(Actor(), Settings(train=on_gpus)).gathered_once
+    assert recipe(Actor(), Settings(train=FSDP(shard=1))).sharding == "none"
+    keeping = Settings(train=FSDP(kept_tokens=64))
+    assert (recipe(Actor(), keeping).kept_tokens, recipe(Reference(), keeping).kept_tokens) == (64, 0)
     megatron = Settings(engine="megatron", megatron=Megatron(sequence_parallel=True))
     assert recipe(Actor(), megatron).sharding == "none"
     assert recipe(Actor(), megatron).sequence_parallel

@@ -1,0 +1,63 @@
+"""Passes whose graphs stay for the update that follows: a forward pass less, for the memory of activations.
+
+values = infer(rows, keep=True)      the graphs of the first micro-batches stay
+accumulate(rows, loss)               goes back from there: the same rows, the same weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.engines.packing import row_lengths
+
+
+class Kept:
+    """The outputs of some micro-batches of the rows that were last evaluated, with what leads back from them.
+
+    Args:
+        tokens: most tokens whose activations are kept.
+        columns: of rows, that a pass depends on.
+    """
+
+    def __init__(self, tokens: int, columns: Sequence[str]) -> None:
+        self._tokens, self._columns = tokens, columns
+        self._room, self._temperature = 0, 1.0
+        self._rows: dict[str, Tensor] = {}
+        self._outputs: dict[tuple[int, ...], dict[str, Tensor]] = {}
+
+    def begin(self, rows: TensorDict, *, temperature: float) -> None:
+        """Forget what was kept; the passes that follow are over these rows."""
+        self._rows = {name: rows[name] for name in self._columns}
+        self._room, self._temperature = self._tokens, temperature
+        self._outputs.clear()
+
+    def admits(self, part: Mapping[str, Tensor]) -> bool:
+        """Whether there is room for a micro-batch, which then is taken."""
+        self._room -= sum(row_lengths(part["prompt_mask"], part["response_mask"]))
+        return self._room >= 0
+
+    def add(self, index: Sequence[int], outputs: dict[str, Tensor]) -> None:
+        """Keep the outputs of these rows."""
+        self._outputs[tuple(index)] = outputs
+
+    def resume(self, rows: TensorDict, *, temperature: float) -> None:
+        """Forget what was kept unless it is of these rows."""
+        same = self._outputs and self._temperature == temperature
+        if not (same and all(torch.equal(column, rows[name]) for name, column in self._rows.items())):
+            self.forget()
+
+    def pop(self, index: Sequence[int], *, entropy: bool) -> dict[str, Tensor] | None:
+        """The outputs of these rows, once; None where they have to be computed."""
+        found = self._outputs.pop(tuple(index), None)
+        if found is not None and not entropy:
+            found.pop("entropy", None)
+        return found
+
+    def forget(self) -> None:
+        """Free all that is kept."""
+        self._rows.clear()
+        self._outputs.clear()
