@@ -10,6 +10,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 EXTRAS_STAMP := .venv/.installed-extras
 PYTEST_ARGS ?=
+# Tests that mostly wait for processes to start: two sessions, each with whole files and a cluster of its own.
+IN_TWO := --numprocesses logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # uv does not read pip's settings: hand over where wheels may come from. A cache that cannot be written goes into .venv.
 define UV_SETTINGS
@@ -64,10 +66,10 @@ test-ranks: $(STAMP)
 	@$(BIN)/python -m pytest tests/ranks --numprocesses logical --maxprocesses 8 $(PYTEST_ARGS)
 
 test-ray: $(STAMP)
-	@$(BIN)/python -m pytest tests/ray $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/ray $(IN_TWO) $(PYTEST_ARGS)
 
 test-extras: $(EXTRAS_STAMP)
-	@$(BIN)/python -m pytest tests/extras $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/extras $(IN_TWO) $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)  ## tests that need a CUDA device; skipped with a reason where there is none
 	@$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)

@@ -109,7 +109,7 @@ def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
 
 
 COPIES = Settings(train=FSDP(shard=1, kept_tokens=SEQUENCES * (PROMPT_TOKENS + RESPONSE_TOKENS)))
-"""Each device has all weights, as each of TRL's processes has; critics learn from the passes that evaluated."""
+"""Each device has all weights, as with TRL; critics learn from the passes that evaluated."""
 KINDS: Mapping[str, Callable[[Run, Actor, Reward], RLHFAlgorithm]] = {
     "grpo": grpo,
     "ppo": ppo,
