@@ -1,32 +1,37 @@
-"""Our WorkerGroup and Batch beside verl's RayWorkerGroup and DataProto, in turns in the same run.
+"""Our WorkerGroup and Batch beside verl's RayWorkerGroup and DataProto, in turns of seconds.
 
     python benchmarks/dispatch.py --rounds 3
 
 Prints MB/s of a chained echo of 1024 x 1024 int64 x 4 columns on 4 workers, the time of a ONE_TO_ALL ping,
 and ours over verl's with the spread over the rounds: against verl's defaults (blocking calls, torch encoding)
 and against the best of its four ways to chain. Ray alone, with neither, is the bound. Writes
-results/dispatch.json.
+results/dispatch.json. In a round all systems are up at once; those that have no turn wait.
 """
 
 import argparse
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import environments
 from exchange import Exchange, Timing
 from spread import machine, spread
+from turns import in_turns
 
 DEFAULT = "blocking, torch"
 SCRIPTS = {"ray": "ray_dispatch.py", "verl": "peers/verl_dispatch.py", "ours": "ours_dispatch.py"}
 
 
-def measure(exchange: Exchange, *, system: str) -> Timing:
-    """One round of "ray" (alone), "verl" or "ours" in a process of its own."""
-    interpreter = environments.python("verl") if system == "verl" else Path(sys.executable)
+def measure(exchange: Exchange, systems: Iterable[str]) -> dict[str, Timing]:
+    """One round of "ray" (alone), "verl" and "ours", each in a process of its own, in turns."""
     arguments = [part for name, value in vars(exchange).items() for part in environments.option(name, value)]
-    found = environments.run(interpreter, environments.HERE / SCRIPTS[system], arguments)
-    return Timing(**found)  # type: ignore[arg-type]  # written by asdict(Timing)
+    commands = {}
+    for system in systems:
+        interpreter = environments.python("verl") if system == "verl" else Path(sys.executable)
+        commands[system] = (interpreter, environments.HERE / SCRIPTS[system], arguments)
+    found = in_turns(commands)
+    return {system: Timing(**timing) for system, timing in found.items()}  # type: ignore[arg-type]
 
 
 def megabytes_per_s(exchange: Exchange, timing: Timing, *, cold: bool = False) -> dict[str, float]:
@@ -39,14 +44,18 @@ def megabytes_per_s(exchange: Exchange, timing: Timing, *, cold: bool = False) -
 
 
 def compared(exchange: Exchange, rounds: list[dict[str, Timing]]) -> dict[str, dict[str, float]]:
-    """Ours over verl's, round by round: above 1 is better for ours in each of the three."""
+    """Ours over verl's, round by round: above 1 is better for ours in each of the three.
+
+    Of pings the median over the turns, in each of which both had theirs.
+    """
     ratios: dict[str, list[float]] = {"echo over default": [], "echo over best": [], "ping": []}
     for timings in rounds:
         ours = max(megabytes_per_s(exchange, timings["ours"]).values())
         verl = megabytes_per_s(exchange, timings["verl"])
         ratios["echo over default"].append(ours / verl[DEFAULT])
         ratios["echo over best"].append(ours / max(verl.values()))
-        ratios["ping"].append(timings["verl"].ping_s / timings["ours"].ping_s)
+        pings = zip(timings["verl"].ping_s, timings["ours"].ping_s, strict=True)
+        ratios["ping"].append(statistics.median(verl / ours for verl, ours in pings))
     for name, values in ratios.items():
         print(f"ours / verl, {name}: {spread(values)}")
     return {name: spread(values).as_dict() for name, values in ratios.items()}
@@ -63,15 +72,12 @@ def main() -> None:
     exchange = Exchange()
     rounds: list[dict[str, Timing]] = []
     for number in range(args.rounds):
-        timings: dict[str, Timing] = {}
-        for system in ("ray", "verl") if args.peers_only else SCRIPTS:
-            timings[system] = measure(exchange, system=system)
-            warm, cold = (megabytes_per_s(exchange, timings[system], cold=cold) for cold in (False, True))
+        timings = measure(exchange, ("ray", "verl") if args.peers_only else SCRIPTS)
+        for system, timing in timings.items():
+            warm, cold = (megabytes_per_s(exchange, timing, cold=cold) for cold in (False, True))
             ways = ", ".join(f"{way}: {rate:.0f} MB/s (cold {cold[way]:.0f})" for way, rate in warm.items())
-            print(
-                f"round {number + 1}, {system}: {ways}; ping {timings[system].ping_s * 1e3:.2f} ms",
-                flush=True,
-            )
+            ping_ms = 1e3 * statistics.median(timing.ping_s)
+            print(f"round {number + 1}, {system}: {ways}; ping {ping_ms:.2f} ms", flush=True)
         rounds.append(timings)
     result: dict[str, object] = {
         "machine": machine(),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE / ".venvs"
@@ -86,26 +87,42 @@ def run(
         if processes > 1
         else []
     )
-    command = [str(interpreter), *launcher, str(script), *arguments]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the script ends too
-    with subprocess.Popen(  # noqa: S603
-        command,
-        env=_variables(threads),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if process.returncode != 0:
+    process = started([str(interpreter), *launcher, str(script), *arguments], threads=threads)
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    finally:
+        end(process)
+    if process.returncode != 0 and not output.rstrip().endswith("}"):  # one may abort once it has said all
         raise RuntimeError(
             f"{script.name} ended with {process.returncode}:\n{output[-2000:]}\n{errors[-4000:]}"
         )
-    return _last_object(script.name, output)
+    return last_object(script.name, output)
+
+
+def started(
+    command: Sequence[str], *, threads: int = 1, errors: int | IO[str] = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    """A process of its own process group, with pipes, that ends with this one on SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return subprocess.Popen(  # noqa: S603
+        command,
+        env=_variables(threads),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill the process group of one that still runs, and close its pipes."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def option(name: str, value: object) -> list[str]:
@@ -121,7 +138,12 @@ def write_result(name: str, result: Mapping[str, object]) -> Path:
     return path
 
 
-def _last_object(script: str, output: str) -> dict[str, object]:
+def last_object(script: str, output: str) -> dict[str, object]:
+    """The JSON object of the last line that is one.
+
+    Raises:
+        RuntimeError: there is none.
+    """
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{script} printed no JSON object; its output ends with:\n{output[-2000:]}")

@@ -1,4 +1,7 @@
-"""What `dispatch.py` measures, the same for every system: how much is echoed, how often, how fast."""
+"""What `dispatch.py` measures, the same for every system: how much is echoed, how often, how fast.
+
+A turn is some pings and one chain of echoes of each kind.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -34,7 +37,12 @@ class Exchange:
     """Chains of each kind after those."""
 
     pings: int = 50
-    """ONE_TO_ALL calls before each chain, each timed alone; spread, as a machine's speed changes."""
+    """ONE_TO_ALL calls of each turn, each timed alone."""
+
+    @property
+    def turns(self) -> int:
+        """How often a system measures everything."""
+        return self.warmup + self.chains
 
     @property
     def size_bytes(self) -> int:
@@ -49,8 +57,8 @@ class Timing:
     echo_s: Mapping[str, Sequence[float]]
     """Seconds of one echo, one number a chain, by the way in which the calls were chained."""
 
-    ping_s: float
-    """Seconds of a ONE_TO_ALL call, median."""
+    ping_s: Sequence[float]
+    """Seconds of a ONE_TO_ALL call, the median of each turn."""
 
 
 def from_command_line() -> Exchange:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from exchange import Exchange, Timing, from_command_line
 from tensordict import TensorDict
+from turns import turns
 
 from rlhf_lightning.controller import DP, ONE_TO_ALL, Batch, Remote, Worker, WorkerGroup, register
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
@@ -74,14 +75,14 @@ def echo_s(role: Echo, transport: RayTransport, exchange: Exchange) -> float:
     return (time.perf_counter() - start) / exchange.calls
 
 
-def ping_s(role: Echo, *, calls: int) -> list[float]:
-    """Seconds of pings, the first tenth not counted."""
+def ping_s(role: Echo, *, calls: int) -> float:
+    """Seconds of a ping, the median of all but the first tenth."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         role.ping().fetch()
         seconds.append(time.perf_counter() - start)
-    return seconds[calls // 10 :]
+    return statistics.median(seconds[calls // 10 :])
 
 
 def measure(exchange: Exchange) -> Timing:
@@ -95,10 +96,10 @@ def measure(exchange: Exchange) -> Timing:
     pings: list[float] = []
     echoes: list[float] = []
     with started(exchange.workers) as (role, transport):
-        for _ in range(exchange.warmup + exchange.chains):
-            pings += ping_s(role, calls=exchange.pings)
+        for _ in turns(exchange.turns):
+            pings.append(ping_s(role, calls=exchange.pings))
             echoes.append(echo_s(role, transport, exchange))
-    return Timing(echo_s={"chained": echoes}, ping_s=statistics.median(pings))
+    return Timing(echo_s={"chained": echoes}, ping_s=pings)
 
 
 def _batch(exchange: Exchange) -> Batch:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 from exchange import Exchange, Timing, from_command_line
+from turns import turns
 
 Arrays = list[npt.NDArray[np.int64]]
 
@@ -67,14 +68,14 @@ def apart_s(actors: list, exchange: Exchange) -> float:  # type: ignore[type-arg
     return (time.perf_counter() - start) / exchange.calls
 
 
-def ping_s(actors: list, *, calls: int) -> list[float]:  # type: ignore[type-arg]
-    """Seconds of pings of all, the first tenth not counted."""
+def ping_s(actors: list, *, calls: int) -> float:  # type: ignore[type-arg]
+    """Seconds of a ping of all, the median of all but the first tenth."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         ray.get([actor.ping.remote() for actor in actors])
         seconds.append(time.perf_counter() - start)
-    return seconds[calls // 10 :]
+    return statistics.median(seconds[calls // 10 :])
 
 
 def measure(exchange: Exchange) -> Timing:
@@ -85,13 +86,13 @@ def measure(exchange: Exchange) -> Timing:
         ray.get([actor.ping.remote() for actor in actors])
         pings: list[float] = []
         echoes: dict[str, list[float]] = {"one object": [], "object a column": []}
-        for _ in range(exchange.warmup + exchange.chains):
-            pings += ping_s(actors, calls=exchange.pings)
+        for _ in turns(exchange.turns):
+            pings.append(ping_s(actors, calls=exchange.pings))
             echoes["one object"].append(together_s(actors, exchange))
             echoes["object a column"].append(apart_s(actors, exchange))
     finally:
         ray.shutdown()
-    return Timing(echo_s=echoes, ping_s=statistics.median(pings))
+    return Timing(echo_s=echoes, ping_s=pings)
 
 
 def _done(refs: list[list[ray.ObjectRef]]) -> None:

@@ -14,6 +14,7 @@ import time
 import ray
 import torch
 from exchange import Exchange, Timing, from_command_line
+from turns import turns
 from verl import DataProto
 from verl.protocol import DataProtoFuture
 from verl.single_controller.base import Worker
@@ -58,14 +59,14 @@ def echo_s(group: RayWorkerGroup, exchange: Exchange, *, blocking: bool) -> floa
     return (time.perf_counter() - start) / exchange.calls
 
 
-def ping_s(group: RayWorkerGroup, *, calls: int) -> list[float]:
-    """Seconds of pings, the first tenth not counted."""
+def ping_s(group: RayWorkerGroup, *, calls: int) -> float:
+    """Seconds of a ping, the median of all but the first tenth."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         group.ping()
         seconds.append(time.perf_counter() - start)
-    return seconds[calls // 10 :]
+    return statistics.median(seconds[calls // 10 :])
 
 
 def measure(exchange: Exchange) -> Timing:
@@ -76,8 +77,8 @@ def measure(exchange: Exchange) -> Timing:
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Echo)))
         pings: list[float] = []
         echoes: dict[str, list[float]] = {}
-        for _ in range(exchange.warmup + exchange.chains):
-            pings += ping_s(group, calls=exchange.pings)
+        for _ in turns(exchange.turns):
+            pings.append(ping_s(group, calls=exchange.pings))
             for encoding in ("torch", "numpy"):
                 os.environ[ENCODING] = encoding
                 group.encode_with(encoding)
@@ -86,7 +87,7 @@ def measure(exchange: Exchange) -> Timing:
                     echoes.setdefault(f"{way}, {encoding}", []).append(seconds)
     finally:
         ray.shutdown()
-    return Timing(echo_s=echoes, ping_s=statistics.median(pings))
+    return Timing(echo_s=echoes, ping_s=pings)
 
 
 def _batch(exchange: Exchange) -> DataProto:

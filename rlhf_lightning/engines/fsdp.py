@@ -23,11 +23,12 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.adapters import Merged, adapters_off, check_lora, described, whole
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
-from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
+from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import follow, take
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp_config import FSDP
+from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.mesh import Mesh, model_mesh
@@ -121,7 +122,7 @@ class FSDPEngine(TrainEngine):
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self._last = self._weights.transition(time.perf_counter() - started)
-            yield WholeDecoder(module)
+            yield decoder_of(module)
 
     def transition(self) -> Transition:
         """See `TrainEngine.transition`."""

@@ -1,8 +1,8 @@
-"""Linear layers on a CPU whose weights are laid out for products with few tokens while a model decodes.
+"""Weights on a CPU that are laid out for products with few tokens while a model decodes.
 
 A decoding step multiplies some tens of tokens by every weight: in oneDNN's own layout that runs at 75 to 90
-GFLOP/s a core where torch's reaches 40 to 55. The layout is a second copy of the weights, for as long as
-`packed` lasts. I is the inputs of a layer, O its outputs.
+GFLOP/s a core where torch's reaches 40 to 55. The layout is a second copy of the weights. I is the inputs of
+a layer, O its outputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-_MOST = 256
-"""Tokens from which the plain layout is as fast."""
-_STEP = 8
-"""Tokens are padded to a multiple of this: oneDNN keeps half a megabyte for every shape it meets."""
+FEW = 4096
+"""Tokens from which the plain layout is taken: what the other gains is smaller, and shapes are many."""
+_STEPS = {256: 8, FEW: 128}
+"""Up to so many tokens, they are padded to a multiple: oneDNN keeps half a megabyte for every shape."""
 _TYPICAL = 32
 """Tokens that weights are laid out for."""
 
@@ -31,12 +31,25 @@ class HostLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        if self.packed is None or input.numel() >= _MOST * self.in_features:
+        if self.packed is None or input.numel() >= FEW * self.in_features:
             return linear(input, self.weight, self.bias)
-        tokens = input.shape[-2]
-        padded = pad(input, (0, 0, 0, -tokens % _STEP)) if tokens % _STEP else input
-        output = torch.ops.mkldnn._linear_pointwise(padded, self.packed, self.bias, "none", [], "")
-        return cast(Tensor, output[..., :tokens, :])
+        return product(input, self.packed, self.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[..., I] -> [..., O] with a weight [O, I] in either layout."""
+    if not weight.is_mkldnn:
+        return linear(x, weight, bias)
+    tokens = x.shape[-2]
+    missing = -tokens % next(step for most, step in _STEPS.items() if tokens <= most or most == FEW)
+    padded = pad(x, (0, 0, 0, missing)) if missing else x
+    output = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
+    return cast(Tensor, output[..., :tokens, :])
+
+
+def laid_out(weight: Tensor) -> Tensor:
+    """A copy of a float32 weight [O, I] for products with few tokens."""
+    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL))
 
 
 def use_host_linears(model: nn.Module) -> None:
@@ -54,7 +67,7 @@ def packed(model: nn.Module) -> Iterator[None]:
     layers = [layer for layer in layers if layer.weight.dtype == torch.float32]
     try:
         for layer in layers:
-            layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _TYPICAL)
+            layer.packed = laid_out(layer.weight)
         yield
     finally:
         for layer in layers:

@@ -35,7 +35,7 @@ class Cache:
             self.layers[layer] = (self._block(key), self._block(value))
         for block, tokens in zip(self.layers[layer], (key, value), strict=True):
             rows = tokens.flatten(0, 1).to(block.dtype)
-            block.view(-1, rows.shape[-1]).index_copy_(0, place.view(-1), rows)
+            block.view(-1, rows.shape[-1]).index_put_((place.view(-1),), rows)
 
     def _block(self, tokens: Tensor) -> Tensor:
         heads, _, size = tokens.shape
@@ -115,7 +115,10 @@ class Decode:
             block[:rows, :, begin:end].to(query.dtype) for block in self._cache.layers[layer.number]
         )
         grouped = torch.unflatten(query[0].transpose(0, 1), 1, (heads, -1))
-        output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
+        if query.is_cpu and query.dtype == torch.float32:
+            output = _by_products(grouped * layer.scaling, keys, values, mask)
+        else:
+            output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
         return output.flatten(1, 2)[None]
 
     def _view(self, window: int, dtype: torch.dtype) -> tuple[int, int, Tensor | None]:
@@ -128,3 +131,14 @@ class Decode:
         hidden = distance < 0 if window == 0 else (distance < 0) | (distance >= window)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
         return begin, end, mask[:, None, None]
+
+
+def _by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of a few scaled queries [n, K, G, D] to keys and values [n, K, L, D]; mask [n, 1, 1, L].
+
+    On a CPU this takes between half and all of the time of the fused kernel, which is made for many queries.
+    """
+    scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
+    if mask is not None:
+        scores += mask
+    return torch.bmm(scores.softmax(-1).flatten(0, 1), values.flatten(0, 1)).view(query.shape)

@@ -23,7 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.attention import Packed, Sequences
-from rlhf_lightning.engines.decoder import Decoder, Drawn, WholeDecoder
+from rlhf_lightning.engines.decoder import Decoder, Drawn
+from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.kv import Cache, Decode, Prefill
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
 from rlhf_lightning.engines.responses import Responses
@@ -74,7 +75,7 @@ class NativeGenerator:
         eos_token_ids: tuple[int, ...],
         config: Native | None = None,
     ) -> None:
-        self.decoder = WholeDecoder(module) if isinstance(module, PreTrainedModel) else module
+        self.decoder = decoder_of(module) if isinstance(module, PreTrainedModel) else module
         self.device, self.config = torch.device(device), config or Native()
         self.pad_token_id, self.eos_token_ids = pad_token_id, tuple(eos_token_ids)
 

@@ -23,12 +23,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.attention import Layer, Sequences
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Drawn, Output
+from rlhf_lightning.engines.host_linear import product
 from rlhf_lightning.engines.ranks import Ranks
 from rlhf_lightning.engines.rotary import Angles, Rotary
 from rlhf_lightning.parallel.sharding import holds
@@ -41,6 +42,7 @@ class ShardedDecoder:
         conversion: of the whole model.
         weights: the generation shard of this rank by `Sharded.name`; divided along dimension 0, training
             shard by training shard, or along dimension 1 as a transposed view of the same. None is copied.
+            An output layer that is the embedding may be given too, in a layout of its own.
         layers: of each generation stage; one of an interleaved pipeline has several runs of layers.
         chunks: k.
         tensor: tensor ranks of this stage; None for one.
@@ -68,7 +70,7 @@ class ShardedDecoder:
         _check(conversion, weights, stages=layers, stage=stage, t=self._tensor.size)
         self._layers = {number: _Weights.of(weights, number) for number in layers[stage]}
         self._embedding, self._norm = weights.get(EMBEDDING), weights.get("decoder.final_layernorm.weight")
-        self._output = weights.get(EMBEDDING if conversion.tied else OUTPUT)
+        self._output = weights.get(OUTPUT, self._embedding if conversion.tied else None)
         some = next(iter(weights.values()))
         self._dtype, self._device = some.dtype, some.device
         self._rotary = Rotary(self._config, self._device)
@@ -138,11 +140,11 @@ class ShardedDecoder:
     def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Sequences) -> Tensor:
         """[T, H] -> [T, H]; the memory of `hidden` is used."""
         weights = self._layers[number]
-        fused = linear(self._normal(hidden, weights.norm), weights.qkv, weights.qkv_bias)
+        fused = product(self._normal(hidden, weights.norm), weights.qkv, weights.qkv_bias)
         layer = Layer(number, self._heads.scaling, self._window(number))
         attended = sequences.attend(*self._heads.split(fused, angles), layer)
         hidden = self._add(hidden, attended[0].flatten(1), weights.proj, weights.proj_bias)
-        fused = linear(self._normal(hidden, weights.mlp_norm), weights.fc1)
+        fused = product(self._normal(hidden, weights.mlp_norm), weights.fc1)
         gate, up = fused.unflatten(1, (self._chunks, 2, -1)).unbind(2)
         return self._add(hidden, silu(gate).mul_(up).flatten(1), weights.fc2)
 
@@ -157,13 +159,16 @@ class ShardedDecoder:
     def _add(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`hidden` + x weight^T + bias over all tensor ranks; the first adds what all of them have."""
         if self._tensor.index > 0:
-            return self._tensor.total(linear(x, weight))
-        hidden.addmm_(x, weight.t())
+            return self._tensor.total(product(x, weight))
+        if weight.is_mkldnn:
+            hidden.add_(product(x, weight))
+        else:
+            hidden.addmm_(x, weight.t())
         return self._tensor.total(hidden if bias is None else hidden.add_(bias))
 
     def _logits(self, hidden: Tensor) -> Tensor | None:
         """[K, H] -> [1, K, V] on tensor rank 0, without the columns that pad the vocabulary."""
-        part = linear(self._normal(hidden, _present(self._norm)), _present(self._output))
+        part = product(self._normal(hidden, _present(self._norm)), _present(self._output))
         parts = self._tensor.gather(part)
         if parts is None:
             return None

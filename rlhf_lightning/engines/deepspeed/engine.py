@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
+from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.deepspeed.config import ZeRO, check_zero
 from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
@@ -28,6 +28,7 @@ from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROM
 from rlhf_lightning.engines.deepspeed.state import Counters, load, save
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
 from rlhf_lightning.engines.offload import Parked, size_bytes
@@ -125,7 +126,7 @@ class ZeROEngine(TrainEngine):
                 training_bytes=training,
                 generation_bytes=size_bytes([*self._tensors("parameters"), *module.parameters()]),
             )
-            yield WholeDecoder(module)
+            yield decoder_of(module)
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""

@@ -19,8 +19,8 @@ from tests.unit.engines.test_native import LENGTHS, PAD, STOPS, same, table
 SAMPLING = Sampling(max_new_tokens=13)
 
 
-def generator(config: Native | None = None) -> NativeGenerator:
-    module = decoder("llama")
+def generator(config: Native | None = None, *, kind: str = "llama") -> NativeGenerator:
+    module = decoder(kind)
     use_interface(module)
     return NativeGenerator(module, device="cpu", pad_token_id=PAD, eos_token_ids=STOPS, config=config)
 
@@ -56,7 +56,7 @@ def test_the_longest_end_last() -> None:
 
 
 def test_a_part_is_handed_over_before_the_others_are_decoded() -> None:
-    native, rows = generator(), table(token_lists(LENGTHS))
+    native, rows = generator(kind="mistral"), table(token_lists(LENGTHS))
     forwards: list[int] = []
     module = native.decoder.module  # type: ignore[attr-defined]
     hook = module.get_input_embeddings().register_forward_pre_hook(

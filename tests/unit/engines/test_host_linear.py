@@ -26,7 +26,9 @@ def pair(*, bias: bool) -> tuple[nn.Linear, HostLinear]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(1, 48), (5, 48), (1, 32, 48), (3, 7, 48), (200, 48), (300, 48)])
+@pytest.mark.parametrize(
+    "shape", [(1, 48), (5, 48), (1, 32, 48), (3, 7, 48), (200, 48), (300, 48), (5000, 48)]
+)
 def test_packed_weights_give_the_same_and_are_let_go(shape: tuple[int, ...], bias: bool) -> None:
     plain, changed = pair(bias=bias)
     x = torch.randn(shape)
@@ -36,7 +38,7 @@ def test_packed_weights_give_the_same_and_are_let_go(shape: tuple[int, ...], bia
     assert changed.packed is None
 
 
-@pytest.mark.parametrize(("tokens", "takes"), [(4, True), (300, False)])
+@pytest.mark.parametrize(("tokens", "takes"), [(4, True), (300, True), (4096, False)])
 def test_few_tokens_take_the_packed_weights(tokens: int, takes: bool) -> None:
     _, changed = pair(bias=False)
     x = torch.randn(tokens, 48)

@@ -130,7 +130,7 @@ def test_seed_and_row_id_decide() -> None:
 
 
 def test_shared_prompts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = decoder("llama")
+    module = decoder("mistral")
     first, second = token_lists([6, 4])
     rows = table([first, second, first, second, first])
     sampling = Sampling(max_new_tokens=7)
@@ -179,7 +179,7 @@ def test_finished_rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refill_waits_for_enough_free_slots() -> None:
-    module, rows = decoder("llama"), table(token_lists(LENGTHS))
+    module, rows = decoder("mistral"), table(token_lists(LENGTHS))
     calls: list[tuple[type, int]] = []
 
     def spy(_: nn.Module, ids: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
@@ -275,7 +275,7 @@ def test_long_and_empty_prompts_are_refused() -> None:
 
 
 def test_a_layer_that_attends_twice_is_refused() -> None:
-    module = decoder("llama")
+    module = decoder("mistral")
     for layer in module.get_decoder().layers:
         layer.self_attn.layer_idx = 0
     with pytest.raises(ValueError, match="layer 0 computes attention twice"):
