@@ -38,8 +38,8 @@ class FusedDecoder(WholeDecoder):
         logits_to_keep: int | Tensor,
     ) -> Output:
         """See `Decoder.__call__`."""
-        few = self._steps is not None and input_ids.shape[1] < FEW
-        compute = self._steps if few and self._steps is not None else super().__call__
+        few = self._steps if input_ids.shape[1] < FEW else None
+        compute = super().__call__ if few is None else few
         return compute(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -54,10 +54,10 @@ class FusedDecoder(WholeDecoder):
         training = self.module.training
         self.module.train(False)
         layers = range(self.module.config.num_hidden_layers)
-        self._steps = ShardedDecoder(
-            self._conversion, self._fused(), layers=[layers], chunks=1, tensor=None, pipeline=None
-        )
         try:
+            self._steps = ShardedDecoder(
+                self._conversion, self._fused(), layers=[layers], chunks=1, tensor=None, pipeline=None
+            )
             yield
         finally:
             self._steps = None

@@ -31,12 +31,15 @@ class Kept:
 
     def begin(self, rows: TensorDict, *, temperature: float) -> None:
         """Forget what was kept; the passes that follow are over these rows."""
-        self._rows = {name: rows[name] for name in self._columns}
-        self._room, self._temperature = self._tokens, temperature
-        self._outputs.clear()
+        self.forget()
+        if self._tokens:
+            self._rows = {name: rows[name] for name in self._columns}
+            self._room, self._temperature = self._tokens, temperature
 
     def admits(self, part: Mapping[str, Tensor]) -> bool:
         """Whether there is room for a micro-batch, which then is taken."""
+        if self._room <= 0:  # a GPU need not be asked for lengths
+            return False
         self._room -= sum(row_lengths(part["prompt_mask"], part["response_mask"]))
         return self._room >= 0
 
@@ -59,5 +62,6 @@ class Kept:
 
     def forget(self) -> None:
         """Free all that is kept."""
+        self._room = 0
         self._rows.clear()
         self._outputs.clear()
