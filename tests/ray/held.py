@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics, Worker
+from rlhf_lightning.engines import native
+from rlhf_lightning.engines.sampling import sample
+from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Actor
 from tests.ray.commands import exit_code
 from tests.ray.runs import BUSY, devices
@@ -55,21 +58,26 @@ class HeldActor(Actor):
             self.engine.weights = some  # type: ignore[method-assign]
 
     def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
-        """See `Actor.answer`; it stops before its fourth forward pass."""
+        """See `Actor.answer`; it stops at its fourth token."""
         steps = count()
 
         def look(*_: object) -> None:
             if next(steps) == 3:
                 self._stop()
 
+        def drawn(logits: Tensor, numbers: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+            look()
+            return sample(logits, numbers, sampling)
+
         if self.held == "answering":
-            for name, module in self._model().named_modules():
+            vars(native)["sample"] = drawn
+            for name, module in self._vllm_model().named_modules():
                 if name.endswith("embed_tokens"):
                     module.register_forward_pre_hook(look)
         return super().answer(rows, greedy=greedy)
 
-    def _model(self) -> nn.Module:
-        found = vars(self.generator).get("_model") or vars(self.engine)["_root"]
+    def _vllm_model(self) -> nn.Module:
+        found = vars(self.generator).get("_model") or nn.Module()
         assert isinstance(found, nn.Module)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -34,6 +35,13 @@ class Nodes(Callback):
         self.numbers = tuple(list(dict.fromkeys(names)).index(name) for name in names)
 
 
+def await_devices(count: int) -> None:
+    """Wait until so many are free."""
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("CPU", 0) < count and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
@@ -51,6 +59,7 @@ def test_a_pool_fills_a_node_before_it_spreads(
     tmp_path: Path,
 ) -> None:
     nodes = Nodes()
+    await_devices(6)  # those of the test before may still be leaving
     across = fit(ppo(tiny), strategy(), tmp_path, steps=STEPS, callbacks=[nodes])
     assert nodes.numbers in expected
     assert furthest(alone[1], across) < 1e-5
