@@ -28,7 +28,8 @@ _IGNORED_FOLDERS = frozenset({".git", ".venv", ".venvs", "__pycache__", "build",
 _IGNORED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _OLDER: set[int] = set()
 """Numbers of processes that were there before this one: nobody's leak, and not looked at again."""
-_CLUSTER = "raylet"
+_CLUSTERS = ("raylet", "warm_workers")
+"""What starts the workers of a cluster."""
 _LISTEN = "0A"
 
 
@@ -96,7 +97,7 @@ class Traces:
 
     def _new_processes(self, after: Traces) -> Iterator[Process]:
         """Leave out the pool that a cluster older than this look keeps: not its actors and running tasks."""
-        clusters = {p.pid for p in self.processes.values() if _CLUSTER in p.command}
+        clusters = {p.pid for p in self.processes.values() if any(name in p.command for name in _CLUSTERS)}
         for process in after.processes.values():
             busy = process.command.startswith("ray::") and not process.command.startswith("ray::IDLE")
             pooled = bool(clusters & set(ancestors(process.pid, after.processes))) and not busy

@@ -16,8 +16,16 @@ from ray.cluster_utils import Cluster
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.strategies import Colocated
 from tests.ray.model import STEPS, Parameters, fit, ppo, write_tiny
+from tests.warm_workers import OPTIONS, SOCKET, warm
 
-NODE: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+IMPORTED = ("transformers.models.llama.modeling_llama", "rlhf_lightning.engines.megatron.engine")
+"""What the workers have imported when they start, which is what a device needs for a tiny Llama."""
+NODE: dict[str, Any] = {
+    "num_cpus": 3,
+    "object_store_memory": 256 * 2**20,
+    "include_dashboard": False,
+    **OPTIONS,
+}
 """Of each of the two nodes: a pool of 3 devices fits on one, a pool of 4 does not."""
 
 
@@ -30,12 +38,14 @@ def nodes(session_leaves_nothing: None) -> Iterator[Cluster]:
     folder = tempfile.mkdtemp(prefix="ray-")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
-        nodes = Cluster(initialize_head=True, head_node_args=NODE)
-        nodes.add_node(**NODE)
-        ray.init(address=nodes.address, logging_level=logging.ERROR, log_to_driver=False)
-        yield nodes
-        ray.shutdown()
-        nodes.shutdown()
+        with warm(*IMPORTED) as socket:
+            patch.setenv(SOCKET, socket)
+            nodes = Cluster(initialize_head=True, head_node_args=NODE)
+            nodes.add_node(**NODE)
+            ray.init(address=nodes.address, logging_level=logging.ERROR, log_to_driver=False)
+            yield nodes
+            ray.shutdown()
+            nodes.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
 
 
