@@ -7,10 +7,9 @@
 Every trainer runs the workload of workload.py (64 sequences, Llama of hidden 256 x 4 layers, vocabulary
 4,096, fp32, rule reward) with one epoch and one update an iteration: prompts of 64 and responses of 128
 tokens, or ragged ones of 16 to 64 and 8 to 128. Tokens are those of each system's own prompts and responses,
-without padding. TRL (GRPO 1.16, PPO 1.12) and verl 0.5.0 run GRPO and PPO. The first round tries every
-setting of each side: the peers' one and two processes and one or four micro-batches, TRL's GRPO with its own
-generation and vLLM's, ours on one and two devices. Later rounds repeat each side's two best of the first. Of
-each round the best of each side counts.
+without padding. TRL (GRPO 1.16, PPO 1.12) and verl 0.5.0 run GRPO and PPO. A trial of one iteration tries
+every setting of each side: the peers' one and two processes and one or four micro-batches, TRL's GRPO with
+its own generation and vLLM's, ours on one and two devices. The rounds repeat each side's best.
 
 Prints tokens/s, lengths, ours over each peer, and the share of the bound that bound.py counts, at the rate of
 matrix products that is measured in each round. Writes results/throughput.json or throughput-ragged.json.
@@ -107,7 +106,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Every system once, in every setting."""
+    """Every system once, or once in every setting."""
 
     flops: float
     """Operations a second in products of large matrices, on all cores."""
@@ -161,26 +160,31 @@ def directory(lengths: Lengths) -> Path:
 
 
 def play(args: argparse.Namespace) -> list[Round]:
-    """All rounds."""
-    rounds: list[Round] = []
-    for number in range(args.rounds):
-        flops = bound.matrix_rate(CORES)
-        print(f"round {number + 1}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
-        runs = [
-            measure(algo, setting, iterations=args.iterations, lengths=args.lengths)
-            for algo, system in itertools.product(args.algos, args.systems)
-            for setting in chosen(algo, system, rounds[0] if rounds else None, quick=args.quick)
-        ]
-        rounds.append(Round(flops=flops, runs=runs))
-    return rounds
+    """The trial, unless one setting of each is enough, and all rounds."""
+    sides = list(itertools.product(args.algos, args.systems))
+    best = {side: settings(*side)[:1] for side in sides}
+    if not args.quick:
+        every = {side: settings(*side) for side in sides}
+        trial = one_round("trial", every, iterations=1, lengths=args.lengths)
+        best = {side: [run.setting for run in trial.ranked(*side)[:1]] for side in sides}
+    return [
+        one_round(f"round {number + 1}", best, iterations=args.iterations, lengths=args.lengths)
+        for number in range(args.rounds)
+    ]
 
 
-def chosen(algo: str, system: str, first: Round | None, *, quick: bool) -> list[Setting]:
-    """The settings of one round."""
-    if first:
-        return [run.setting for run in first.ranked(algo, system)[:2]]
-    found = settings(algo, system)
-    return found[:1] if quick else found
+def one_round(
+    name: str, chosen: Mapping[tuple[str, str], list[Setting]], *, iterations: int, lengths: Lengths
+) -> Round:
+    """Run the settings that were chosen for each algorithm and system."""
+    flops = bound.matrix_rate(CORES)
+    print(f"{name}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
+    runs = [
+        measure(algo, setting, iterations=iterations, lengths=lengths)
+        for (algo, _), found in chosen.items()
+        for setting in found
+    ]
+    return Round(flops=flops, runs=runs)
 
 
 def compared(rounds: Sequence[Round], algo: str, lengths: Lengths) -> dict[str, dict[str, Spread]]:
@@ -209,7 +213,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--iterations", type=int, default=4, help="timed iterations of each run, after one that is not"
+        "--iterations", type=int, default=3, help="timed iterations of each run, after one that is not"
     )
     parser.add_argument("--lengths", choices=get_args(Lengths), default="fixed")
     parser.add_argument("--algos", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
