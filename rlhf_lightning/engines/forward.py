@@ -46,7 +46,8 @@ def _judged(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [K] from logits [1, K, V]; tensor ranks may have V / t of them each."""
     mine = logits.to_local() if isinstance(logits, DTensor) else logits
-    kept = mine[0] if mine.shape[1] == len(packed.keep) else mine[0, packed.keep]
+    whole = mine.squeeze(0)  # unlike an index it costs nothing on the way back
+    kept = whole if len(whole) == len(packed.keep) else whole[packed.keep]
     if not isinstance(logits, DTensor):
         return token_log_probs(kept, packed.targets, temperature=temperature, entropy=entropy)
     return parallel_token_log_probs(
