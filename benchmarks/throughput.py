@@ -160,17 +160,21 @@ def directory(lengths: Lengths) -> Path:
 
 
 def play(args: argparse.Namespace) -> list[Round]:
-    """The trial, unless one setting of each is enough, and all rounds."""
-    sides = list(itertools.product(args.algos, args.systems))
-    best = {side: settings(*side)[:1] for side in sides}
-    if not args.quick:
-        every = {side: settings(*side) for side in sides}
-        trial = one_round("trial", every, iterations=1, lengths=args.lengths)
-        best = {side: [run.setting for run in trial.ranked(*side)[:1]] for side in sides}
+    """All rounds, each side in one setting."""
+    chosen = choose(args)
     return [
-        one_round(f"round {number + 1}", best, iterations=args.iterations, lengths=args.lengths)
+        one_round(f"round {number + 1}", chosen, iterations=args.iterations, lengths=args.lengths)
         for number in range(args.rounds)
     ]
+
+
+def choose(args: argparse.Namespace) -> dict[tuple[str, str], list[Setting]]:
+    """The setting of each side that was best in a trial of all; with `--quick` its first."""
+    every = {side: settings(*side) for side in itertools.product(args.algos, args.systems)}
+    if args.quick:
+        return {side: found[:1] for side, found in every.items()}
+    trial = one_round("trial", every, iterations=1, lengths=args.lengths)
+    return {side: [run.setting for run in trial.ranked(*side)[:1]] for side in every}
 
 
 def one_round(

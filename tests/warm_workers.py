@@ -1,6 +1,6 @@
 """Workers of the tests' clusters fork from one process that has imported what a device imports.
 
-Imports are most of what a device costs in a test: four seconds of a core. Ray starts a worker with
+Imports are most of what a device costs in a test: six or seven seconds of a core. Ray starts a worker with
 `python SETUP_WORKER default_worker.py ...`. Here SETUP_WORKER is this file, which only sends its arguments,
 environment and streams to the process of `warm`. That one forks, and the child becomes Ray's worker.
 Tests that run a command in a process of its own, which starts Ray by itself, do without.
@@ -94,7 +94,8 @@ def _ask() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+        # Not the folder of this file, where `ray` is the tests of Ray.
+        sys.path[0] = str(Path(__file__).resolve().parent.parent)
         _serve(int(sys.argv[2]), sys.argv[3:])
     else:
         _ask()
