@@ -44,8 +44,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ("-m", "benchmarks.scale"), ("scale.svg",), quick=("--workers", "16", "32", "64", "--actors", "4")
     ),
     "engines": Benchmark(("-m", "benchmarks.engines"), quick=("--model", "tiny", "--rounds", "1")),
-    "throughput": Benchmark(("benchmarks/throughput.py",), quick=("--quick",)),
-    "ragged": Benchmark(("benchmarks/throughput.py", "--lengths", "ragged"), quick=("--quick",)),
+    "throughput": Benchmark(("benchmarks/throughput.py", "--rounds", "2"), quick=("--quick",)),
+    "ragged": Benchmark(
+        ("benchmarks/throughput.py", "--rounds", "2", "--lengths", "ragged"), quick=("--quick",)
+    ),
     "memory": Benchmark(
         ("-m", "benchmarks.memory"),
         ("memory.svg",),
