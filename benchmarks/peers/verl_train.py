@@ -150,6 +150,7 @@ def options(run: Run) -> list[str]:
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={micro}",
         f"critic.model.path={run.workload.model}",
         "critic.model.enable_gradient_checkpointing=false",
+        f"critic.ppo_mini_batch_size={prompts}",  # else the actor's, which its worker has divided by then
         f"critic.ppo_micro_batch_size_per_gpu={micro}",
         f"critic.optim.lr={LEARNING_RATE}",
         f"+critic.model.fsdp_config.mixed_precision={FLOAT32}",
