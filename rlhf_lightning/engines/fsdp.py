@@ -33,7 +33,7 @@ from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.mesh import Mesh, model_mesh
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
-from rlhf_lightning.engines.offload import Parked, size_bytes
+from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.replica import Replica
@@ -80,15 +80,14 @@ class FSDPEngine(TrainEngine):
         self._weights = self._distribute(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
         self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
-        self._away: dict[Part, Parked | None] = {}
-        self._frees, self._version = self._device.type != "cpu", 0
-        self._last = Transition()
+        self._away = Away(model.path, device=self._device)
+        self._version, self._last = 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         self._root.train(keep and self._spec.gradient_checkpointing)
         results = self._passes.infer(rows, temperature=temperature, entropy=entropy, keep=keep)
         self._root.eval()
@@ -99,7 +98,7 @@ class FSDPEngine(TrainEngine):
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
-        self._need(*PARTS[:2])
+        self._away.refuse(*PARTS[:2])
         self._root.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
         backward = self._weights.backward
         totals = self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
@@ -108,7 +107,7 @@ class FSDPEngine(TrainEngine):
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
-        self._need(*PARTS)
+        self._away.refuse(*PARTS)
         self._weights.agree()
         report = self._optimizer.step()
         self._changed()
@@ -130,12 +129,12 @@ class FSDPEngine(TrainEngine):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         return self._merged(self._dtype) if self._spec.lora else self._weights.whole()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `TrainEngine.take_weights`; where one device has the model."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         if self._group is not None:
             raise NotImplementedError("FSDPEngine takes weights from other engines on one device only.")
         take(self._weights.stored, weights, path=self._spec.path)
@@ -152,18 +151,18 @@ class FSDPEngine(TrainEngine):
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         return self._weights.gathered()
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         state = self._optimizer.state() | described(self._spec.lora)
         save_checkpoint(directory, self._saved(), state, group=self._group)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         check_lora(directory, self._spec.lora)
         state = read_state(directory, self._saved_weights())
         self._optimizer.restore(state)
@@ -190,38 +189,28 @@ class FSDPEngine(TrainEngine):
 
     def give_weights(self) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         merged = self._merged(torch.float32) if self._spec.lora else self._weights.masters.items()
         return torch.cat([whole(weight).flatten().cpu() for _, weight in merged])
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         follow(self._weights.masters, weights, decay=decay, path=self._spec.path)
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
         self._passes.forget()
-        for part in parts:
-            if part not in self._away:
-                self._away[part] = Parked(self._tensors(part)) if self._frees else None
+        self._away.offload(parts, self._tensors)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
-        for part in parts:
-            parked = self._away.pop(part, None)
-            if parked is not None:
-                parked.restore()
+        self._away.reload(parts)
 
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`."""
-        sizes = dict.fromkeys((*PARTS, "host"), 0)
-        for part in PARTS:
-            parked = self._away.get(part)
-            size = parked.size_bytes if parked else size_bytes(self._tensors(part))
-            sizes["host" if part in self._away else part] += size
-        return sizes
+        return self._away.memory(self._tensors)
 
     def _changed(self) -> None:
         self._passes.forget()
@@ -277,13 +266,6 @@ class FSDPEngine(TrainEngine):
 
     def _saved_weights(self) -> dict[str, Tensor]:
         return {f"model.{name}": master.detach() for name, master in self._weights.masters.items()}
-
-    def _need(self, *parts: Part) -> None:
-        away = [part for part in parts if part in self._away]
-        if away:
-            raise RuntimeError(
-                f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
-            )
 
 
 def _several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

@@ -2,12 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor
 
+from rlhf_lightning.engines.engine import PARTS, Part
 from rlhf_lightning.engines.optimizer import local
+
+Tensors = Callable[[Part], list[Tensor]]
+"""Those of a part of a model; some may lie on the host anyway, and stay there."""
+
+
+class Away:
+    """The parts of one model that are kept off its device.
+
+    On a CPU nothing moves, but to use what is away is refused, too.
+
+    Args:
+        path: of the model, for errors.
+        device: of the model.
+    """
+
+    def __init__(self, path: str, *, device: torch.device) -> None:
+        self._path, self._device = path, device
+        self._parts: dict[Part, Parked | Freed | None] = {}
+        self.frees = device.type != "cpu"
+        """Whether memory moves."""
+
+    def offload(self, parts: Iterable[Part], tensors: Tensors, *, zeros: Collection[Part] = ()) -> None:
+        """Move parts to the host; those that are all `zeros` are freed and made again."""
+        for part in parts:
+            if part not in self._parts:
+                kind = Freed if part in zeros else Parked
+                self._parts[part] = kind(self._here(tensors(part))) if self.frees else None
+
+    def reload(self, parts: Iterable[Part]) -> None:
+        """Bring parts back; those that are not away stay as they are."""
+        for part in parts:
+            held = self._parts.pop(part, None)
+            if held is not None:
+                held.restore()
+
+    def refuse(self, *parts: Part) -> None:
+        """Refuse to use parts that are away.
+
+        Raises:
+            RuntimeError: one is.
+        """
+        away = [part for part in parts if part in self._parts]
+        if away:
+            raise RuntimeError(f"{self._path}: {', '.join(away)} are offloaded. Call reload({away}) first.")
+
+    def memory(self, tensors: Tensors) -> dict[str, int]:
+        """See `TrainEngine.memory`."""
+        sizes = dict.fromkeys((*PARTS, "host"), 0)
+        for part in PARTS:
+            every, held = tensors(part), self._parts.get(part)
+            here = size_bytes(self._here(every))
+            sizes["host"] += size_bytes(every) - here + (held.size_bytes if held else 0)
+            sizes["host" if part in self._parts else part] += here
+        return sizes
+
+    def _here(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [tensor for tensor in tensors if tensor.device.type == self._device.type]
 
 
 class Parked:
@@ -36,6 +94,28 @@ class Parked:
             storage.resize_(host.nbytes())
             storage.copy_(host)
         self._parked.clear()
+
+
+class Freed:
+    """Tensors of zeros without memory until `restore`; as `Parked`, with nothing on the host.
+
+    Args:
+        tensors: views of one storage are freed together.
+    """
+
+    size_bytes = 0
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._freed = [(storage, storage.nbytes()) for storage in storages(tensors)]
+        for storage, _ in self._freed:
+            storage.resize_(0)
+
+    def restore(self) -> None:
+        """Make them again."""
+        for storage, size in self._freed:
+            storage.resize_(size)
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
+        self._freed.clear()
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

@@ -179,7 +179,7 @@ def rested(group: dist.ProcessGroup | None, spec: ModelSpec, *, frees: bool) -> 
     found = []
     for rests in (False, True):
         engine = FSDPEngine(spec, group=group, config=FSDP(max_tokens_per_micro_batch=20))
-        engine._frees = frees
+        engine._away.frees = frees
         step(engine, group)
         if rests:
             away(engine)
@@ -200,7 +200,7 @@ def away(engine: FSDPEngine) -> None:
     during = engine.memory()
     assert [during[part] for part in PARTS] == [0, 0, 0]
     assert during["host"] == sum(before[part] for part in PARTS) > 0
-    if engine._frees:
+    if engine._away.frees:
         local = next(iter(engine._weights.masters.values())).detach()
         local = local.to_local() if isinstance(local, DTensor) else local
         assert local.untyped_storage().nbytes() == 0

@@ -151,7 +151,7 @@ def rested(group: dist.ProcessGroup, spec: ModelSpec, *, distributed: bool) -> l
     config = Megatron(max_tokens_per_micro_batch=20, distributed_optimizer=distributed)
     for kind in ("plain", "rests", "generates"):
         engine = three_d.megatron(seat, spec, "lm", config)
-        engine._frees = True
+        engine._away.frees = True
         for _ in range(2):
             if kind == "generates":
                 with engine.generating():

@@ -31,7 +31,7 @@ from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
-from rlhf_lightning.engines.offload import Parked, size_bytes
+from rlhf_lightning.engines.offload import Away, size_bytes
 from rlhf_lightning.engines.optimizer import learning_rate
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.source import resolve, tokenizer_files
@@ -67,22 +67,21 @@ class ZeROEngine(TrainEngine):
             keep_freed_memory()
         self._scope = Scope(self._group, device=self._device)
         self._build()
-        on_cpu = self._device.type == "cpu"
         self._passes = Passes(
             self._module,
             head=head,
             group=self._group if self._ranks > 1 else None,
             device=self._device,
-            budget=self._config.micro_batch_tokens(on_cpu=on_cpu),
+            budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
         )
-        self._away: dict[Part, Parked | None] = {}
-        self._counters, self._version, self._last, self._frees = Counters(), 0, Transition(), not on_cpu
+        self._away = Away(model.path, device=self._device)
+        self._counters, self._version, self._last = Counters(), 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         with self._scope.entered():
             return self._passes.infer(rows, temperature=temperature, entropy=entropy)
 
@@ -90,7 +89,7 @@ class ZeROEngine(TrainEngine):
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
-        self._need(*PARTS[:2])
+        self._away.refuse(*PARTS[:2])
         self._module.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
         with self._scope.entered():
             totals = self._passes.accumulate(
@@ -101,7 +100,7 @@ class ZeROEngine(TrainEngine):
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`; the norm of a step that is left out is inf."""
-        self._need(*PARTS)
+        self._away.refuse(*PARTS)
         rate = learning_rate(self._spec.optimizer, self._counters.steps)
         for settings in self._adamw.param_groups:
             settings["lr"] = rate
@@ -130,12 +129,12 @@ class ZeROEngine(TrainEngine):
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         return self._gathering.gathered()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         return self._gathering.whole()
 
     @property
@@ -149,12 +148,12 @@ class ZeROEngine(TrainEngine):
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         save(directory, self._masters, self._counters, group=self._group)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of another engine, or of other ranks, will do."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         self._counters = load(directory, self._masters)
         self._changed()
 
@@ -170,12 +169,12 @@ class ZeROEngine(TrainEngine):
 
     def give_weights(self) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         return torch.cat([self._masters.read(name).flatten().cpu() for name in self._masters.shapes])
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         sizes = {name: shape.numel() for name, shape in self._masters.shapes.items()}
         if len(weights) != sum(sizes.values()):
             raise ValueError(
@@ -188,27 +187,15 @@ class ZeROEngine(TrainEngine):
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
-        for part in parts:
-            if part not in self._away:
-                held = [t for t in self._tensors(part) if t.device.type == self._device.type]
-                self._away[part] = Parked(held) if self._frees else None
+        self._away.offload(parts, self._tensors)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
-        for part in parts:
-            parked = self._away.pop(part, None)
-            if parked is not None:
-                parked.restore()
+        self._away.reload(parts)
 
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`; masters count as the optimizer's, buckets not at all."""
-        sizes = dict.fromkeys((*PARTS, "host"), 0)
-        for part in PARTS:
-            tensors, parked = self._tensors(part), self._away.get(part)
-            here = size_bytes([t for t in tensors if t.device.type == self._device.type])
-            sizes["host"] += size_bytes(tensors) - here + (parked.size_bytes if parked else 0)
-            sizes["host" if part in self._away else part] += here
-        return sizes
+        return self._away.memory(self._tensors)
 
     def _build(self) -> None:
         """Load the model and let DeepSpeed divide it."""
@@ -269,10 +256,3 @@ class ZeROEngine(TrainEngine):
             shards = [getattr(p, "ds_tensor", p) for p in parameters]
             return [*(p.detach() for p in parameters), *(shard.detach() for shard in shards)]
         return self._masters.gradients()
-
-    def _need(self, *parts: Part) -> None:
-        away = [part for part in parts if part in self._away]
-        if away:
-            raise RuntimeError(
-                f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
-            )

@@ -32,7 +32,6 @@ from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
-from rlhf_lightning.engines.megatron.freed import Freed
 from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
@@ -40,7 +39,7 @@ from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import export, load, save
 from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.models import read_config
-from rlhf_lightning.engines.offload import Parked, size_bytes
+from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.packing import PackedRows, Place
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.sharding import even_stages
@@ -81,16 +80,16 @@ class MegatronEngine(TrainEngine):
             self._build()
         self._weights = Weights(self.conversion, self.stages, seat=seat, optimizer=self._optimizer)
         self._weights.load(model)
-        self._away: dict[Part, Parked | Freed | None] = {}
+        self._away = Away(model.path, device=self._device)
         self._accumulated, self._last = False, Transition()
         self._hybrid: HybridEngine | None = None
-        self._frees, self._version = self._device.type != "cpu", 0
+        self._version = 0
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`; zeros on stages before the last."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
         zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
         results = {name: zeros.clone() for name in names}
@@ -110,7 +109,7 @@ class MegatronEngine(TrainEngine):
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`; no metrics on ranks that give no output."""
-        self._need(*PARTS[:2])
+        self._away.refuse(*PARTS[:2])
         parts, self._accumulated = self._plan(rows, loss), True
 
         def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
@@ -133,7 +132,7 @@ class MegatronEngine(TrainEngine):
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
-        self._need(*PARTS)
+        self._away.refuse(*PARTS)
         with self._scope.entered():
             finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
             report = self._optimizer.step()
@@ -144,14 +143,14 @@ class MegatronEngine(TrainEngine):
 
     def generating(self) -> AbstractContextManager[Decoder]:
         """See `TrainEngine.generating`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         if self._config.distributed_optimizer:
             return self._from_copies()
         return self._in_place().generating()
 
     def lending(self) -> AbstractContextManager[Shard] | None:
         """See `TrainEngine.lending`; ranks that share a key-value head have no shard of their own to lend."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         generating = self.layout.generating
         held = generating.rule == "hybridflow" and not self._config.distributed_optimizer
         return self._in_place().lending() if held and not self.conversion.groups % generating.t else None
@@ -173,7 +172,7 @@ class MegatronEngine(TrainEngine):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
-        self._need("parameters")
+        self._away.refuse("parameters")
         return self._weights.everything(lambda name: self.shards[name].detach())
 
     @property
@@ -187,12 +186,12 @@ class MegatronEngine(TrainEngine):
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         save(directory, self._weights, self._optimizer, seat=self._seat)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
-        self._need("parameters", "optimizer")
+        self._away.refuse("parameters", "optimizer")
         load(directory, self._weights, self._optimizer)
         self._version += 1
 
@@ -206,13 +205,13 @@ class MegatronEngine(TrainEngine):
 
     def give_weights(self) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._need(*self._mastered)
+        self._away.refuse(*self._mastered)
         whole = {name: value.cpu() for name, value in self._weights.everything(self._optimizer.read)}
         return torch.cat([whole[name].flatten() for name in self._weights.shapes])
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._need(*self._mastered)
+        self._away.refuse(*self._mastered)
         theirs = self._weights.in_order(weights)
         for param in self._weights.held:
             own = self._optimizer.read(param.name).clone()
@@ -225,26 +224,16 @@ class MegatronEngine(TrainEngine):
 
         Gradients between a step and the next micro-batch are zeros, which are freed and made again.
         """
-        for part in parts:
-            if part not in self._away:
-                kind = Freed if part == "gradients" and not self._accumulated else Parked
-                self._away[part] = kind(self._tensors(part)) if self._frees else None
+        zeros: list[Part] = [] if self._accumulated else ["gradients"]
+        self._away.offload(parts, self._tensors, zeros=zeros)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
-        for part in parts:
-            parked = self._away.pop(part, None)
-            if parked is not None:
-                parked.restore()
+        self._away.reload(parts)
 
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`; masters that are no parameters count as the optimizer's."""
-        sizes = dict.fromkeys((*PARTS, "host"), 0)
-        for part in PARTS:
-            parked = self._away.get(part)
-            size = parked.size_bytes if parked else size_bytes(self._tensors(part))
-            sizes["host" if part in self._away else part] += size
-        return sizes
+        return self._away.memory(self._tensors)
 
     def _build(self) -> None:
         """Make the runs of layers, their gradients' memory, the optimizer and the pipeline."""
@@ -310,10 +299,3 @@ class MegatronEngine(TrainEngine):
         if part == "gradients":
             return [buffer.grad_data for run in self._wrapped for buffer in run.buffers]
         return self._optimizer.tensors()
-
-    def _need(self, *parts: Part) -> None:
-        away = [part for part in parts if part in self._away]
-        if away:
-            raise RuntimeError(
-                f"{self._spec.path}: {', '.join(away)} are offloaded. Call reload({away}) first."
-            )

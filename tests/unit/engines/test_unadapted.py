@@ -58,7 +58,7 @@ def test_models_that_differ_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
 
 def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
     actor = adapted(spec)
-    actor._frees = True
+    actor._away.frees = True
     below = unadapted(spec, seat=SEAT)
     assert below is not None
     before = below.infer(tiny.rows(), temperature=1.0)["log_probs"]
