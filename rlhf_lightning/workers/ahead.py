@@ -176,8 +176,9 @@ class PartialGeneration(SeparateGeneration):
 
 
 def _drawn_again(batch: Batch, times: int) -> Batch:
-    """The same rows, for other answers."""
-    return batch | Batch.of({"row_ids": batch["row_ids"] + times * _OTHER_DRAW})
+    """The same rows, for other answers, in groups of their own."""
+    ids = ("row_ids", GROUPS) if GROUPS in batch else ("row_ids",)
+    return batch | Batch.of({name: batch[name] + times * _OTHER_DRAW for name in ids})
 
 
 def _rows_together(batch: Batch) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.distributed import parallel_state
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
-from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
 from rlhf_lightning.engines.vllm.memory import forget
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -182,3 +182,11 @@ def test_the_world_is_not_vllms_to_end(awake: tuple[Watched, VLLMEngine], spec: 
     other.close()
     assert dist.group.WORLD is world is not None
     awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+
+
+def test_logits_are_divided_in_float32() -> None:
+    logits = _Logits(lambda hidden: hidden.bfloat16())
+    logits.temperature = 0.6
+    found = logits(torch.tensor([[25.0, 24.875]]))
+    assert found is not None
+    torch.testing.assert_close(found, torch.tensor([[25.0, 24.875]]) / 0.6)

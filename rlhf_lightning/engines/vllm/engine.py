@@ -188,6 +188,7 @@ class VLLMEngine(GenerationEngine):
             # A part of a prompt draws a token in vain, and on a CPU the draw cannot be taken back.
             enable_chunked_prefill=False if self._on_cpu else None,
             enforce_eager=config.eager(on_cpu=self._on_cpu),
+            async_scheduling=False,  # a step ahead it would draw before it is told with what
             enable_sleep_mode=config.sleep and not self._on_cpu,
             logprobs_mode="raw_logprobs",
             disable_log_stats=True,
@@ -294,7 +295,7 @@ class _Logits:
         if self.before is not None:
             self.before()
         logits = self._compute(hidden)
-        return logits if logits is None or self.temperature == 1 else logits / self.temperature
+        return logits if logits is None or self.temperature == 1 else logits.float() / self.temperature
 
 
 def _close(engine: LLMEngine, groups: Groups) -> None:

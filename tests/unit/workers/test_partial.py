@@ -22,6 +22,7 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import OneStepOff
 from rlhf_lightning.workers import Actor, GenerationAhead, PartialGeneration
+from rlhf_lightning.workers.ahead import _drawn_again, _joined, _rows_together
 from rlhf_lightning.workers.in_hand import Carry, InHand
 
 ACTOR = methods_of(Actor)
@@ -277,6 +278,13 @@ def test_what_was_in_flight_is_answered_first(max_staleness: int) -> None:
     wrong.in_flight = rows_of(1, size=3, together=1)
     with pytest.raises(ValueError, match="3 rows in flight, and a batch has 6"):
         next(iterations(wrong, 1, size=6, together=1))
+
+
+def test_answers_drawn_again_are_groups_of_their_own() -> None:
+    batch = rows_of(1, size=4, together=2)
+    again = _drawn_again(batch, 2)
+    assert not set(batch["group_ids"].tolist()) & set(again["group_ids"].tolist())
+    assert _rows_together(_joined(again.take([2, 3]), batch.take([2, 3]))) == 2
 
 
 def test_batches_of_another_size_are_refused() -> None:
