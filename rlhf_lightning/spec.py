@@ -119,6 +119,11 @@ class ModelSpec:
     lora: LoRA | None = None
     """Train adapters only, on the FSDP engine; a head that is fresh (a critic's) learns beside them."""
 
+    @property
+    def kept(self) -> bool:
+        """Whether its weights change, so that it has masters in float32, and checkpoints hold it."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:

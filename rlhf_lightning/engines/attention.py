@@ -108,12 +108,11 @@ class Packed:
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Causal attention of [count, H, length, D]; beyond the window a band replaces the triangle."""
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1 and query.is_cuda and query.dtype == torch.float32:
+        groups, length = query.shape[1] // key.shape[1], query.shape[2]
+        band = self._band(length, layer.window, query.device) if 0 < layer.window < length else None
+        if groups > 1 and query.is_cuda and (band is not None or query.dtype == torch.float32):
             # No fused kernel takes grouped heads there, and the plain one keeps length x length numbers.
             key, value, groups = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), 1
-        length = query.shape[2]
-        band = self._band(length, layer.window, query.device) if 0 < layer.window < length else None
         return scaled_dot_product_attention(
             query,
             key,
@@ -196,6 +195,9 @@ def _attention(
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
+# Of Hopper on, torch prefers a kernel that is planned for each shape, and keeps every plan: packs and caches
+# of rows have a new shape at almost every call.
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def use_interface(module: PreTrainedModel) -> None:

@@ -190,8 +190,8 @@ class FSDPEngine(TrainEngine):
     def give_weights(self) -> Tensor:
         """See `TrainEngine.give_weights`."""
         self._away.refuse("parameters")
-        merged = self._merged(torch.float32) if self._spec.lora else self._weights.masters.items()
-        return torch.cat([whole(weight).flatten().cpu() for _, weight in merged])
+        merged = self._merged(torch.float32) if self._spec.lora else self._weights.stored.items()
+        return torch.cat([whole(weight).flatten().float().cpu() for _, weight in merged])
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
@@ -229,6 +229,8 @@ class FSDPEngine(TrainEngine):
         else:
             keep_freed_memory()
             use_host_linears(self._root)
+        if not self._spec.kept:
+            self._root.requires_grad_(False)
         if self._spec.gradient_checkpointing:
             self._model.gradient_checkpointing_enable({"use_reentrant": False})
         if mesh is None:

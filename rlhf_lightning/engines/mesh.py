@@ -81,6 +81,8 @@ def _group(lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup]) -> di
     for group in known:
         if dist.get_process_group_ranks(group) == line:
             return group
-    # Only members make it, so that no rank outside has to know of it.
-    made: dist.ProcessGroup = dist.new_group(line, use_local_synchronization=True)
+    # Only members make it, so that no rank outside has to know of it. It waits as long as the known ones.
+    known_options = [group._get_backend(torch.device("cpu")).options for group in known]
+    timeout = known_options[0]._timeout if known_options else None
+    made: dist.ProcessGroup = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
     return made

@@ -125,11 +125,15 @@ def _prepared(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
 
 
 def _initialise_head(module: PreTrainedModel, seed: int) -> None:
-    # Of normalised hidden states this makes values of about unit variance, whatever the hidden size.
     weight = module.get_parameter(HEAD)
-    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        weight.normal_(std=(weight.shape[1] + 1) ** -0.5, generator=generator)
+        weight.copy_(fresh_head(weight.shape[1], seed=seed))
+
+
+def fresh_head(hidden: int, *, seed: int) -> Tensor:
+    """Weights [1, hidden] float32 that turn normalised hidden states into values of about unit variance."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(1, hidden).normal_(std=(hidden + 1) ** -0.5, generator=generator)
 
 
 def _checked(spec: ModelSpec) -> Path:

@@ -10,6 +10,8 @@ from torch import Tensor
 from rlhf_lightning.engines.engine import PARTS, Part
 from rlhf_lightning.engines.optimizer import local
 
+_PIECE = 1 << 28
+"""Bytes: torch pins powers of two, and would round a large one up to the next."""
 Tensors = Callable[[Part], list[Tensor]]
 """Those of a part of a model; some may lie on the host anyway, and stay there."""
 
@@ -79,21 +81,29 @@ class Parked:
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._parked = [(storage, _on_host(storage)) for storage in storages(tensors)]
+        self._parked = [(storage, _on_host(_bytes(storage))) for storage in storages(tensors)]
+        self._wait()
         for storage, _ in self._parked:
             storage.resize_(0)
 
     @property
     def size_bytes(self) -> int:
         """Bytes on the host."""
-        return sum(host.nbytes() for _, host in self._parked)
+        return sum(size_bytes(host) for _, host in self._parked)
 
     def restore(self) -> None:
         """Put the bytes back."""
         for storage, host in self._parked:
-            storage.resize_(host.nbytes())
-            storage.copy_(host)
+            storage.resize_(size_bytes(host))
+            for part, copy in zip(_bytes(storage).split(_PIECE), host, strict=True):
+                part.copy_(copy, non_blocking=True)
+        self._wait()
         self._parked.clear()
+
+    def _wait(self) -> None:
+        """Until all bytes are where they go."""
+        if any(storage.is_cuda for storage, _ in self._parked):
+            torch.cuda.synchronize()
 
 
 class Freed:
@@ -114,7 +124,7 @@ class Freed:
         """Make them again."""
         for storage, size in self._freed:
             storage.resize_(size)
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
+            _bytes(storage).zero_()
         self._freed.clear()
 
 
@@ -128,9 +138,17 @@ def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     return list(found.values())
 
 
-def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    copy = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-    return copy.copy_(storage)
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _on_host(whole: Tensor) -> list[Tensor]:
+    """A copy under way, in pieces; from a GPU into pinned memory, which torch keeps for the next time."""
+    pinned = whole.is_cuda
+    return [
+        torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned).copy_(part, non_blocking=True)
+        for part in whole.split(_PIECE)
+    ]
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:

@@ -123,7 +123,7 @@ class ClippedAdamW:
         self._parameters = dict(parameters)
         self._group = group
         self._adamw = torch.optim.AdamW(
-            self._parameters.values(),
+            [{"params": list(self._parameters.values())}],  # there may be none
             lr=spec.lr,
             betas=spec.betas,
             eps=spec.eps,

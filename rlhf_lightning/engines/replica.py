@@ -47,7 +47,8 @@ class Replica:
         self._cast = dtype != torch.float32
         self.masters = {name: p for name, p in self._working.items() if p.requires_grad}
         if self._cast:
-            self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in self.masters.items()}
+            # The master keeps the memory, and the parameter is given its own.
+            self.masters = {name: nn.Parameter(p.detach()) for name, p in self.masters.items()}
             for name, parameter in self._working.items():
                 parameter.data = parameter.data.to(dtype)
                 if name in self.masters:
@@ -69,7 +70,7 @@ class Replica:
 
     def changed(self) -> None:
         """Compute with what the masters have become."""
-        if self._cast:
+        if self._cast and self.masters:
             with torch.no_grad():
                 working: list[Tensor] = [self._working[name] for name in self.masters]
                 torch._foreach_copy_(working, list(self.masters.values()))

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 from rlhf_lightning.engines.attention import Layer, Sequences
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
@@ -73,7 +74,7 @@ class ShardedDecoder:
         self._output = weights.get(OUTPUT, self._embedding if conversion.tied else None)
         some = next(iter(weights.values()))
         self._dtype, self._device = some.dtype, some.device
-        self._rotary = Rotary(self._config, self._device)
+        self._rotary, self._activation = Rotary(self._config, self._device), ACT2FN[self._config.hidden_act]
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -146,7 +147,7 @@ class ShardedDecoder:
         hidden = self._add(hidden, attended[0].flatten(1), weights.proj, weights.proj_bias)
         fused = product(self._normal(hidden, weights.mlp_norm), weights.fc1)
         gate, up = fused.unflatten(1, (self._chunks, 2, -1)).unbind(2)
-        return self._add(hidden, silu(gate).mul_(up).flatten(1), weights.fc2)
+        return self._add(hidden, self._activation(gate).mul_(up).flatten(1), weights.fc2)
 
     def _normal(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)

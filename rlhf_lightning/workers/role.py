@@ -109,7 +109,7 @@ class Role(ModelSpec, Remote):
 
     @property
     def kept(self) -> bool:
-        """Whether checkpoints hold it."""
+        """Whether its weights change here; checkpoints hold it."""
         return self.trains
 
     @property
@@ -218,7 +218,12 @@ class Role(ModelSpec, Remote):
 
     @register(transfer=ONE_TO_ALL)
     def save(self, *, directory: Path) -> None:
-        """Write weights and optimizer state; all ranks together."""
+        """Write weights and optimizer state; all ranks together.
+
+        Raises:
+            ValueError: the controller's disk is not that of this node.
+        """
+        _require_shared(directory.parent)
         self.engine.save(directory)
 
     @register(transfer=ONE_TO_ALL)
@@ -226,8 +231,9 @@ class Role(ModelSpec, Remote):
         """Continue from `save`, whatever the number of ranks was.
 
         Raises:
-            ValueError: the checkpoint is incomplete, or of another model.
+            ValueError: the checkpoint is incomplete, or of another model, or on a disk of another node.
         """
+        _require_shared(directory)
         self.engine.load(directory)
 
     @register(transfer=ONE_TO_ALL)
@@ -291,3 +297,11 @@ class Role(ModelSpec, Remote):
     def memory(self) -> Mapping[str, int]:
         """Bytes of parameters, gradients, optimizer state and offloaded parts on each rank."""
         return self.engine.memory()
+
+
+def _require_shared(directory: Path) -> None:
+    if not directory.is_dir():
+        raise ValueError(
+            f"{directory} is a directory of the controller's, and not there on this node. Checkpoints need a "
+            "disk that all nodes share: try --trainer.default_root_dir on one."
+        )

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
@@ -139,6 +140,23 @@ def test_bfloat16_on_two_ranks_is_bfloat16_on_one(paths: dict[str, Path]) -> Non
         torch.testing.assert_close(theirs[0][0], reports[0], rtol=1e-2, atol=0)
         assert float((theirs[1] - flat).norm() / flat.norm()) < 1e-2
         torch.testing.assert_close(theirs[4], theirs[1].bfloat16().float(), rtol=0, atol=0)
+
+
+def scored(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[Tensor, dict[str, int], Tensor]:
+    """Outputs of this rank's rows, bytes, and the whole weights."""
+    engine = FSDPEngine(spec, group=group, config=FSDP(max_tokens_per_micro_batch=20))
+    outputs = engine.infer(tiny.rows()[own(group)], temperature=1.0)["log_probs"]
+    return outputs, engine.memory(), engine.give_weights()
+
+
+def test_a_model_that_nothing_trains_is_held_once(paths: dict[str, Path]) -> None:
+    path = str(paths["lm"])
+    frozen = spmd.run(2, scored, Reference(path=path, dtype="bfloat16"))
+    trained = spmd.run(2, scored, ModelSpec(path=path, dtype="bfloat16"))
+    for (found, held, weights), (expected, other, masters) in zip(frozen, trained, strict=True):
+        assert torch.equal(found, expected)
+        assert held["parameters"] == other["parameters"] // 2
+        assert torch.equal(weights, masters.bfloat16().float())
 
 
 def checkpointed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from rlhf_lightning.engines.megatron import parts
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import three_d, tiny
 from tests.unit.engines.three_d import BUDGET, MODELS, Trained
@@ -142,6 +143,24 @@ def test_bfloat16_has_masters_in_float32(models: dict[str, Path]) -> None:
         assert float((found.weights - theirs.weights).norm() / theirs.weights.norm()) < 1e-2
         # Steps of 1e-3 would be lost on most weights of bfloat16.
         assert not torch.equal(found.weights, found.weights.bfloat16().float())
+
+
+def scored(
+    group: dist.ProcessGroup, layout: ParallelLayout, spec: ModelSpec
+) -> tuple[Tensor, dict[str, int]]:
+    engine = three_d.megatron(three_d.seat(group, layout), spec, "lm")
+    return engine.infer(tiny.rows(), temperature=0.7)["log_probs"], engine.memory()
+
+
+def test_a_model_that_nothing_trains_is_held_once(models: dict[str, Path]) -> None:
+    layout, path = ParallelLayout(2, 2, 1), str(models["tied"])
+    frozen = spmd.run(4, scored, layout, Reference(path=path, dtype="bfloat16"))
+    trained = spmd.run(4, scored, layout, ModelSpec(path=path, dtype="bfloat16"))
+    for (found, held), (expected, other) in zip(frozen, trained, strict=True):
+        assert torch.equal(found, expected)
+        assert held == {"parameters": other["parameters"], "gradients": 0, "optimizer": 0, "host": 0}
+        assert other["gradients"] > 0
+        assert other["optimizer"] > 0
 
 
 def two(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -> list[Tensor]:

@@ -133,6 +133,22 @@ def test_sliding_windows_are_kept() -> None:
     assert not torch.equal(right["response_ids"], expected("qwen2", GREEDY)["response_ids"])
 
 
+def test_the_activation_is_that_of_the_model() -> None:
+    module = whole("qwen2")
+    config = AutoConfig.for_model(
+        "qwen2", **{k: v for k, v in KINDS["qwen2"].items() if k != "model_type"}, hidden_act="gelu"
+    )
+    gelu = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
+    gelu.load_state_dict(module.state_dict())
+    use_interface(gelu.train(False))
+    decoder = ShardedDecoder(
+        Conversion(config), alone("qwen2")[1], layers=((0, 1, 2),), chunks=1, tensor=None, pipeline=None
+    )
+    found, right = answers(decoder, GREEDY), answers(gelu, GREEDY)
+    torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
+    assert not torch.equal(right["log_probs"], expected("qwen2", GREEDY)["log_probs"])
+
+
 def test_what_does_not_fit_is_refused() -> None:
     case = Case("llama", 1, 1, 1)
     weights = case.shard(0, 0)

@@ -83,7 +83,10 @@ class ZeROEngine(TrainEngine):
         """See `TrainEngine.infer`."""
         self._away.refuse("parameters")
         with self._scope.entered():
-            return self._passes.infer(rows, temperature=temperature, entropy=entropy)
+            results = self._passes.infer(rows, temperature=temperature, entropy=entropy)
+            if self._config.stage == 3:  # it may have begun to gather layers for a backward pass
+                self._module.optimizer.empty_partition_cache()
+        return results
 
     def accumulate(
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
@@ -232,6 +235,7 @@ class ZeROEngine(TrainEngine):
                 mpu=self._scope.ranks,
                 config=config,
                 config_class=DeepSpeedConfig(config, self._scope.ranks),
+                dont_change_device=self._config.stage == 3,  # it is divided first, and moved part by part
             )
         self._module.eval()
         weakref.finalize(self, let_go, self._module, list(self._parameters.values())).atexit = False

@@ -127,6 +127,9 @@ class ZeROModule(DeepSpeedEngine):  # type: ignore[misc]
     There DeepSpeed has an optimizer of its own, which takes no gradient of 0 or without a number.
     """
 
+    def _broadcast_model(self) -> None:
+        """Every rank has loaded the same."""
+
     def _do_optimizer_sanity_check(self, basic_optimizer: torch.optim.Optimizer) -> str:
         return str(ZERO_OPTIMIZATION)
 

@@ -33,7 +33,7 @@ from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
 from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
-from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
+from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import export, load, save
@@ -133,6 +133,7 @@ class MegatronEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._away.refuse(*PARTS)
+        assert isinstance(self._optimizer, ShardedAdamW)
         with self._scope.entered():
             finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
             report = self._optimizer.step()
@@ -187,11 +188,13 @@ class MegatronEngine(TrainEngine):
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
         self._away.refuse("parameters", "optimizer")
+        assert isinstance(self._optimizer, ShardedAdamW)
         save(directory, self._weights, self._optimizer, seat=self._seat)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
         self._away.refuse("parameters", "optimizer")
+        assert isinstance(self._optimizer, ShardedAdamW)
         load(directory, self._weights, self._optimizer)
         self._version += 1
 
@@ -263,10 +266,16 @@ class MegatronEngine(TrainEngine):
             grad_reduce_in_fp32=True, use_distributed_optimizer=settings.distributed_optimizer
         )
         self._wrapped = [
-            DistributedDataParallel(config, memory, run, pg_collection=collection) for run in self._runs
+            DistributedDataParallel(config, memory, run, pg_collection=collection)
+            for run in self._runs
+            if spec.kept
         ]
-        self._optimizer = ShardedAdamW(self.shards, self._wrapped, spec.optimizer, groups=self.groups)
-        self._pipeline = Pipeline(self._wrapped, config, collection)
+        self._optimizer = (
+            ShardedAdamW(self.shards, self._wrapped, spec.optimizer, groups=self.groups)
+            if spec.kept
+            else Unchanging(self.shards)
+        )
+        self._pipeline = Pipeline(self._wrapped or self._runs, config, collection)
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
         budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")

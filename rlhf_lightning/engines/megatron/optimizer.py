@@ -38,6 +38,34 @@ class Piece:
     """[start, stop) of the flattened parameter; None for all of it."""
 
 
+class Unchanging:
+    """The parameters of a model that nothing trains: there is nothing beside them.
+
+    Args:
+        parameters: of this rank, by name.
+    """
+
+    copies = False
+    """See `ShardedAdamW.copies`."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = dict(parameters)
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(False)
+
+    def read(self, name: str, moment: str | None = None) -> Tensor:
+        """This rank's part of a parameter."""
+        return self._parameters[name].detach()
+
+    def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
+        """Set it."""
+        self._parameters[name].data.copy_(values)
+
+    def tensors(self) -> list[Tensor]:
+        """None."""
+        return []
+
+
 class ShardedAdamW:
     """AdamW on float32 masters; a step whose gradient is not finite is left out and counted.
 

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from rlhf_lightning.engines.adapters import HEAD
 from rlhf_lightning.engines.conversion import Conversion, Read
-from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
-from rlhf_lightning.engines.models import check_model, load_causal_lm, load_scalar
+from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
+from rlhf_lightning.engines.models import check_model, fresh_head, load_causal_lm, load_scalar
 from rlhf_lightning.engines.source import resolve, weight_files
 from rlhf_lightning.parallel.sharding import Sharded, holds
 from rlhf_lightning.parallel.world import Seat
@@ -37,7 +38,7 @@ class Weights:
         stages: Sequence[Sequence[int]],
         *,
         seat: Seat,
-        optimizer: ShardedAdamW,
+        optimizer: ShardedAdamW | Unchanging,
     ) -> None:
         assert seat.groups is not None
         self.conversion, self._groups, self._optimizer = conversion, seat.groups, optimizer
@@ -149,15 +150,20 @@ def empty_model(conversion: Conversion) -> PreTrainedModel:
 def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Read:
     """Gives parameters in float32: one by one from the files, where they hold these names, else of a model.
 
+    A head that the files lack is fresh.
+
     Raises:
         ValueError: the directory cannot be loaded.
     """
     directory = resolve(spec)
     check_model(spec)
     files = _files(directory)
-    if set(names) <= files.keys():
+    lacking, lm = set(names) - files.keys(), conversion.head == "lm"
+    if not lacking:
         return lambda name: _read(files[name], name)
-    lm = conversion.head == "lm"
+    if lacking == {HEAD} and not lm:
+        head = fresh_head(conversion.config.hidden_size, seed=spec.init_seed or 0)
+        return lambda name: head if name == HEAD else _read(files[name], name)
     model = load_causal_lm(spec) if lm else load_scalar(spec).classifier
     loaded = {name: p.detach() for name, p in model.named_parameters()}
     return loaded.__getitem__

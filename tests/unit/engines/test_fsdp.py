@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
+from rlhf_lightning.workers import Reference
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
@@ -129,6 +130,18 @@ def test_bfloat16_is_near_float32_and_keeps_float32_masters(paths: dict[str, Pat
             assert master.dtype == torch.float32
             assert not torch.equal(master, before[name])
             assert torch.equal(parameter, master.bfloat16())
+
+
+def test_a_model_that_nothing_trains_is_held_once(paths: dict[str, Path]) -> None:
+    frozen = FSDPEngine(Reference(path=str(paths["lm"]), dtype="bfloat16"))
+    trained = FSDPEngine(tiny.spec(paths["lm"], dtype="bfloat16"))
+    count = len(trained.give_weights())
+    assert frozen.memory() == {"parameters": 2 * count, "gradients": 0, "optimizer": 0, "host": 0}
+    assert trained.memory()["parameters"] == 6 * count
+    found, expected = (e.infer(tiny.rows(), temperature=1.0)["log_probs"] for e in (frozen, trained))
+    assert torch.equal(found, expected)
+    follows = FSDPEngine(Reference(path=str(paths["lm"]), dtype="bfloat16", decay=0.5))
+    assert follows.memory()["parameters"] == 6 * count
 
 
 def test_a_missing_column_is_named(paths: dict[str, Path]) -> None:
