@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import Optimizer
 
@@ -72,6 +73,7 @@ class Strategy(SingleDeviceStrategy):
         """Where each placed role is, during a run."""
         self._wake: Callable[[], None] = lambda: None
         self._resume: Path | None = None
+        self._cluster: RayCluster | None = None
         self._handles: dict[str, Role] = {}
 
     @abstractmethod
@@ -136,7 +138,10 @@ class Strategy(SingleDeviceStrategy):
 
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started."""
+        # Of this process, which has no model: Lightning's own choice would be a GPU where there is one.
+        self.accelerator = CPUAccelerator()
         super().setup_environment()
+        self.join()
         roles = self.models()
         pools = self._pools(roles)
         for pool in pools:
@@ -146,25 +151,41 @@ class Strategy(SingleDeviceStrategy):
                     roles[name].check_layout(layout, self.settings)
         self.check(_num_devices(pools))
 
+    def join(self) -> None:
+        """Join a cluster that is up where all of its GPUs are wanted: they are counted there, not here.
+
+        Raises:
+            ValueError: no cluster answers at the address.
+        """
+        self._cluster = RayCluster(self.address, timeout_s=self.timeout_s)
+        if self.devices is None and self._cluster.is_elsewhere:
+            self._cluster.connect(1)
+
     def check(self, num_devices: int) -> None:
         """Refuse a cluster that is silent or too small.
 
         Raises:
             ValueError: as said.
         """
-        RayCluster(self.address, timeout_s=self.timeout_s).check(num_devices)
+        assert self._cluster is not None
+        self._cluster.check(num_devices)
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
-        fitting = trainer.state.fn == "fit"
-        roles = {n: r for n, r in self.models().items() if fitting or r.evaluates}
+        task, roles = trainer.state.fn, self.models()
+        if task != "fit":
+            also = self.algorithm.validates if task == "validate" else ()
+            roles = {name: role for name, role in roles.items() if role.evaluates or name in also}
         self._launch(roles)
         if self._resume is not None:
             self._restore(self._resume)
         super().setup(trainer)
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
-        return self.place(tuple(roles), self.devices or num_gpus() or None)
+        """The pools of all roles, with these alone: what evaluates stands where it does in training."""
+        pools = self.place(tuple(self.models()), self.devices or num_gpus() or None)
+        kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
+        return [dataclasses.replace(pool, roles=names) for pool, names in kept if names]
 
     def _launch(self, roles: Mapping[str, Role]) -> None:
         placements = self.start(roles)
@@ -183,7 +204,8 @@ class Strategy(SingleDeviceStrategy):
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and say where they are."""
-        cluster = RayCluster(self.address, timeout_s=self.timeout_s)
+        cluster = self._cluster
+        assert cluster is not None
         self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
         cluster.connect(_num_devices(self._pools(roles)))
         pools = self._pools(roles)
@@ -236,9 +258,11 @@ class Strategy(SingleDeviceStrategy):
             self.transport.close()
             self.transport = None
             self._wake()
+        elif self._cluster is not None:
+            self._cluster.close()
         if self._handles:
             self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
-        self._handles, self.workers, self._resume = {}, {}, None
+        self._handles, self.workers, self._resume, self._cluster = {}, {}, None, None
         super().teardown()
 
     # ---- the controller's own module has nothing to move or to step ----------------------------------------
@@ -263,7 +287,7 @@ class Strategy(SingleDeviceStrategy):
         """Write a checkpoint directory, which appears whole or not at all."""
         kept = self._kept()
         state = {**checkpoint, MODELS: {n: {"path": r.path, "head": r.head} for n, r in kept.items()}}
-        with files.replacing(Path(filepath)) as directory:
+        with files.replacing(Path(filepath).absolute()) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
             files.write_state(directory, state)
             for ranks in saved:
@@ -286,7 +310,7 @@ class Strategy(SingleDeviceStrategy):
             raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm keeps {wanted}.")
         for name in wanted:
             self._check_architecture(name, directory / name)
-        self._resume = directory
+        self._resume = directory.absolute()
         return state
 
     def _check_architecture(self, name: str, directory: Path) -> None:

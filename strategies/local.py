@@ -32,6 +32,9 @@ class Local(Strategy):
         """The one device for all roles."""
         return [ResourcePool("local", 1, tuple(roles))]
 
+    def join(self) -> None:
+        """There is no cluster to join."""
+
     def check(self, num_devices: int) -> None:
         """There is no cluster to ask."""
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from lightning.pytorch import Trainer
 
 from rlhf_lightning.checkpoint import can_hold
 from rlhf_lightning.controller import Batch, Caller
+from rlhf_lightning.data import MixedData, RowData
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.workers import GenerationAhead, PartialGeneration, Settings
 
@@ -64,6 +66,27 @@ class OneStepOff(OpenRLHF):
         self.max_staleness = max_staleness
         self.separated: GenerationAhead | PartialGeneration | None = None
         self._restored: Batch | None = None
+
+    def setup(self, trainer: Trainer) -> None:
+        """See `Strategy.setup`.
+
+        Raises:
+            ValueError: the last batch of an epoch is smaller than the others.
+        """
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        generates = "response_ids" not in self.algorithm.needs
+        if trainer.state.fn == "fit" and generates and isinstance(data, RowData | MixedData):
+            whole, rest = divmod(len(data.train_rows), data.batch_rows)
+            limit = trainer.limit_train_batches
+            reached = limit if isinstance(limit, int) else int((whole + 1) * limit)
+            ends = reached > whole and not 0 <= trainer.max_steps <= whole
+            if rest and ends and not data.drop_last:
+                raise ValueError(
+                    f"data.batch_size={data.batch_size}: an epoch of {len(data.train_rows)} rows ends with a "
+                    f"batch of {rest}, and generation that is a batch ahead needs batches of one size. Try "
+                    "--data.drop_last true."
+                )
+        super().setup(trainer)
 
     def separate(self, actor: Caller, generator: Caller) -> GenerationAhead | PartialGeneration:
         """What the actor's handle calls."""

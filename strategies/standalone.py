@@ -35,7 +35,7 @@ def one_each(roles: Sequence[str], devices: int | None, *, name: str) -> list[Re
     """
     total = devices if devices is not None else len(roles)
     if total % len(roles) or total < len(roles):
-        nearest = max(1, round(total / len(roles))) * len(roles)
+        nearest = max(1, total // len(roles)) * len(roles)
         raise ValueError(
             f"{name}(devices={total}): {total} devices cannot be divided over {len(roles)} roles "
             f"({', '.join(roles)}). Try devices={nearest}."

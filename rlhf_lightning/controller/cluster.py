@@ -74,9 +74,10 @@ class DeviceActor(Device):
         """Run the bare call that this task is named after."""
         return answer(self, str(ray.get_runtime_context().get_task_name()))
 
-    def node_id(self) -> str:
-        """Ray's name of the node."""
-        return str(ray.get_runtime_context().get_node_id())
+    def node_cores(self) -> tuple[str, int]:
+        """Ray's name of the node, and the cores that this process may use there."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return str(ray.get_runtime_context().get_node_id()), cores or 1
 
     def made_bytes(self, method: str) -> int:
         """Bytes of the columns that the last call of `role.method` made."""
@@ -126,6 +127,11 @@ class RayCluster:
         self._address = None if given == LOCAL else given
         self._groups: list[PlacementGroup] = []
         self._started_ray = False
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the cluster is one that runs already."""
+        return self._address is not None
 
     def check(self, needed: int) -> None:
         """Refuse an address at which nothing answers, or more devices than there are, without connecting.
@@ -226,12 +232,13 @@ class RayCluster:
             WorkerError: a role could not be built.
             WorkerTimeoutError: it took longer than `timeout_s`.
         """
-        nodes = self._get({f"device {i} to start": a.node_id.remote() for i, a in enumerate(self.actors)})
+        started = {f"device {i} to start": a.node_cores.remote() for i, a in enumerate(self.actors)}
+        found = cast(list[tuple[str, int]], self._get(started))
+        nodes = [node for node, _ in found]
         self.spans_nodes = len({*nodes, ray.get_runtime_context().get_node_id()}) > 1
         address = self._get({"the address of device 0": self.actors[0].address.remote()})[0]
         spec = WorldSpec(len(self.actors), str(address), tuple(dict.fromkeys(groups)), self.timeout_s)
-        cores = os.cpu_count() or 1
-        threads = [max(1, cores // nodes.count(node)) for node in nodes]
+        threads = [max(1, cores // nodes.count(node)) for node, cores in found]
         joined = {
             f"device {i} to join the world": actor.join.remote(spec, threads[i], offload=offload)
             for i, actor in enumerate(self.actors)

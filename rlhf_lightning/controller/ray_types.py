@@ -32,7 +32,7 @@ class DeviceHandle(Protocol):
     join: ActorMethod
     host: ActorMethod
     address: ActorMethod
-    node_id: ActorMethod
+    node_cores: ActorMethod
     made_bytes: ActorMethod
     submit: ActorMethod
     ask: ActorMethod

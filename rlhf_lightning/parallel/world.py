@@ -70,16 +70,18 @@ class World:
         world = cls(rank, torch.device("cuda", 0) if cuda else torch.device("cpu"))
         if cuda:
             torch.cuda.set_device(0)
+        patience = timedelta(seconds=spec.timeout_s)
         if spec.size > 1 or spec.groups:
             where = {"init_method": f"tcp://{spec.address}"} if spec.size > 1 else {"store": HashStore()}
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 rank=rank,
                 world_size=spec.size,
-                timeout=timedelta(seconds=spec.timeout_s),
+                timeout=patience,
                 **where,
             )
-            world.groups = {ranks: dist.new_group(list(ranks)) for ranks in spec.groups}
+            # A new group does not take the world's time: without one it has half an hour.
+            world.groups = {ranks: dist.new_group(list(ranks), timeout=patience) for ranks in spec.groups}
         return world
 
     def group(self, layout: ParallelLayout, devices: Sequence[int], axis: Axis) -> dist.ProcessGroup | None:

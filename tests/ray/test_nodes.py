@@ -31,7 +31,8 @@ class Nodes(Callback):
         """Ask the devices."""
         transport = cast(Strategy, trainer.strategy).transport
         assert isinstance(transport, RayTransport)
-        names = ray.get([actor.node_id.remote() for actor in transport.actors])
+        found = cast(list[tuple[str, int]], ray.get([a.node_cores.remote() for a in transport.actors]))
+        names = [name for name, _ in found]
         self.numbers = tuple(list(dict.fromkeys(names)).index(name) for name in names)
 
 

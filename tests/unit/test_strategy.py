@@ -1,0 +1,122 @@
+"""What a strategy decides before anything is started, and what it asks of its devices' nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.accelerators import CUDAAccelerator
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import GRPO, PPO, SFT
+from rlhf_lightning.controller.register import methods_of
+from rlhf_lightning.data import RowData, TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local, OneStepOff, OpenRLHF, Standalone
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Actor, Reward
+
+
+def trainer(strategy: Strategy, root: Path, *, steps: int = 1) -> pl.Trainer:
+    return pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_steps=steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        limit_val_batches=0,
+        default_root_dir=root,
+    )
+
+
+def grpo() -> GRPO:
+    return GRPO(
+        actor=Actor(sampling=Sampling(max_new_tokens=2)),
+        reward=Reward(functions={"length": 1.0}),
+        group_size=2,
+    )
+
+
+def test_the_process_of_the_trainer_needs_no_gpu(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path)
+    run.strategy.accelerator = CUDAAccelerator()  # what Lightning chooses on a machine with GPUs
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert run.global_step == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "algorithm", "expected"),
+    [
+        (Standalone(devices=3), grpo(), [("actor", 1), ("reward", 1)]),
+        (OpenRLHF(devices=10), PPO(), [("actor", 2), ("reward", 2), ("generator", 2)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_evaluates_stands_where_it_does_in_training(
+    strategy: Strategy, algorithm: RLHFAlgorithm, expected: list[tuple[str, int]]
+) -> None:
+    strategy.connect(algorithm)
+    evaluating = {name: role for name, role in strategy.models().items() if role.evaluates}
+    pools = strategy._pools(evaluating)
+    assert [(pool.roles, pool.num_devices) for pool in pools] == [((name,), n) for name, n in expected]
+
+
+def test_no_more_devices_are_advised_than_there_are() -> None:
+    with pytest.raises(ValueError, match=r"8 devices cannot be divided over 5 roles.*Try devices=5"):
+        Standalone().place(("a", "b", "c", "d", "e"), 8)
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_a_smaller_last_batch_is_refused_before_anything_starts(max_staleness: int, tmp_path: Path) -> None:
+    strategy = OneStepOff(max_staleness=max_staleness)
+    data = TaskData(batch_size=3, num_rows=7, num_val_rows=0)
+    with pytest.raises(ValueError, match=r"7 rows ends with a batch of 1.*Try --data.drop_last true"):
+        trainer(strategy, tmp_path, steps=3).fit(grpo(), datamodule=data)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "data", "steps"),
+    [
+        (grpo(), TaskData(batch_size=3, num_rows=7, drop_last=True), 3),
+        (grpo(), TaskData(batch_size=3, num_rows=7), 2),
+        (SFT(), TaskData(batch_size=3, num_rows=7, completions=True), 3),
+    ],
+    ids=["it is left out", "it is not reached", "nothing is generated"],
+)
+def test_otherwise_it_is_not(
+    algorithm: RLHFAlgorithm, data: RowData, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise KeyError("it would start")
+
+    monkeypatch.setattr(OneStepOff, "_launch", start)
+    with pytest.raises(KeyError, match="it would start"):
+        trainer(OneStepOff(), tmp_path, steps=steps).fit(algorithm, datamodule=data)
+
+
+@pytest.mark.parametrize("name", ["save", "load"])
+def test_a_node_that_does_not_see_the_controllers_disk(name: str, tmp_path: Path) -> None:
+    method = methods_of(Actor)[name].function
+    with pytest.raises(
+        ValueError, match=r"not there on this node\. Checkpoints need a disk that all nodes share"
+    ):
+        method(Actor(), directory=tmp_path / "elsewhere.ckpt" / "actor")
+
+
+def test_devices_are_given_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(Actor):
+        def save(self, *, directory: Path) -> Kept:  # type: ignore[override]
+            seen.append(directory)
+            return self
+
+        def fetch(self) -> None:
+            """It is done."""
+
+    seen: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    strategy = Local()
+    strategy._handles = {"actor": Kept()}
+    strategy.save_checkpoint({"epoch": 1}, "runs/mine.ckpt")
+    assert [path.parent.parent for path in seen] == [tmp_path / "runs"]
