@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
+import torch
+
 from rlhf_lightning.algos.grpo import GRPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import GroupEstimator, Overlong, PolicyLoss, varied_groups
@@ -25,7 +27,7 @@ class DAPO(GRPO):
     """Penalty on answers near the limit of length."""
 
     def __post_init__(self) -> None:
-        """Refuse no rounds at all.
+        """Refuse no rounds at all, and a penalty that begins before the answer.
 
         Raises:
             ValueError: as said.
@@ -33,6 +35,8 @@ class DAPO(GRPO):
         super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}: prompts are answered at least once. Try 2.")
+        if self.overlong is not None:
+            self.overlong.penalty(torch.zeros(1), max_tokens=self.main_actor.sampling.max_new_tokens)
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""

@@ -15,6 +15,7 @@ class DPO(RLHFAlgorithm):
 
     needs = ("response_ids",)
     needs_pairs = True
+    validates = ("reference",)
     progress = ("dpo/loss", "dpo/accuracy")
 
     actor: Actor = field(default_factory=Actor)

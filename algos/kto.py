@@ -9,6 +9,7 @@ import torch
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.engines import max_positions
 from rlhf_lightning.functional import KTOLoss, kto_baseline
 from rlhf_lightning.workers import Actor, Reference
 
@@ -21,6 +22,7 @@ class KTO(RLHFAlgorithm):
     """
 
     needs = ("response_ids", "labels")
+    validates = ("reference",)
     progress = ("kto/loss",)
 
     actor: Actor = field(default_factory=Actor)
@@ -38,8 +40,14 @@ class KTO(RLHFAlgorithm):
         Raises:
             ValueError: as said.
         """
+        self.positions: int | None = None
         if self.mini_batch_size == 1 and self.loss.baseline:
             raise ValueError("mini_batch_size=1: KTO compares with answers to other prompts. Try 16, or 0.")
+
+    def setup(self, stage: str) -> None:
+        """Learn how many tokens the model takes, too."""
+        super().setup(stage)
+        self.positions = max_positions(self.actor)
 
     def step(self, batch: Batch) -> Metrics:
         """One pass over a batch of labelled answers."""
@@ -53,11 +61,15 @@ class KTO(RLHFAlgorithm):
         """The column `kl_baseline` [B] float32: z0, the same in every row; no column where none is read."""
         if not self.loss.baseline:
             return Batch({}, num_rows=len(batch))
-        if len(batch) == 1:  # the last row of an epoch, alone: there is no other answer
-            return Batch.of({"kl_baseline": torch.zeros(1)})
-        others = np.roll(np.arange(len(batch)), 1)
+        others = _of_other_prompts(batch)
+        if others is None:  # such as the last row of an epoch, alone
+            return Batch.of({"kl_baseline": torch.zeros(len(batch))})
         answers = batch.select(("response_ids", "response_mask")).take(others)
         mismatched = batch.select(("prompt_ids", "prompt_mask")) | answers
+        if self.positions is not None:  # a long answer to a long prompt is cut
+            room = self.positions - batch["prompt_mask"].sum(dim=1, keepdim=True)
+            mask = answers["response_mask"] & (torch.arange(answers["response_mask"].shape[1]) < room)
+            mismatched |= Batch.of({"response_mask": mask})
         mismatched |= self.reference.compute_ref_log_prob(mismatched)
         mismatched |= self.actor.compute_log_prob(mismatched)
         found = (mismatched[name] for name in ("log_probs", "ref_log_probs", "response_mask"))
@@ -68,3 +80,17 @@ class KTO(RLHFAlgorithm):
         rows = Batch.of(batch)
         rows |= self.reference.compute_ref_log_prob(rows)
         self.log_held_out(self.actor.compute_loss(rows | self.baseline(rows), loss=self.loss), rows)
+
+
+def _of_other_prompts(batch: Batch) -> np.ndarray | None:
+    """For each row the nearest before it that has another prompt; None where there is but one prompt."""
+    ids, mask = batch["prompt_ids"].numpy(), batch["prompt_mask"].numpy()
+    prompts = [row[kept].tobytes() for row, kept in zip(ids, mask, strict=True)]
+    if len(set(prompts)) < 2:
+        return None
+    count = len(prompts)
+    before = (range(row - 1, row - count, -1) for row in range(count))
+    nearest = [
+        next(n for n in rows if prompts[n] != prompt) for rows, prompt in zip(before, prompts, strict=True)
+    ]
+    return np.array(nearest) % count

@@ -48,14 +48,15 @@ class PPO(RLHFAlgorithm):
     """Iterations at the start in which only the critic learns."""
 
     def __post_init__(self) -> None:
-        """Keep what runs through the iterations where checkpoints find it."""
+        """Keep what runs through the iterations where checkpoints find it; refuse what cannot be."""
+        GAEEstimator(gamma=self.gamma, lam=self.lam)
         self.running = Running(self.kl, self.scaling)
         self.spared = False
 
     def setup(self, stage: str) -> None:
         """Refuse a pre-training loss without text, too."""
         super().setup(stage)
-        if self.ptx_loss.coef:
+        if self.ptx_loss.coef and stage == "fit":
             self.require_second_batch()
 
     def step(self, batch: Batch) -> Metrics:
@@ -72,7 +73,7 @@ class PPO(RLHFAlgorithm):
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `rewards`, `advantages` and `returns`, [B, R] float32."""
-        coef = float(self.running.kl_coef)
+        coef = self.running.coef
         batch = self.estimate(batch, self.estimator(batch))
         metrics = self.rollout_metrics(batch) | {"actor/kl_coef": coef}
         if self.trainer.training:
@@ -98,6 +99,7 @@ class PPO(RLHFAlgorithm):
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""
+        batch |= self.actor.compute_log_prob(batch)  # at the temperature of the reference's
         batch |= self.critic.compute_values(batch)
         batch |= self.reference.compute_ref_log_prob(batch)
         return self.compute_advantage(batch)[0]

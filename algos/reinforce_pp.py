@@ -33,7 +33,7 @@ class ReinforcePP(RLHFAlgorithm):
     """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse groups that cannot be.
+        """Refuse groups, or a discount, that cannot be.
 
         Raises:
             ValueError: as said.
@@ -42,6 +42,7 @@ class ReinforcePP(RLHFAlgorithm):
             raise ValueError(f"group_size={self.group_size}: a prompt has at least 1 answer. Try 1, or 8.")
         if self.group_size > 1:
             self.refuse_greedy(f"group_size={self.group_size}")
+        self.estimator()
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""
@@ -57,7 +58,10 @@ class ReinforcePP(RLHFAlgorithm):
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: what is still to come, over the batch's mean."""
-        estimator = ReturnEstimator(gamma=self.gamma, kl_coef=self.kl_coef, group_size=self.group_size)
-        batch = self.estimate(batch, estimator)
+        batch = self.estimate(batch, self.estimator())
         samples = {"response/samples_per_prompt": float(self.group_size)}
         return batch, Metrics.of(self.rollout_metrics(batch) | samples)
+
+    def estimator(self) -> ReturnEstimator:
+        """What makes the advantages of a batch."""
+        return ReturnEstimator(gamma=self.gamma, kl_coef=self.kl_coef, group_size=self.group_size)

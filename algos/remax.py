@@ -36,8 +36,9 @@ class ReMax(RLHFAlgorithm):
     """Rows per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse answers that are all the greedy one."""
+        """Refuse answers that are all the greedy one, and what its estimator refuses."""
         self.refuse_greedy("ReMax compares drawn answers with the greedy one")
+        self.estimator()
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""
@@ -58,6 +59,9 @@ class ReMax(RLHFAlgorithm):
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: each answer's distance from the greedy one."""
-        estimator = GreedyEstimator(form=self.form, gamma=self.gamma, clip=self.clip, kl_coef=self.kl_coef)
-        batch = self.estimate(batch, estimator)
+        batch = self.estimate(batch, self.estimator())
         return batch, Metrics.of(self.rollout_metrics(batch))
+
+    def estimator(self) -> GreedyEstimator:
+        """What makes the advantages of a batch."""
+        return GreedyEstimator(form=self.form, gamma=self.gamma, clip=self.clip, kl_coef=self.kl_coef)

@@ -88,7 +88,7 @@ class SafeRLHF(PPO):
             gamma=self.gamma,
             lam=self.lam,
             whiten=self.whiten,
-            kl_coef=float(self.running.kl_coef),
+            kl_coef=self.running.coef,
             kl_estimator=self.kl.estimator,
             multiplier=float(self.get_buffer("log_multiplier").exp()),
             cost_critic=self.cost_critic is not None,

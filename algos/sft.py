@@ -6,6 +6,7 @@ from dataclasses import field
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import MixedData, RowData
 from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.workers import Actor
 
@@ -22,6 +23,23 @@ class SFT(RLHFAlgorithm):
     """What it minimises."""
     mini_batch_size: int = 0
     """Rows per optimizer step; 0 is the whole batch."""
+
+    def setup(self, stage: str) -> None:
+        """Refuse data in which some answers are bad, too.
+
+        Raises:
+            ValueError: as said.
+        """
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, RowData | MixedData) and stage != "predict":
+            labelled = {"labels", "step_labels"} & set(data.columns)
+            bad = "pairs" if data.batch_rows != data.batch_size else "labels" * bool(labelled)
+            if bad:
+                raise ValueError(
+                    f"SFT imitates every answer, and {type(data).__name__} gives {bad}: the bad ones too. "
+                    "Try --data completiondata, with --data.response_field chosen where rows have pairs."
+                )
+        super().setup(stage)
 
     def step(self, batch: Batch) -> Metrics:
         """One pass over a batch."""

@@ -67,6 +67,8 @@ class RLHFAlgorithm(LightningModule):
     """Columns that the data has to give, beside prompts."""
     needs_pairs = False
     """Whether rows have to be pairs, chosen, rejected, chosen, rejected, ..."""
+    validates: tuple[str, ...] = ()
+    """Roles that `validation_step` calls, beside those that answer and score."""
     progress: tuple[str, ...] = ("reward/mean",)
     """Metrics that the progress bar shows."""
 
@@ -162,9 +164,10 @@ class RLHFAlgorithm(LightningModule):
         for role in self.roles().values():
             if role.path:
                 check_model(role)
-                self._check_lengths(role)
-        for judge in (role for role in self.roles().values() if isinstance(role, Judge)):
-            self._try_out(judge)
+                self._check_lengths(role, generates=stage == "predict" or "response_ids" not in self.needs)
+        if stage != "predict":
+            for judge in (role for role in self.roles().values() if isinstance(role, Judge)):
+                self._try_out(judge)
         self._check_correction()
         self.save_hyperparameters(plain(self))
 
@@ -182,19 +185,16 @@ class RLHFAlgorithm(LightningModule):
         self.strategy.learned()
         numbers = metrics.fetch() | self._count_retries()
         numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
-        seconds = time.perf_counter() - started
-        numbers["time/step_s"] = seconds
+        seconds = numbers["time/step_s"] = time.perf_counter() - started
         if "response/tokens" in numbers:
-            prompts = batch["prompt_mask"]
-            assert isinstance(prompts, Tensor)
+            prompts = cast(Tensor, batch["prompt_mask"])
             samples = numbers.get("response/samples_per_prompt", 1.0)
             tokens = numbers["response/tokens"] + float(prompts.sum()) * samples
             numbers["throughput/tokens_per_s"] = tokens / seconds
         for name in self.progress:
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
+        optimizer = cast(RemoteOptimizer, self.optimizers())
         optimizer.show({k.removesuffix("/lr"): v for k, v in numbers.items() if k.endswith("/lr")})
         self.log_dict(numbers, batch_size=len(rows))
         optimizer.step()
@@ -380,12 +380,12 @@ class RLHFAlgorithm(LightningModule):
                 "Try --algo.actor.recompute_log_probs true."
             )
 
-    def _check_lengths(self, role: Role) -> None:
+    def _check_lengths(self, role: Role, *, generates: bool) -> None:
         data, positions = self.trainer.datamodule, max_positions(role)  # type: ignore[attr-defined]
         if isinstance(data, RowData | MixedData) and positions is not None:
             main = self.main_model
             new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
-            data.check_lengths(positions=positions, new_tokens=new_tokens)
+            data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
 
     def _try_out(self, judge: Judge) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]

@@ -77,6 +77,11 @@ class Running(nn.Module):
         self.register_buffer("scores", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("returns", torch.zeros(3, dtype=torch.float64))
 
+    @property
+    def coef(self) -> float:
+        """The present weight; one that does not adapt is the option's, whatever a checkpoint holds."""
+        return self._kl.coef if self._kl.target is None else float(self.kl_coef)
+
     def fitted(self, estimator: GAEEstimator, batch: Batch, *, learn: bool) -> GAEEstimator:
         """The estimator with the present weight and units.
 
@@ -88,7 +93,7 @@ class Running(nn.Module):
         scaling = self._scaling
         found = replace(
             estimator,
-            kl_coef=float(self.kl_coef),
+            kl_coef=self.coef,
             kl_estimator=self._kl.estimator,
             score_clip=scaling.reward_clip,
         )
@@ -109,7 +114,7 @@ class Running(nn.Module):
             batch: with the columns of `GAEEstimator`.
             kl: divergence of this iteration, nats per token.
         """
-        self.kl_coef.fill_(self._kl.adapted(float(self.kl_coef), current=kl, num_rows=len(batch)))
+        self.kl_coef.fill_(self._kl.adapted(self.coef, current=kl, num_rows=len(batch)))
         if self._scaling.values:
             totals = (batch[name].double().sum() for name in ("row_returns", "row_squares", "row_tokens"))
             self.returns.copy_(merged(self.returns, *totals))

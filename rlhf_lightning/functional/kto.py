@@ -70,7 +70,7 @@ class KTOLoss(Loss):
     The baseline comes as a column, since it is one number of the whole mini-batch: see `kto_baseline`.
 
     Metrics: kto/loss (what is minimised), kto/kl (z0), kto/desirable_reward and kto/undesirable_reward (mean
-    of beta r over the rows of that label, 0 if there are none), kto/margin (their difference).
+    of beta r over the rows of that label, left out if there are none), kto/margin (their difference).
 
     Raises:
         ValueError: a value is outside its range.
@@ -123,12 +123,14 @@ class KTOLoss(Loss):
         )
         loss = masked_sum(each, valid) / num_rows
         rewards = self.beta * r.detach()
-        good = masked_sum(rewards, valid & desirable) / max(counts.groups, 1)
-        bad = masked_sum(rewards, valid & ~desirable) / max(counts.sequences - counts.groups, 1)
-        return loss, {
-            "kto/loss": loss.detach(),
-            "kto/kl": z0.detach().sum() / num_rows,
-            "kto/desirable_reward": good,
-            "kto/undesirable_reward": bad,
-            "kto/margin": good - bad,
+        metrics = {"kto/loss": loss.detach(), "kto/kl": z0.detach().sum() / num_rows}
+        labels = {"desirable": (desirable, counts.groups)}
+        labels["undesirable"] = (~desirable, counts.sequences - counts.groups)
+        means = {
+            f"kto/{label}_reward": masked_sum(rewards, valid & those) / count
+            for label, (those, count) in labels.items()
+            if count
         }
+        if len(means) == len(labels):
+            means["kto/margin"] = means["kto/desirable_reward"] - means["kto/undesirable_reward"]
+        return loss, metrics | means

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from transformers import GPT2Config
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, KTO, SFT, CostModel, ProcessRewardModel, RewardModel, SimPO
+from rlhf_lightning.algos.kto import _of_other_prompts
+from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
 from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Scorer
 from tests.unit.algos.small import run, write_model, write_rows
 
@@ -97,9 +103,8 @@ def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:
     assert kept.numbers[-1]["reward_model/accuracy"] == 1
 
 
-def test_held_out_pairs_are_measured(model: str, rows: str, tmp_path: Path) -> None:
-    from rlhf_lightning.strategies import Local
-
+@pytest.mark.parametrize("name", ["reward", "dpo", "simpo", "kto"])
+def test_held_out_rows_are_measured_without_a_fit(name: str, model: str, rows: str, tmp_path: Path) -> None:
     trainer = pl.Trainer(
         strategy=Local(),
         accelerator="cpu",
@@ -107,5 +112,66 @@ def test_held_out_pairs_are_measured(model: str, rows: str, tmp_path: Path) -> N
         enable_progress_bar=False,
         default_root_dir=tmp_path,
     )
-    (found,) = trainer.validate(RewardModel(reward=scorer(model)), datamodule=pairs(rows), verbose=False)
-    assert {"val/loss", "val/accuracy", "val/margin"} <= set(found)
+    unpaired = UnpairedData(path=rows, batch_size=NUM_ROWS - 2, val_rows=2)
+    data = unpaired if name == "kto" else pairs(rows)
+    (found,) = trainer.validate(CASES[name][0](model), datamodule=data, verbose=False)
+    expected = {"val/loss"} if name == "kto" else {"val/loss", "val/accuracy", "val/margin"}
+    assert expected <= set(found)
+
+
+def unpaired(path: str) -> UnpairedData:
+    return UnpairedData(path=path, batch_size=NUM_ROWS)
+
+
+def steps(path: str) -> StepData:
+    return StepData(path=path, batch_size=NUM_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("data", "bad"),
+    [
+        (pairs, "PreferenceData gives pairs"),
+        (unpaired, "UnpairedData gives labels"),
+        (steps, "StepData gives labels"),
+    ],
+)
+def test_bad_answers_are_not_imitated(data: Data, bad: str, model: str, rows: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"SFT imitates every answer, and .*{bad}.*Try --data completiondata"
+    ):
+        run(SFT(actor=actor(model)), data(rows))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [("aabb", [3, 3, 1, 1]), ("aaba", [2, 2, 1, 2]), ("abc", [2, 0, 1]), ("aaa", None), ("a", None)],
+)
+def test_a_mismatched_answer_is_to_another_prompt(prompts: str, expected: list[int] | None) -> None:
+    ids = torch.tensor([[0, ord(prompt)] for prompt in prompts])
+    found = _of_other_prompts(Batch.of({"prompt_ids": ids, "prompt_mask": ids > 0}))
+    assert (None if found is None else found.tolist()) == expected
+
+
+def test_a_mismatched_answer_is_cut_where_the_model_ends(model: str, tmp_path: Path) -> None:
+    GPT2Config(
+        architectures=["GPT2LMHeadModel"],
+        n_positions=24,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        vocab_size=264,
+        bos_token_id=257,
+        eos_token_id=258,
+        pad_token_id=256,
+    ).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(model) / name, tmp_path / name)
+    pair: list[dict[str, object]] = [
+        {"prompt": "a" * 20, "response": "x", "label": True},
+        {"prompt": "b", "response": "y" * 20, "label": False},
+    ]
+    algorithm = KTO(actor=actor(str(tmp_path)))
+    rows = write_rows(tmp_path / "rows.jsonl", pair)
+    kept = run(algorithm, UnpairedData(path=rows, batch_size=2))
+    assert algorithm.positions == 24
+    assert all(math.isfinite(numbers["kto/kl"]) for numbers in kept.numbers)

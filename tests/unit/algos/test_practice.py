@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
-from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.algos import DAPO, GRPO, PPO, ReinforcePP, ReMax
+from rlhf_lightning.callbacks import SampleTable
+from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.functional import OffPolicyCorrection, PolicyLoss
-from rlhf_lightning.running import KLPenalty, Scaling
+from rlhf_lightning.functional import OffPolicyCorrection, Overlong, PolicyLoss
+from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
+from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 from tests.unit.algos.small import run, write_model
 
@@ -122,3 +127,60 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
         Scaling(reward_clip=0.0)
     with pytest.raises(ValueError, match=r"reference\.decay=2"):
         Reference(decay=2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: PPO(gamma=1.5), "gamma=1.5"),
+        (lambda: ReinforcePP(gamma=-0.1), "gamma=-0.1"),
+        (lambda: ReMax(form="verl", clip=5.0), "form='verl'"),
+        (lambda: DAPO(overlong=Overlong(buffer=1000)), "buffer=1000"),
+    ],
+)
+def test_what_no_estimator_takes_is_refused_at_once(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_a_weight_that_does_not_adapt_is_that_of_the_options() -> None:
+    before = Running(KLPenalty(coef=0.05), Scaling())
+    fixed = Running(KLPenalty(coef=0.2), Scaling())
+    adapted = Running(KLPenalty(coef=0.2, target=1.0), Scaling())
+    for now in (fixed, adapted):
+        now.load_state_dict(before.state_dict())
+    assert [fixed.coef, adapted.coef] == pytest.approx([0.2, 0.05])
+
+
+class Explained(PPO):
+    """Keeps the divergences of the tokens of the first table."""
+
+    found: tuple[float, ...] = ()
+
+    def explain(self, batch: Batch) -> Batch:
+        """As PPO does."""
+        rows = super().explain(batch)
+        self.found = self.found or tuple(rows["kl"][rows["response_mask"]].tolist())
+        return rows
+
+
+def test_a_table_compares_at_one_temperature(model: str, tmp_path: Path) -> None:
+    sampling = Sampling(max_new_tokens=6, temperature=0.5)
+    algorithm = Explained(
+        actor=Actor(path=model, sampling=sampling), reward=Reward(functions={"length": 1.0})
+    )
+    trainer = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=1,
+        num_sanity_val_steps=1,
+        callbacks=[SampleTable(per_token=True)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(algorithm, datamodule=TaskData(batch_size=6, num_rows=6, num_val_rows=4))
+    # Before anything was learned.
+    assert algorithm.found
+    assert max(map(abs, algorithm.found)) < 1e-5

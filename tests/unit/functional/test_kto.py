@@ -94,11 +94,13 @@ def test_against_python(case: str, dtype: torch.dtype) -> None:
     assert counts == Counts(tokens=int(mask.sum()), sequences=count, groups=len(good))
     loss, metrics = objective(outputs, rows, counts)
     close(loss, total / max(count, 1))
-    means = [sum(each) / max(len(each), 1) for each in (good, bad)]
     close(metrics["kto/kl"], 0.3 if count else 0.0)
-    close(metrics["kto/desirable_reward"], means[0])
-    close(metrics["kto/undesirable_reward"], means[1])
-    close(metrics["kto/margin"], means[0] - means[1])
+    means = {"desirable_reward": good, "undesirable_reward": bad}
+    known = {name: sum(each) / len(each) for name, each in means.items() if each}
+    known |= {"margin": known["desirable_reward"] - known["undesirable_reward"]} if good and bad else {}
+    assert metrics.keys() == {"kto/loss", "kto/kl", *(f"kto/{name}" for name in known)}
+    for name, mean in known.items():
+        close(metrics[f"kto/{name}"], mean)
 
 
 def test_labels_may_be_signs() -> None:
