@@ -53,7 +53,8 @@ def rlhf(command: str) -> None:
 
 def accuracy(root: Path, pairs: int) -> str:
     """Held-out accuracy at the end, with the 95 % interval of that many pairs."""
-    with next(root.rglob("metrics.csv")).open() as file:
+    newest = max(root.rglob("metrics.csv"), key=lambda path: path.stat().st_mtime)
+    with newest.open() as file:
         found = [float(row["val/accuracy"]) for row in csv.DictReader(file) if row.get("val/accuracy")][-1]
     margin = 1.96 * (found * (1 - found) / pairs) ** 0.5
     return (

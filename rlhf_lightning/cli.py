@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -72,7 +73,7 @@ def read_config(path: str) -> str:
             content[option] = {"class_path": class_path(option, value)}
         elif isinstance(value, dict) and "class_path" in value:
             value["class_path"] = class_path(option, str(value["class_path"]))
-    return json.dumps(content)
+    return json.dumps(content, default=str)  # such as a date
 
 
 def resolved(arguments: Sequence[str]) -> list[str]:
@@ -187,20 +188,21 @@ class CommandLine(LightningCLI):
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
         strategy = self._get(self.config_init, "strategy")
+        given = self._get(self.config_init, "trainer").get("callbacks") or []
+        saves = any(isinstance(c, Checkpoint) for c in (given if isinstance(given, list) else [given]))
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         checkpointing = self._get(self.config_init, "trainer").get("enable_checkpointing") is not False
-        if checkpointing and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if checkpointing and not saves and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._keep_last_checkpoint()
         if path := self._get(self.config_init, "trace"):
             self.trainer.callbacks.append(Trace(path))  # type: ignore[attr-defined]
 
     def _keep_last_checkpoint(self) -> None:
-        """Unless told otherwise, keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""
-        mine = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        if len(mine) == 1 and mine[0].dirpath is None and mine[0].monitor is None:
-            self.trainer.callbacks.remove(mine[0])  # type: ignore[attr-defined]
-            last = LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints")
-            self.trainer.callbacks.append(last)  # type: ignore[attr-defined]
+        """Instead of Lightning's own choice keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""
+        for theirs in self.trainer.checkpoint_callbacks:
+            self.trainer.callbacks.remove(theirs)  # type: ignore[attr-defined]
+        last = LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints")
+        self.trainer.callbacks.append(last)  # type: ignore[attr-defined]
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
         """Answer the prompts; the answers go to <root>/predictions.jsonl."""
@@ -218,6 +220,7 @@ class CommandLine(LightningCLI):
 def main() -> None:
     """The console command."""
     sys.path.insert(0, os.getcwd())
+    warnings.filterwarnings("ignore", "GPU available but not used")  # by this process: its devices use them
     arguments = sys.argv[1:]
     sys.argv = sys.argv[:1]
     try:

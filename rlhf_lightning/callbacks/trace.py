@@ -46,6 +46,20 @@ class Trace(Callback):
         assert isinstance(pl_module, RLHFAlgorithm)
         self.calls += pl_module.strategy.reports
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file where there is nothing but a validation."""
+        if trainer.state.fn == "validate":
+            self._write(trainer)
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        """Keep the calls of a batch of answers."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        self.calls += pl_module.strategy.drain()
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file."""
+        self._write(trainer)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file."""
         self._write(trainer)

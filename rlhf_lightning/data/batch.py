@@ -83,9 +83,9 @@ class EncodedRows(Dataset[list[Sample]]):
     def __len__(self) -> int:
         return len(self.rows) // self.group
 
-    def longest(self, new_tokens: int) -> int:
-        """Tokens of the longest prompt with its response, or with so many new tokens where it has none."""
-        tails = [new_tokens] * len(self.rows) if self.responses is None else map(len, self.responses)
+    def longest(self, new_tokens: int | None) -> int:
+        """Tokens of the longest prompt with so many new tokens; None: with its response."""
+        tails = map(len, self.responses or ()) if new_tokens is None else [new_tokens] * len(self.rows)
         return max(len(prompt) + tail for prompt, tail in zip(self.prompts, tails, strict=True))
 
     def __getitem__(self, key: int) -> list[Sample]:

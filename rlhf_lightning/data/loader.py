@@ -23,16 +23,29 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
     Args:
         rows: to draw from.
         batch_size: of the keys that a batch draws; the last one of an epoch may draw fewer.
+        drop_last: leave that one out.
         sampler: their order.
         collate: makes a batch of them.
         num_workers: processes that make batches ahead; 0 makes each when it is asked for.
     """
 
     def __init__(
-        self, rows: EncodedRows, *, batch_size: int, sampler: EpochSampler, collate: Collate, num_workers: int
+        self,
+        rows: EncodedRows,
+        *,
+        batch_size: int,
+        drop_last: bool = False,
+        sampler: EpochSampler,
+        collate: Collate,
+        num_workers: int,
     ) -> None:
         super().__init__(
-            rows, batch_size=batch_size, sampler=sampler, collate_fn=collate, num_workers=num_workers
+            rows,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            sampler=sampler,
+            collate_fn=collate,
+            num_workers=num_workers,
         )
         self._waiting: dict[str, object] | None = None  # a state that was loaded, until workers take it
 

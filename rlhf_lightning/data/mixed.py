@@ -103,8 +103,12 @@ class MixedData(LightningDataModule):
         """Set both up.
 
         Raises:
-            ValueError: one of them refuses its data, or `ptx` has no responses.
+            ValueError: one of them refuses its data, `ptx` has no responses, or the trainer is to overfit.
         """
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            raise ValueError(
+                "trainer.overfit_batches: a second data module goes round by itself. Try --data.main alone."
+            )
         for name, part in (("main", self.main), ("ptx", self.ptx)):
             part.trainer = self.trainer
             try:
@@ -153,25 +157,33 @@ class MixedData(LightningDataModule):
         """Tokens of each training prompt of `main`; empty before `setup`."""
         return self.main.prompt_lengths
 
-    def check_lengths(self, *, positions: int, new_tokens: int) -> None:
+    @property
+    def drop_last(self) -> bool:
+        """That of `main`."""
+        return self.main.drop_last
+
+    def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
         """Refuse rows of either that the model cannot take; after `setup`.
 
         Args:
             positions: most tokens of the model.
             new_tokens: most tokens that it may add to a prompt.
+            generates: whether it answers the prompts of `main`.
 
         Raises:
             ValueError: a row is longer than that.
         """
         for name, part in (("main", self.main), ("ptx", self.ptx)):
             try:
-                part.check_lengths(positions=positions, new_tokens=new_tokens)
+                part.check_lengths(
+                    positions=positions, new_tokens=new_tokens, generates=generates and part is self.main
+                )
             except ValueError as err:
                 raise _renamed(err, name, part) from err
 
     def train_dataloader(self) -> MixedLoader:
         """Return a loader of both that can stop and go on in the middle of an epoch."""
-        self._loader = MixedLoader(self.main.train_dataloader(), self.ptx.train_dataloader())
+        self._loader = MixedLoader(self.main.loader(), self.ptx.loader())
         return self._loader
 
     def val_dataloader(self) -> Sequence[DataLoader[list[Sample]]]:

@@ -39,6 +39,8 @@ class RowData(LightningDataModule, ABC):
 
     batch_size: int = 32
     """Rows (prompts) per iteration; the last batch of an epoch may be smaller."""
+    drop_last: bool = False
+    """Leave that one out instead: its rows are drawn in another epoch."""
     shuffle: bool = True
     """Draw a new order for every epoch; otherwise the order of the file."""
     seed: int | None = None
@@ -61,6 +63,7 @@ class RowData(LightningDataModule, ABC):
             raise ValueError(f"data.num_workers={self.num_workers}: use 0 for no process beside the run's.")
         self._train: EncodedRows | None = None
         self._held_out: EncodedRows | None = None
+        self._name = ""
         self._collate = Collate(pad_token_id=0)
 
     @property
@@ -108,24 +111,24 @@ class RowData(LightningDataModule, ABC):
         """Read, check and encode all rows, once.
 
         Raises:
-            ValueError: the data is missing, damaged or smaller than a batch, or a row lacks a field.
+            ValueError: the data is missing or damaged, a row lacks a field, or there are fewer rows to train
+                than a batch has.
         """
-        if self._train is not None:
-            return
-        tokenizer = self._find_tokenizer()
-        rows = self.read()
-        train = self.encode(rows.train, tokenizer, name=rows.train_name)
-        if self.batch_size > len(train):
+        if self._train is None:
+            tokenizer = self._find_tokenizer()
+            rows = self.read()
+            train = self.encode(rows.train, tokenizer, name=rows.train_name)
+            if rows.held_out:
+                self._held_out = self.encode(
+                    rows.held_out, tokenizer, name=rows.held_out_name, key_offset=HELD_OUT
+                )
+            self._train, self._name = train, rows.train_name
+            self._collate = Collate(pad_token_id=pad_token_id(tokenizer))
+        if stage == "fit" and self.batch_size > len(self._train):
             raise ValueError(
-                f"data.batch_size={self.batch_size}: {rows.train_name} has only {len(train)} {self.unit} to "
-                f"train. Try --data.batch_size {len(train)}."
+                f"data.batch_size={self.batch_size}: {self._name} has only {len(self._train)} {self.unit} to "
+                f"train. Try --data.batch_size {len(self._train)}."
             )
-        if rows.held_out:
-            self._held_out = self.encode(
-                rows.held_out, tokenizer, name=rows.held_out_name, key_offset=HELD_OUT
-            )
-        self._train = train
-        self._collate = Collate(pad_token_id=pad_token_id(tokenizer))
 
     @property
     def train_rows(self) -> list[Row]:
@@ -159,21 +162,23 @@ class RowData(LightningDataModule, ABC):
         """Whether batches hold responses; there after `setup`."""
         return self._encoded().responses is not None
 
-    def check_lengths(self, *, positions: int, new_tokens: int) -> None:
+    def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
         """Refuse rows that the model cannot take; after `setup`.
 
         Args:
             positions: most tokens of the model.
-            new_tokens: most tokens that it may add to a prompt; rows with responses are as long as they are.
+            new_tokens: most tokens that it may add to a prompt.
+            generates: whether it answers the prompts; else rows with responses are as long as they are.
 
         Raises:
             ValueError: a prompt and what follows it are longer than that.
         """
         parts = [self._encoded(), *([] if self._held_out is None else [self._held_out])]
-        longest = max(part.longest(new_tokens) for part in parts)
+        generates = generates or not self.has_responses
+        longest = max(part.longest(new_tokens if generates else None) for part in parts)
         if longest <= positions:
             return
-        if self.has_responses:
+        if not generates:
             raise ValueError(
                 f"the longest prompt and response have {longest} tokens, and the model has {positions} "
                 f"positions. Drop what is longer: lower data.max_prompt_tokens or data.max_response_tokens."
@@ -186,12 +191,23 @@ class RowData(LightningDataModule, ABC):
             "(data.max_prompt_tokens drops those that are longer)."
         )
 
-    def train_dataloader(self) -> RowLoader:
-        """Return a loader that can stop and go on in the middle of an epoch."""
+    def train_dataloader(self) -> RowLoader | DataLoader[list[Sample]]:
+        """Return a loader that can stop and go on in the middle of an epoch.
+
+        With `trainer.overfit_batches` it is one in the order of the data, whose first batches come again and
+        again.
+        """
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            return self._in_order(self._encoded(), drop_last=self.drop_last)
+        return self.loader()
+
+    def loader(self) -> RowLoader:
+        """A loader of the training rows that can stop and go on in the middle of an epoch."""
         train = self._encoded()
         return RowLoader(
             train,
             batch_size=self.batch_size,
+            drop_last=self.drop_last,
             sampler=EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.drawn_with),
             collate=self._collate,
             num_workers=self.num_workers,
@@ -209,8 +225,10 @@ class RowData(LightningDataModule, ABC):
         """Return a loader of the held-out rows, or of the training rows where none are held out."""
         return self._in_order(self._encoded() if self._held_out is None else self._held_out)
 
-    def _in_order(self, rows: EncodedRows) -> DataLoader[list[Sample]]:
-        return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0)
+    def _in_order(self, rows: EncodedRows, *, drop_last: bool = False) -> DataLoader[list[Sample]]:
+        return DataLoader(
+            rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0, drop_last=drop_last
+        )
 
     def _encoded(self) -> EncodedRows:
         if self._train is None:

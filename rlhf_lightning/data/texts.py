@@ -87,7 +87,7 @@ class TextData(RowData):
             key_offset=key_offset,
         )
 
-    def check_lengths(self, *, positions: int, new_tokens: int) -> None:
+    def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
         """Refuse blocks that the model cannot take; after `setup`.
 
         Raises:

@@ -7,12 +7,15 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning import checkpoint
+from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import cluster
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
@@ -291,3 +294,68 @@ def test_what_is_right_is_not_refused(rlhf: Rlhf) -> None:
     assert "class_path: rlhf_lightning.strategies.Split" in out
     with pytest.raises(AssertionError, match="started Ray"):
         rlhf.run(*FIT, *SHORT)
+
+
+class StartedError(Exception):
+    """The run is ready, and would begin."""
+
+
+@pytest.fixture
+def prepared(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
+    """The trainer that a command line makes."""
+
+    def prepare(*words: str) -> Trainer:
+        made: list[Trainer] = []
+
+        def begin(trainer: Trainer, *_: object, **__: object) -> None:
+            made.append(trainer)
+            raise StartedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "fit", begin)
+            with pytest.raises(StartedError):
+                rlhf.run(*words)
+        return made[0]
+
+    return prepare
+
+
+def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Trainer]) -> None:
+    mine = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
+    (found,) = prepared(*FIT, *SHORT, *mine).checkpoint_callbacks
+    assert type(found) is ModelCheckpoint
+    assert found._every_n_train_steps == 50
+    (usual,) = prepared(*FIT, *SHORT).checkpoint_callbacks
+    assert type(usual) is LastCheckpoint
+
+
+def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> None:
+    logger = (
+        "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: ., version: 2026-01-05}}"
+    )
+    Path("mine.yaml").write_text(
+        f"algo: ppo\ndata: taskdata\ntrainer: {{logger: {logger}}}\n", encoding="utf-8"
+    )
+    assert prepared("fit", "-c", "mine.yaml").loggers[0].version == "2026-01-05"
+
+
+def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
+    Path("new.jsonl").write_text('{"prompt": "Sort 21: "}\n{"prompt": "Sort 53: "}\n', encoding="utf-8")
+    words = ("predict", "--algo", "ppo", "--data", "promptdata", "--data.path", "new.jsonl")
+    short = ("--strategy", "local", "--trainer.default_root_dir", ".", "--trainer.logger", "false")
+    code, _, err = rlhf.run(
+        *words, *short, "--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json"
+    )
+    assert code == 0, err
+    assert len(Path("predictions.jsonl").read_text().splitlines()) == 2
+    calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
+    assert "actor.generate_sequences" in calls
+
+
+def test_a_validation_leaves_a_trace_too(rlhf: Rlhf) -> None:
+    short = ("--strategy", "local", "--trainer.default_root_dir", ".", "--trainer.logger", "false")
+    words = ("--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json")
+    code, _, err = rlhf.run("validate", "--algo", "ppo", *SHORT, *short, *words)
+    assert code == 0, err
+    calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
+    assert {"actor.generate_sequences", "reward.compute_reward"} <= set(calls)

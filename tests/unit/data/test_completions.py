@@ -89,3 +89,13 @@ def test_a_response_without_tokens(write_rows: Writer, tmp_path: Path) -> None:
     rows = ({"prompt": "a", "response": "ax"}, {"prompt": "b", "response": "x"})
     with pytest.raises(ValueError, match=r"row 2: the response 'x' has no tokens\. Remove the row"):
         completion_data(write_rows(*rows), tokenizer=str(tmp_path / "tokenizer"))
+
+
+def test_lengths_are_those_of_what_is_done_with_the_rows(write_rows: Writer) -> None:
+    data = completion_data(write_rows({"prompt": "abc", "response": "x"}), batch_size=1)
+    data.check_lengths(positions=5, new_tokens=9, generates=False)
+    with pytest.raises(ValueError, match="the longest prompt and response have 5 tokens"):
+        data.check_lengths(positions=4, new_tokens=0, generates=False)
+    data.check_lengths(positions=12, new_tokens=9, generates=True)
+    with pytest.raises(ValueError, match=r"sampling\.max_new_tokens=9: with the longest prompt, 3 tokens"):
+        data.check_lengths(positions=11, new_tokens=9, generates=True)

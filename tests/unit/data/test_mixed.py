@@ -8,6 +8,7 @@ import pytest
 
 from rlhf_lightning.data import CompletionData, MixedData, PromptData, RowData, TextData
 from rlhf_lightning.data.loader import RowLoader
+from rlhf_lightning.data.mixed import MixedLoader
 from tests.unit.data.conftest import Writer, assert_resumes, batches
 
 
@@ -104,30 +105,28 @@ def test_an_error_says_whose_option_it_is(file: Path) -> None:
 def test_both_are_checked_against_the_model(file: Path) -> None:
     data = mixed(file)
     data.setup("fit")
-    data.check_lengths(positions=5, new_tokens=3)
+    data.check_lengths(positions=5, new_tokens=3, generates=True)
     with pytest.raises(
         ValueError, match=r"^sampling\.max_new_tokens=4.*\(data\.main\.max_prompt_tokens drops"
     ):
-        data.check_lengths(positions=5, new_tokens=4)
+        data.check_lengths(positions=5, new_tokens=4, generates=True)
     with pytest.raises(
         ValueError, match=r"the longest prompt and response have 5 tokens.*lower data\.ptx\.max_prompt_tokens"
     ):
-        data.check_lengths(positions=4, new_tokens=1)
+        data.check_lengths(positions=4, new_tokens=1, generates=True)
 
 
 def test_states_of_other_runs_are_refused(file: Path) -> None:
     two, one, working = mixed(file), prompts(file), prompts(file, num_workers=1)
-    loaders = []
     for data in (two, one, working):
         data.setup("fit")
-        loaders.append(data.train_dataloader())
+    loaders: list[MixedLoader | RowLoader] = [two.train_dataloader(), one.loader(), working.loader()]
     with pytest.raises(
         ValueError, match=r"data\.ptx: the checkpoint was taken .* without a second data module"
     ):
         loaders[0].load_state_dict(loaders[1].state_dict())
     with pytest.raises(ValueError, match=r"with a second data module, data\.ptx\. Resume with the same"):
         loaders[1].load_state_dict(loaders[0].state_dict())
-    assert isinstance(loaders[2], RowLoader)
     with pytest.raises(
         ValueError, match=r"data\.num_workers=1: .*with 0\. Resume with --data\.num_workers 0"
     ):

@@ -64,14 +64,14 @@ def test_row_ids_are_unique_over_epochs_and_held_out_rows(numbered: Callable[[in
 @pytest.mark.parametrize("consumed", range(9))
 def test_loader_goes_on_in_mid_epoch_and_over_its_end(numbered: Callable[[int], Path], consumed: int) -> None:
     file = numbered(10)  # 4 batches of 3, 3, 3 and 1 an epoch
-    straight = prompt_data(file, batch_size=3).train_dataloader()
+    straight = prompt_data(file, batch_size=3).loader()
     expected = [batch["row_ids"].tolist() for _ in range(3) for batch in straight]
-    stopped = prompt_data(file, batch_size=3).train_dataloader()
+    stopped = prompt_data(file, batch_size=3).loader()
     taken: list[RowBatch] = []
     while len(taken) < consumed:
         taken += islice(stopped, consumed - len(taken))
     state = json.loads(json.dumps(stopped.state_dict()))
-    resumed = prompt_data(file, batch_size=3).train_dataloader()
+    resumed = prompt_data(file, batch_size=3).loader()
     resumed.load_state_dict(state)
     rest = [batch["row_ids"].tolist() for _ in range(4) for batch in resumed]
     got = [batch["row_ids"].tolist() for batch in taken] + rest
@@ -224,3 +224,22 @@ def test_begin_token_comes_from_the_tokenizer_or_from_the_template(
             shuffle=False,
         )
         assert batches(data)[0]["prompt_ids"].tolist() == [[257, 97], [257, 98]], "once, either way"
+
+
+def test_the_rest_of_an_epoch_can_be_left_out(write_rows: Writer) -> None:
+    file = write_rows(*({"prompt": str(n)} for n in range(7)))
+    assert [len(batch["rows"]) for batch in batches(prompt_data(file, batch_size=3))] == [3, 3, 1]
+    assert [len(batch["rows"]) for batch in batches(prompt_data(file, batch_size=3, drop_last=True))] == [
+        3,
+        3,
+    ]
+
+
+def test_fewer_rows_than_a_batch_are_enough_to_answer(write_rows: Writer) -> None:
+    file = write_rows({"prompt": "a"}, {"prompt": "b"})
+    data = PromptData(path=str(file), tokenizer="embedded", batch_size=3)
+    data.setup("predict")
+    (batch,) = data.predict_dataloader()
+    assert len(batch["rows"]) == 2
+    with pytest.raises(ValueError, match=r"data\.batch_size=3: .* has only 2 rows to train"):
+        data.setup("fit")

@@ -239,3 +239,22 @@ def test_options_of_the_other_modules_from_the_command_line() -> None:
     steps = parse("--data=StepData", "--data.path=x", "--data.separator=;", "--data.num_workers=2")
     assert isinstance(steps, StepData)
     assert (steps.separator, steps.num_workers) == (";", 2)
+
+
+def test_the_first_batches_come_again_and_again_to_be_overfitted(numbered: Numbered, tmp_path: Path) -> None:
+    module = Recorder()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=6,
+        overfit_batches=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, prompts(numbered(20)))
+    assert module.trained == 3 * module.trained[:2]
+    mixed = MixedData(main=prompts(numbered(20)), ptx=prompts(numbered(20)))
+    with pytest.raises(ValueError, match=r"trainer\.overfit_batches: a second data module"):
+        trainer.fit(Recorder(), mixed)
