@@ -16,12 +16,14 @@ from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.trace import trace, traced_batch
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Actor, Settings
 
 _LATE = 10**9
 """Iterations after which no warm-up is left."""
 _ROWS = 32
 """Rows of a batch where the data module does not say."""
+_TOKENS = 512
+"""Tokens of a prompt, and of what follows it, where nothing says."""
 
 
 def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
@@ -64,14 +66,14 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
 
     The dataflow says how many rows each call has and how many updates there are.
     """
-    actor = algorithm.main_actor
-    response = actor.sampling.max_new_tokens
+    main = algorithm.main_model
     data = algorithm.trainer.datamodule  # type: ignore[attr-defined]
     lengths = data.prompt_lengths if isinstance(data, RowData | MixedData) else []
+    response = main.sampling.max_new_tokens if isinstance(main, Actor) else max(lengths, default=_TOKENS)
     longest = max(lengths, default=response)
     rows = data.batch_rows if isinstance(data, RowData | MixedData) else _ROWS
     return replace(
-        recipe(actor, settings),
+        recipe(main, settings),
         prompt=longest,
         response=response,
         batch=rows,
@@ -87,6 +89,6 @@ def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
     Raises:
         ValueError: a model's config.json cannot be read.
     """
-    actor = algorithm.main_actor
-    roles = {name: role.following(actor) for name, role in algorithm.roles().items()}
+    main = algorithm.main_model
+    roles = {name: role.following(main) for name, role in algorithm.roles().items()}
     return {name: shape_of(role) for name, role in roles.items() if role.path}

@@ -6,7 +6,9 @@ import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_lightning.controller.cluster import ResourcePool
+import torch
+
+from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
 from rlhf_lightning.dataflow import read_dataflow, read_shapes, read_workload
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.dataflow import Dataflow
@@ -89,21 +91,20 @@ class Auto(Strategy):
         self._found: dict[Hashable, Plan] = {}
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
-        """The given pools, or the best that the search finds; all roles together where only some are needed.
+        """The given pools, or the best that the search finds.
 
         Raises:
             ValueError: the given pools are not of these roles and devices, or the models do not fit.
         """
         if self.mapping.pools:
             return self._given(roles, devices)
-        every = self.algorithm.roles()
-        if set(roles) != set(every):
-            return [ResourcePool("all", devices or 1, tuple(roles))]
         found = self.plan(devices or os.cpu_count() or 1).mappings[0]
         self._sizes = _sizes(found)
         pools = [list(pool.roles) for pool in found.pools]
-        placed = {role for pool in pools for role in pool}
+        placed, lead = {role for pool in pools for role in pool}, self._sizes[pools[0][0]]
         pools[0] += [role for role in roles if role not in placed]
+        uncalled = [role for role in read_shapes(self.algorithm) if role not in placed]
+        self._sizes |= dict.fromkeys(uncalled, RoleSizes(p=lead.p, t=lead.t))
         return [
             ResourcePool(members[0], pool.devices, tuple(role for role in roles if role in members))
             for members, pool in zip(pools, found.pools, strict=True)
@@ -146,6 +147,11 @@ class Auto(Strategy):
     def _search(
         self, devices: int, workload: Workload, flow: Dataflow, shapes: dict[str, ModelShape]
     ) -> Plan:
+        if num_gpus() and not torch.cuda.is_available() and not self.mapping.hardware:
+            raise ValueError(
+                f"strategy.mapping.hardware: the cluster has {num_gpus()} GPUs, and this process sees none. "
+                f"Say of which kind they are: {', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`."
+            )
         machine = hardware.load(self.mapping.hardware) if self.mapping.hardware else this_machine(devices)
         costs = SimulatedCosts(
             machine,

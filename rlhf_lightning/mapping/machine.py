@@ -10,7 +10,9 @@ from rlhf_lightning.mapping.hardware import Hardware
 
 
 def this_machine(devices: int) -> Hardware:
-    """The known description that fits this machine best; `rlhf calibrate` measures a better one.
+    """The known description that fits this machine best, with its own number and memory of GPUs.
+
+    `rlhf calibrate` measures a better one.
 
     Args:
         devices: how many share the machine, where it has no GPU.
@@ -28,6 +30,7 @@ def this_machine(devices: int) -> Hardware:
                 f"hardware: no description of {gpu!r} is known. Measure one with `rlhf calibrate FILE`, and "
                 "give that file where hardware is asked for."
             )
-        return found[0]
+        own = torch.cuda.get_device_properties(0).total_memory
+        return dataclasses.replace(found[0], memory_bytes=float(own), gpus_per_node=torch.cuda.device_count())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return dataclasses.replace(hardware.CPU, gpus_per_node=devices, memory_bytes=memory / devices)

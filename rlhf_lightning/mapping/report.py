@@ -177,18 +177,24 @@ def _strategy(plan: Plan, mapping: Mapping, request: Request) -> list[str]:
     """The part of the configuration that differs between mappings."""
     total = sum(pool.devices for pool in mapping.pools)
     lines = ["strategy:", f"  class_path: {request.strategy}", "  init_args:", f"    devices: {total}"]
+    workload, settings = plan.costs.workload, []
     if any(map(_is_divided, (layout for pool in mapping.pools for layout in pool.layouts))):
-        shared = str(plan.costs.workload.sharding == "states").lower()
-        lines.append(f"    settings: {{engine: megatron, megatron: {{distributed_optimizer: {shared}}}}}")
+        shared = str(workload.sharding == "states").lower()
+        settings += ["engine: megatron", f"megatron: {{distributed_optimizer: {shared}}}"]
+    if workload.max_resident:  # whose keys and values were counted
+        settings.append(f"generate: {{slots: {workload.max_resident}}}")
+    lines += [f"    settings: {{{', '.join(settings)}}}"] if settings else []
     lines += ["    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}
     for pool in mapping.pools:
-        roles = [role for role in request.models if role in pool.roles]
-        # What needs no devices of its own, such as a reward of functions, runs beside the first models.
-        roles += [role for role in request.models if role not in placed and pool is mapping.pools[0]]
+        # What no step calls, or has no model, such as a reward of functions, is beside the first models.
+        others = [r for r in request.models if r not in placed and pool is mapping.pools[0]]
+        roles = [*(role for role in request.models if role in pool.roles), *others]
         where = f"  # {plan.hardware(pool)}" if len(plan.clusters) > 1 else ""
         lines += [f"        - roles: [{', '.join(roles)}]", f"          devices: {pool.devices}{where}"]
         divided = {r: at for r, at in zip(pool.roles, pool.layouts, strict=True) if _is_divided(at)}
+        if _is_divided(pool.layouts[0]):
+            divided |= {role: Layout(pool.layouts[0].train) for role in others if request.models[role]}
         lines += ["          sizes:"] if divided else []
         lines += [f"            {role}: {_sizes(layout)}" for role, layout in divided.items()]
     return lines

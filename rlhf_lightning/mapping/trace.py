@@ -90,14 +90,14 @@ class _Recorder(Transport):
 
 
 def _filled(name: str, rows: int) -> torch.Tensor:
-    """A column as its name says: ids are zeros and masks are whole; all else is float32 [rows, WIDTH].
+    """A column as its name says: masks are whole, ids int64, and all else is float32 [rows, WIDTH].
 
-    Its numbers are those of the rows: from equal scores some algorithms learn nothing.
+    Its numbers are those of the rows: from equal scores, or prompts, some algorithms learn nothing.
     """
     if name.endswith("_mask"):
         return torch.ones(rows, WIDTH, dtype=torch.bool)
     if name.endswith("_ids"):
-        return torch.zeros(rows, WIDTH, dtype=torch.int64)
+        return torch.arange(rows)[:, None].repeat(1, WIDTH)
     return torch.arange(rows, dtype=torch.float32)[:, None].repeat(1, WIDTH) / max(rows, 1)
 
 

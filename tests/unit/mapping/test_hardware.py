@@ -2,11 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from rlhf_lightning.mapping import hardware
+from rlhf_lightning.mapping.machine import this_machine
 
 pytestmark = pytest.mark.unit
 
@@ -58,3 +61,17 @@ def test_a_file_without_a_bandwidth_is_refused(tmp_path: Path) -> None:
         ValueError, match="lacks memory_bandwidth, peak_flops, intra_bandwidth, inter_bandwidth"
     ):
         hardware.load(str(tmp_path / "mine.yaml"))
+
+
+def test_a_machine_with_gpus_is_described_with_its_own_number_and_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-40GB")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=42 * 10**9)
+    )
+    found = this_machine(4)
+    assert (found.memory_bytes, found.gpus_per_node) == (42e9, 4)
+    assert found.peak_flops == hardware.KNOWN["a100-80gb"].peak_flops

@@ -6,20 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.algos import PPO
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import DAPO, PPO, RewardModel
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.parallel import Generation, ParallelLayout
-from rlhf_lightning.strategies import Auto
+from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.workers import Actor, Settings
 
 ROLES = ("actor", "critic", "reference", "reward")
 
 
-def attached(strategy: Auto, algorithm: PPO) -> Auto:
+def attached(strategy: Auto, algorithm: RLHFAlgorithm) -> Auto:
     """The strategy as it is when a trainer sets it up."""
     trainer = Trainer(strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False)
     strategy.connect(algorithm)
@@ -59,10 +61,16 @@ def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFacto
     assert sets == [1, 3]
 
 
-def test_what_only_answers_stands_together() -> None:
-    strategy = attached(Auto(), PPO())
-    (pool,) = strategy.place(("actor", "reward"), 2)
-    assert pool.num_devices == 2
+def test_a_cluster_whose_gpus_this_process_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "num_gpus", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"mapping.hardware: the cluster has 16 GPUs.*a100-80gb"):
+        attached(Auto(), PPO()).place(ROLES, 16)
+
+
+def test_a_model_without_an_actor_is_placed() -> None:
+    (pool,) = attached(Auto(), RewardModel()).place(("reward",), 2)
+    assert (pool.roles, pool.num_devices) == (("reward",), 2)
 
 
 def test_unknown_hardware() -> None:
@@ -120,6 +128,25 @@ def test_megatron_is_divided_as_the_search_says(tmp_path: Path) -> None:
         assert (placed.p, placed.t, placed.d) == (layout.train.p, layout.train.t, layout.train.d)
         roles[name].following(roles["actor"]).check_layout(placed, settings)
     assert strategy.layout(roles["reward"], "reward", 2) == ParallelLayout(d=2)
+
+
+def test_a_model_that_no_step_calls_is_divided_like_its_neighbour(tmp_path: Path) -> None:
+    file = tmp_path / "machine.yaml"
+    cramped = replace(hardware.CPU, memory_bytes=90e6, gpus_per_node=4, intra_bandwidth=1e12)
+    hardware.save(cramped, file)
+    strategy = attached(
+        Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=Settings(engine="megatron")),
+        DAPO(group_size=2),
+    )
+    pools = {
+        role: pool.num_devices
+        for pool in strategy.place(("actor", "reference", "reward"), 4)
+        for role in pool.roles
+    }
+    roles = strategy.algorithm.roles()
+    actor, reference = (strategy.layout(roles[name], name, pools[name]) for name in ("actor", "reference"))
+    assert actor.p * actor.t > 1
+    assert (reference.p, reference.t, reference.d) == (actor.p, actor.t, actor.d)
 
 
 SIZES = {"actor": RoleSizes(p=1, t=2, generate=Generation(1, 2))}

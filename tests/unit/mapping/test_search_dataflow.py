@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_lightning import algos
-from rlhf_lightning.algos import GRPO, PPO, SFT
+from rlhf_lightning.algos import GRPO, KTO, PPO, SFT
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping.dataflow import Dataflow
@@ -53,6 +53,14 @@ def test_a_group_of_answers_and_a_reward_of_functions() -> None:
 
 def test_training_alone() -> None:
     assert read(read_dataflow(SFT(mini_batch_size=4), 8)) == {"training": {("actor", "train", 8, 2)}}
+
+
+def test_answers_to_other_prompts() -> None:
+    found = read(read_dataflow(KTO(), 8))
+    assert {work for stage in found.values() for work in stage if work[1] == "infer"} == {
+        ("reference", "infer", 16, 2),
+        ("actor", "infer", 8, 1),
+    }
 
 
 @pytest.mark.parametrize("name", algos.__all__)
