@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import lightning.pytorch as pl
 import torch
@@ -21,6 +22,7 @@ from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Critic, Reference
 
 Parameters = Mapping[str, torch.Tensor]
+Dtype = Literal["float32", "bfloat16"]
 STEPS = 3
 """Iterations of the run that others are compared with."""
 ROWS = 7
@@ -59,13 +61,13 @@ class Export(Callback):
         pl_module.actor.export(directory=self.directory).fetch()
 
 
-def ppo(path: Path) -> PPO:
+def ppo(path: Path, *, dtype: Dtype = "float32") -> PPO:
     """A fresh algorithm: two mini-batches of unequal size an iteration, and a KL coefficient that adapts."""
     optimizer = OptimizerSpec(lr=1e-4)
     return PPO(
-        actor=Actor(path=str(path), optimizer=optimizer, sampling=Sampling(max_new_tokens=6)),
-        critic=Critic(optimizer=optimizer),
-        reference=Reference(decay=0.5),
+        actor=Actor(path=str(path), dtype=dtype, optimizer=optimizer, sampling=Sampling(max_new_tokens=6)),
+        critic=Critic(dtype=dtype, optimizer=optimizer),
+        reference=Reference(dtype=dtype, decay=0.5),
         mini_batch_size=4,
         kl=KLPenalty(target=1.0, horizon=100.0),
     )

@@ -86,6 +86,7 @@ class Run:
                 env={**os.environ, RUN: name, "RAY_ADDRESS": address},
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                process_group=0,
             )
         # A running cluster starts the devices: they have its environment, not that of the run.
         self._mark = f"{MARK}={os.environ[MARK]}" if address else f"{RUN}={name}"
