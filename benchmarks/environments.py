@@ -29,6 +29,8 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "trl-ppo": ("trl==1.12.0", "transformers==5.19.0", TORCH),
     "openrlhf": ("ray==2.60.0", "transformers==5.19.0", "pylatexenc==2.11", TORCH),
 }
+GRACE_S = 20
+"""Seconds that a process has to end by itself."""
 ALONE: Mapping[str, tuple[str, ...]] = {"openrlhf": ("openrlhf==0.11.2",)}
 """Installed without what they require: OpenRLHF asks for flash-attn, which only builds beside a GPU."""
 OVERRIDES: Mapping[str, Path] = {"trl-vllm": HERE.parent / "overrides.txt"}
@@ -116,10 +118,17 @@ def started(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill the process group of one that still runs, and close its pipes."""
+    """End the process group of one that still runs, and close its pipes.
+
+    Ray's processes have sessions of their own, and end with the one that started them if it is asked to end.
+    """
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

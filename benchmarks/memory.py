@@ -10,11 +10,13 @@ parameters less what is predicted for it, is subtracted. The bar is 1.15 times t
 Growth: PPO of the embedded model; the resident memory of the controller and of each device every ten
 iterations, and the slope of a straight line through those of the second half. Pages of the object store,
 which all processes share and a process touches one after the other, are told apart and not in the slope.
+Beside it what the C library has given out and not got back: the rest it keeps for what comes next.
 
 Writes results/memory.json and draws docs/images/memory.svg.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import tempfile
@@ -31,6 +33,7 @@ from benchmarks.small_runs import alone, quiet_trainer, write_llama
 from benchmarks.spread import machine, spread
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO
+from rlhf_lightning.controller import ONE_TO_ALL, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping.machine import this_machine
@@ -76,6 +79,37 @@ class Resident:
     """Megabytes by process: `controller`, `device 0`, ..."""
     shared_mb: dict[str, list[float]]
     """Beside these, megabytes of the object store that the process has touched."""
+    allocated_mb: dict[str, list[float]]
+    """Of these, megabytes that the C library has given out, by process: `controller`, `rank 0`, ..."""
+
+
+class MallInfo(ctypes.Structure):
+    """What glibc's mallinfo2(3) returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def allocated_bytes() -> int:
+    """Bytes that this process has from the C library, of all its heaps and of blocks mapped by themselves."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallInfo
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+class Weighed(Actor):
+    """An actor that says what its process has allocated, too."""
+
+    @register(transfer=ONE_TO_ALL)
+    def allocated(self) -> int:
+        """Bytes."""
+        return allocated_bytes()
 
 
 class Watch(Callback):
@@ -87,6 +121,7 @@ class Watch(Callback):
         self.iterations: list[int] = []
         self.mb: dict[str, list[float]] = {}
         self.shared_mb: dict[str, list[float]] = {}
+        self.allocated_mb: dict[str, list[float]] = {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Look, every ten iterations; the peak is told by the calls themselves."""
@@ -101,6 +136,11 @@ class Watch(Callback):
             own, shared = resident_mb(pid)
             self.mb.setdefault(name, []).append(own)
             self.shared_mb.setdefault(name, []).append(shared)
+        actor = pl_module.main_actor
+        assert isinstance(actor, Weighed)
+        allocated = {f"rank {i}": size for i, size in enumerate(actor.allocated().fetch())}
+        for name, size in {"controller": allocated_bytes(), **allocated}.items():
+            self.allocated_mb.setdefault(name, []).append(size / 1e6)
 
 
 def devices(parent: int) -> Iterator[int]:
@@ -132,7 +172,7 @@ def resident_mb(pid: int) -> tuple[float, float]:
 
 def algorithm(path: str) -> PPO:
     """PPO with fresh models of one size; a rule rewards."""
-    return PPO(actor=Actor(path=path, sampling=Sampling(max_new_tokens=RESPONSE)))
+    return PPO(actor=Weighed(path=path, sampling=Sampling(max_new_tokens=RESPONSE)))
 
 
 def train(ppo: PPO, folder: str, *, iterations: int, data: TaskData, devices: int) -> Watch:
@@ -176,7 +216,12 @@ def growth(iterations: int) -> Resident:
     with tempfile.TemporaryDirectory() as folder:
         data = TaskData(num_rows=ROWS * iterations, num_val_rows=2, batch_size=ROWS)
         watch = train(algorithm(EMBEDDED), folder, iterations=iterations, data=data, devices=2)
-    return Resident(iterations=watch.iterations, mb=watch.mb, shared_mb=watch.shared_mb)
+    return Resident(
+        iterations=watch.iterations,
+        mb=watch.mb,
+        shared_mb=watch.shared_mb,
+        allocated_mb=watch.allocated_mb,
+    )
 
 
 def slope(iterations: Sequence[int], mb: Sequence[float]) -> tuple[float, float]:
@@ -225,9 +270,10 @@ def grown(iterations: int) -> dict[str, object]:
     """Measure the growth, print and draw it."""
     found = Resident(**alone("memory", "--growth", "--iterations", str(iterations)))
     slopes = {}
-    for name, mb in found.mb.items():
+    held = {f"{name}, allocated": mb for name, mb in found.allocated_mb.items()}
+    for name, mb in {**found.mb, **held}.items():
         rate, error = slopes[name] = slope(found.iterations, mb)
-        print(f"{name:<12}{mb[0]:>8.0f} MB after {found.iterations[0]}, {mb[-1]:.0f} MB after "
+        print(f"{name:<24}{mb[0]:>8.1f} MB after {found.iterations[0]}, {mb[-1]:.1f} MB after "
               f"{found.iterations[-1]}; {rate:+.2f} +- {error:.2f} MB in 100 iterations")  # fmt: skip
     draw(found)
     return {**asdict(found), "mb_in_100_iterations": slopes}

@@ -87,6 +87,7 @@ class Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                preexec_fn=_heed_interrupts,  # noqa: PLW1509 - it only resets a signal
             )
         # A running cluster starts the devices: they have its environment, not that of the run.
         self._mark = f"{MARK}={os.environ[MARK]}" if address else f"{RUN}={name}"
@@ -168,6 +169,11 @@ class Run:
 
     def _is_saving(self) -> bool:
         return any(self.checkpoints.glob(".saving-*"))
+
+
+def _heed_interrupts() -> None:
+    """As in a terminal: what runs in the background of a shell ignores them, and so does what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def devices() -> dict[int, str]:
