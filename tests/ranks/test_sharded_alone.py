@@ -116,35 +116,29 @@ def test_bfloat16() -> None:
     assert float((logits - right).norm() / right.norm()) < 0.02
 
 
-def test_sliding_windows_are_kept() -> None:
-    module = whole("qwen2")
-    config = AutoConfig.for_model(
-        "qwen2", **{k: v for k, v in KINDS["qwen2"].items() if k != "model_type"},
-        use_sliding_window=True, sliding_window=3, max_window_layers=1,
-    )  # fmt: skip
-    windowed = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
-    windowed.load_state_dict(module.state_dict())
-    use_interface(windowed.train(False))
-    decoder = ShardedDecoder(
-        Conversion(config), alone("qwen2")[1], layers=((0, 1, 2),), chunks=1, tensor=None, pipeline=None
-    )
-    found, right = answers(decoder, GREEDY), answers(windowed, GREEDY)
-    torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
-    assert not torch.equal(right["response_ids"], expected("qwen2", GREEDY)["response_ids"])
+def changed(**options: object) -> tuple[PreTrainedModel, ShardedDecoder]:
+    """The Qwen2 with another configuration and the same weights: whole, and as a decoder."""
+    kind = {name: value for name, value in KINDS["qwen2"].items() if name != "model_type"}
+    config = AutoConfig.for_model("qwen2", **kind, **options)
+    module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
+    module.load_state_dict(whole("qwen2").state_dict())
+    use_interface(module.train(False))
+    weights, layers = alone("qwen2")[1], ((0, 1, 2),)
+    decoder = ShardedDecoder(Conversion(config), weights, layers=layers, chunks=1, tensor=None, pipeline=None)
+    return module, decoder
 
 
-def test_the_activation_is_that_of_the_model() -> None:
-    module = whole("qwen2")
-    config = AutoConfig.for_model(
-        "qwen2", **{k: v for k, v in KINDS["qwen2"].items() if k != "model_type"}, hidden_act="gelu"
-    )
-    gelu = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
-    gelu.load_state_dict(module.state_dict())
-    use_interface(gelu.train(False))
-    decoder = ShardedDecoder(
-        Conversion(config), alone("qwen2")[1], layers=((0, 1, 2),), chunks=1, tensor=None, pipeline=None
-    )
-    found, right = answers(decoder, GREEDY), answers(gelu, GREEDY)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        {"hidden_act": "gelu"},
+    ],
+    ids=["windows", "activation"],
+)
+def test_it_computes_what_the_configuration_says(options: dict[str, object]) -> None:
+    module, decoder = changed(**options)
+    found, right = answers(decoder, GREEDY), answers(module, GREEDY)
     torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
     assert not torch.equal(right["log_probs"], expected("qwen2", GREEDY)["log_probs"])
 
