@@ -16,7 +16,6 @@ Writes results/memory.json and draws docs/images/memory.svg.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import tempfile
@@ -29,11 +28,11 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks import environments
+from benchmarks.allocated import Weighed, allocated_bytes
 from benchmarks.small_runs import alone, quiet_trainer, write_llama
 from benchmarks.spread import machine, spread
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.controller import ONE_TO_ALL, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping.machine import this_machine
@@ -42,7 +41,7 @@ from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.spec import EMBEDDED, Sampling
 from rlhf_lightning.strategies import Colocated
-from rlhf_lightning.workers import Actor, Settings
+from rlhf_lightning.workers import Settings
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "memory.svg"
 MODELS = {
@@ -81,35 +80,6 @@ class Resident:
     """Beside these, megabytes of the object store that the process has touched."""
     allocated_mb: dict[str, list[float]]
     """Of these, megabytes that the C library has given out, by process: `controller`, `rank 0`, ..."""
-
-
-class MallInfo(ctypes.Structure):
-    """What glibc's mallinfo2(3) returns."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-            "keepcost",
-        )
-    ]  # fmt: skip
-
-
-def allocated_bytes() -> int:
-    """Bytes that this process has from the C library, of all its heaps and of blocks mapped by themselves."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = MallInfo
-    found = mallinfo2()
-    return int(found.uordblks + found.hblkhd)
-
-
-class Weighed(Actor):
-    """An actor that says what its process has allocated, too."""
-
-    @register(transfer=ONE_TO_ALL)
-    def allocated(self) -> int:
-        """Bytes."""
-        return allocated_bytes()
 
 
 class Watch(Callback):
