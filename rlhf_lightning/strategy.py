@@ -207,8 +207,8 @@ class Strategy(SingleDeviceStrategy):
         cluster = self._cluster
         assert cluster is not None
         self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
-        cluster.connect(_num_devices(self._pools(roles)))
         pools = self._pools(roles)
+        cluster.connect(_num_devices(pools))
         placements, groups = self.placements(roles, pools)
         cluster.start(pools)
         transport.actors = cluster.actors
