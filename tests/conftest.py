@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import uuid
@@ -34,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault(name, value)
     if hasattr(config, "workerinput"):  # one of several sessions of pytest-xdist, which share an environment
         os.environ[MARK] = DEFAULTS[MARK]
+    gc.disable()  # until the modules are imported: its looks at all of them took a tenth of a session
+
+
+def pytest_collection_finish() -> None:
+    """From here on the garbage collector looks at what tests make, not at modules."""
+    gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,16 +12,20 @@ _OBJECTS = 100_000
 def rest() -> Callable[[], None]:
     """Keep all that is there, modules above all, from the collector's eyes, and let it look less often.
 
+    A process that has frozen what is there by itself keeps that, now and afterwards.
+
     Returns:
         What makes it as it was.
     """
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not frozen:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(_OBJECTS)
 
     def wake() -> None:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         gc.set_threshold(*before)
 
     return wake

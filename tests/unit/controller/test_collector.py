@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+
+import pytest
 
 from rlhf_lightning.controller.collector import rest
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """The session has frozen its modules."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_what_is_there_is_not_looked_at_until_it_wakes() -> None:
@@ -17,3 +28,13 @@ def test_what_is_there_is_not_looked_at_until_it_wakes() -> None:
     wake()
     assert gc.get_freeze_count() == 0
     assert gc.get_threshold() == before
+
+
+def test_who_has_frozen_more_keeps_it() -> None:
+    outer = rest()
+    frozen = gc.get_freeze_count()
+    wake = rest()
+    wake()
+    assert gc.get_freeze_count() >= frozen
+    outer()
+    assert gc.get_freeze_count() == 0
