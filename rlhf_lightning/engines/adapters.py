@@ -53,11 +53,24 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
         lora_dropout=0.0,
         fan_in_fan_out=_stored_by_inputs(model),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _in_float32(model):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model, adapter_name=_NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_FACTOR in name or name == HEAD)
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Let the parameters be of float32 and take no memory for a while: factors are drawn in their type."""
+    values = {parameter: parameter.data for parameter in model.parameters()}
+    for parameter in values:
+        parameter.data = torch.zeros((), device=parameter.device).expand_as(parameter)
+    try:
+        yield
+    finally:
+        for parameter, value in values.items():
+            parameter.data = value
 
 
 def _targets(model: PreTrainedModel, lora: LoRA) -> list[str]:

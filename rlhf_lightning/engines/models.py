@@ -1,4 +1,8 @@
-"""Hugging Face decoders in float32, with the language-model head or with one number per token."""
+"""Hugging Face decoders, with the language-model head or with one number per token.
+
+Their weights are mapped from the files, in the type that they have there: the ranks of a node share one copy
+in the system's page cache, and each makes float32 numbers of those only that it keeps.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from transformers.utils import logging
 
 from rlhf_lightning.engines.adapters import HEAD, adapt
 from rlhf_lightning.engines.attention import Sequences, use_interface
-from rlhf_lightning.engines.source import check_model, resolve, weight_files
+from rlhf_lightning.engines.source import check_model, resolve, stored_type, weight_files
 from rlhf_lightning.spec import ModelSpec
 
 __all__ = ["ScalarModel", "check_model", "load_causal_lm", "load_scalar", "quiet", "read_config"]
@@ -56,7 +60,7 @@ class ScalarModel(nn.Module):
 def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
     """The causal language model of a directory, or a fresh one where the directory holds config.json alone.
 
-    It has adapters where the description asks for them.
+    It has adapters where the description asks for them. Weights of one type are as the files have them.
 
     Raises:
         ValueError: the directory cannot be loaded.
@@ -101,18 +105,34 @@ def _load(
     *,
     seed: int,
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The model in float32 and the names of parameters that the weight files lack."""
+    """The model and the names of parameters that the weight files lack."""
+    files = weight_files(directory)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if not weight_files(directory):
+        if not files:
             fresh = kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
             return cast(PreTrainedModel, fresh), set()
-        try:
-            loaded = kind.from_pretrained(
-                directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-        except RuntimeError as err:
-            raise ValueError(f"{directory}: the weight files do not fit config.json ({err}).") from err
+        dtype = stored_type(files)
+        model, missing = _mapped(kind, directory, config, dtype=dtype)
+        if dtype != torch.float32 and any(buffer.dtype == dtype for buffer in model.buffers()):
+            # Constants that it computes with would be rounded, and are in no file.
+            model, missing = _mapped(kind, directory, config, dtype=torch.float32)
+    return model, missing
+
+
+def _mapped(
+    kind: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
+    directory: Path,
+    config: PreTrainedConfig,
+    *,
+    dtype: torch.dtype,
+) -> tuple[PreTrainedModel, set[str]]:
+    try:
+        loaded = kind.from_pretrained(
+            directory, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except RuntimeError as err:
+        raise ValueError(f"{directory}: the weight files do not fit config.json ({err}).") from err
     model, info = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     return model, set(info["missing_keys"])
 
@@ -126,8 +146,7 @@ def _prepared(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
 
 def _initialise_head(module: PreTrainedModel, seed: int) -> None:
     weight = module.get_parameter(HEAD)
-    with torch.no_grad():
-        weight.copy_(fresh_head(weight.shape[1], seed=seed))
+    weight.data = fresh_head(weight.shape[1], seed=seed)
 
 
 def fresh_head(hidden: int, *, seed: int) -> Tensor:

@@ -27,7 +27,7 @@ class Replica:
     Parameters that are frozen as it is made have no masters.
 
     Args:
-        model: on its device, in float32; changed in place.
+        model: on its device, with weights as its files have them; changed in place.
         dtype: what it computes in.
         copies: ranks that train one each, with rows of their own; None for one.
     """
@@ -40,19 +40,18 @@ class Replica:
     ) -> None:
         self._model, self._copies = model, copies
         self._working = dict(model.named_parameters())
-        for parameter in self._working.values():
-            # What cannot be resized is mapped from the weight file, which may yet change.
-            if not parameter.untyped_storage().resizable():
-                parameter.data = parameter.data.clone()
         self._cast = dtype != torch.float32
-        self.masters = {name: p for name, p in self._working.items() if p.requires_grad}
+        trained = [name for name, parameter in self._working.items() if parameter.requires_grad]
+        values = {name: _own(self._working[name].detach(), torch.float32) for name in trained}
+        for name, parameter in self._working.items():
+            parameter.data = (
+                values[name] if name in values and not self._cast else _own(parameter.data, dtype)
+            )
+        self.masters = {name: self._working[name] for name in trained}
         if self._cast:
-            # The master keeps the memory, and the parameter is given its own.
-            self.masters = {name: nn.Parameter(p.detach()) for name, p in self.masters.items()}
-            for name, parameter in self._working.items():
-                parameter.data = parameter.data.to(dtype)
-                if name in self.masters:
-                    parameter.register_post_accumulate_grad_hook(_hand_over(self.masters[name]))
+            self.masters = {name: nn.Parameter(value) for name, value in values.items()}
+            for name, master in self.masters.items():
+                self._working[name].register_post_accumulate_grad_hook(_hand_over(master))
         self.stored: dict[str, Tensor] = {**self._working, **self.masters}
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -93,6 +92,12 @@ class Replica:
     def gathered(self) -> Iterator[PreTrainedModel]:
         """The model itself."""
         yield self._model
+
+
+def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a type, and not mapped from a weight file, which may yet change."""
+    found = tensor.to(dtype)
+    return found if found.untyped_storage().resizable() else found.clone()
 
 
 def _hand_over(master: nn.Parameter) -> Callable[[Tensor], None]:

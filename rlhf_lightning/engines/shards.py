@@ -50,7 +50,8 @@ class Shards:
 
     Args:
         root: the module whose forward is called; it is, or contains, the model.
-        model: the Hugging Face model, whole and alike on every rank; what is frozen is kept in `dtype`.
+        model: the Hugging Face model, whole and alike on every rank, mapped from its files as they are; what
+            is frozen is kept in `dtype`.
         mesh: ranks to shard over.
         device: where it computes.
         dtype: what it computes in.
@@ -68,11 +69,13 @@ class Shards:
         schedule: Schedule,
     ) -> None:
         self._model, self._skeleton = model, _skeleton(model)
-        _place_rest(model, device, dtype)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
         self._tensor = mesh.tensor
         self._added = divide(model, mesh.tensor) if mesh.tensor is not None else frozenset()
         layers = _layers(model) if schedule.saves_memory else []
         self._units = _sharded([*layers, root], mesh.data, dtype)
+        _cast(root, dtype)
         for unit in self._units[:-1]:
             unit.set_reshard_after_forward(schedule.reshard_after_forward, recurse=False)
         self.stored: dict[str, Tensor] = dict(model.named_parameters())
@@ -171,13 +174,15 @@ def _is_whole(parameter: Tensor, tensor: DeviceMesh) -> bool:
     return names[-1:] != tensor.mesh_dim_names or parameter.placements[-1].is_replicate()
 
 
-def _place_rest(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Keep frozen parameters in the type of the computation, and buffers on the device."""
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(device)
+def _cast(root: nn.Module, dtype: torch.dtype) -> None:
+    """Make float32 masters of this rank's shards; frozen ones are kept in the type of the computation."""
+
+    def kept(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            return tensor
+        return tensor.to(torch.float32 if tensor.requires_grad else dtype)
+
+    root._apply(kept)
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
+from safetensors import safe_open
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
@@ -15,6 +18,7 @@ from rlhf_lightning.spec import EMBEDDED, ModelSpec
 _EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
     "chat_template*", "generation_config.json",
@@ -104,6 +108,15 @@ def weight_files(directory: Path) -> list[Path]:
             "Save the model again with save_pretrained, which writes safetensors."
         )
     return files
+
+
+def stored_type(files: Iterable[Path]) -> torch.dtype:
+    """The type of all tensors in weight files; float32 where they have several, or another."""
+    found = set()
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            found |= {opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+    return _TYPES.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
 
 
 def tokenizer_files(directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,21 @@ def test_bfloat16_has_masters_and_gradients_in_float32(paths: dict[str, Path]) -
             assert float((ours.weights - theirs.weights).norm() / theirs.weights.norm()) < 1e-2
             # Steps of 1e-3 would be lost on most weights of bfloat16.
             assert not torch.equal(ours.weights, ours.weights.bfloat16().float())
+
+
+def in_all_stages(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[list[Trained]]:
+    """By stage, of models that are to be the same."""
+    return [
+        [zero.train(zero.zero(group, spec, stage), zero.own(group)) for spec in specs] for stage in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_is_the_same_model_whatever_type_its_files_have(tmp_path: Path, dtype: tiny.Dtype) -> None:
+    specs = [tiny.spec(path, dtype=dtype) for path in tiny.write_in_types(tmp_path)]
+    for mine, theirs in chain(*spmd.run(2, in_all_stages, specs)):
+        assert torch.equal(mine.weights, theirs.weights)
+        assert torch.equal(mine.outputs["log_probs"], theirs.outputs["log_probs"])
 
 
 def skipped(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[bool, dict[str, float], float]]:

@@ -208,6 +208,8 @@ class ZeROEngine(TrainEngine):
         if spec.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         root.eval()
+        if spec.dtype == "float32":
+            root.float()  # DeepSpeed would compute in the type that the files have
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -215,8 +217,8 @@ class ZeROEngine(TrainEngine):
             spec, numbers=sum(shape.numel() for shape in shapes.values()), on_cpu=on_cpu
         )
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        # DeepSpeed makes masters of weights that it has rounded.
-        originals = {n: p.detach().clone() for n, p in self._parameters.items() if spec.dtype != "float32"}
+        # DeepSpeed makes masters of weights that it has rounded; it gives the parameters other memory.
+        originals = {n: p.detach() for n, p in self._parameters.items() if spec.dtype != "float32"}
         self._gathering = Gathering(model, scope=self._scope, bucket=self._config.bucket_numbers)
         chosen = spec.optimizer
         self._adamw = torch.optim.AdamW(

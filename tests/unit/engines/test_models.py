@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
 
 from rlhf_lightning.engines.models import check_model, load_causal_lm, load_scalar
 from rlhf_lightning.engines.source import resolve
@@ -32,6 +33,45 @@ def test_a_causal_model_has_the_weights_of_its_directory(causal: Path) -> None:
     model = load_causal_lm(ModelSpec(path=str(causal)))
     assert same(model, AutoModelForCausalLM.from_pretrained(causal))
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_one_type_are_mapped_as_they_are(causal: Path, dtype: torch.dtype) -> None:
+    AutoModelForCausalLM.from_pretrained(causal, dtype=dtype).save_pretrained(causal)
+    weights = list(load_causal_lm(ModelSpec(path=str(causal))).parameters())
+    assert {weight.dtype for weight in weights} == {dtype}
+    assert not any(weight.untyped_storage().resizable() for weight in weights)
+    assert (
+        load_scalar(ModelSpec(path=str(causal))).classifier.get_parameter("score.weight").dtype
+        == torch.float32
+    )
+
+
+def test_weights_of_two_types_lose_nothing(causal: Path) -> None:
+    state = load_file(causal / "model.safetensors")
+    state["model.norm.weight"] += 1e-4
+    expected = state["model.norm.weight"].clone()
+    halved = {name: weight if "norm" in name else weight.bfloat16() for name, weight in state.items()}
+    save_file(halved, causal / "model.safetensors", {"format": "pt"})
+    model = load_causal_lm(ModelSpec(path=str(causal)))
+    assert torch.equal(model.get_parameter("model.norm.weight"), expected)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+def test_constants_of_a_model_are_not_rounded(tmp_path: Path) -> None:
+    """Gemma multiplies its embeddings by the root of their size, and has that in no file."""
+    config = Gemma3TextConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=40,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    model = load_causal_lm(ModelSpec(path=str(tmp_path)))
+    assert model.get_buffer("model.embed_tokens.embed_scale") == torch.tensor(40**0.5)
 
 
 def test_a_config_alone_is_initialised_from_its_seed_and_no_other(tmp_path: Path) -> None:

@@ -72,6 +72,15 @@ def write_scalar(directory: Path) -> Path:
     return _write(directory, lambda: AutoModelForSequenceClassification.from_config(config(num_labels=1)))
 
 
+def write_in_types(directory: Path) -> list[Path]:
+    """Save the same numbers in float32 and in bfloat16."""
+    source = write_causal(directory / "source", tie=True)
+    for dtype in ("float32", "bfloat16"):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+        model.to(getattr(torch, dtype)).save_pretrained(directory / dtype)
+    return [directory / "float32", directory / "bfloat16"]
+
+
 def write_noisy(
     directory: Path, config: PreTrainedConfig, *, weights: float = 0.1, others: float = 0.3
 ) -> Path:

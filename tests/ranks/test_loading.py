@@ -1,0 +1,124 @@
+"""What a process takes to load a model: its own part of it, from files of any type."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rlhf_lightning.engines import FSDP, FSDPEngine
+from rlhf_lightning.parallel import ModelGroups, ParallelLayout
+from rlhf_lightning.spec import LoRA, ModelSpec
+from rlhf_lightning.workers import Reference
+from tests.unit import spmd
+from tests.unit.engines import tiny
+from tests.unit.engines.tiny import Fit
+
+STEPS = 2
+ADAPTERS = LoRA(rank=2, alpha=4.0)
+MODELS: dict[str, ModelSpec] = {
+    "float32": ModelSpec(),
+    "bfloat16": ModelSpec(dtype="bfloat16"),
+    "frozen": Reference(),
+    "frozen in bfloat16": Reference(dtype="bfloat16"),
+    "adapted": ModelSpec(lora=ADAPTERS),
+    "adapted in bfloat16": ModelSpec(lora=ADAPTERS, dtype="bfloat16"),
+}
+ON = {"one": (1, 1), "shards": (2, 1), "tensor": (1, 2), "both": (2, 2)}
+"""Data-parallel and tensor ranks."""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return tiny.write_in_types(tmp_path_factory.mktemp("written"))
+
+
+def learned(_: dist.ProcessGroup | None, spec: ModelSpec, d: int, t: int) -> tuple[Tensor, Tensor]:
+    """What a model says, and its weights some steps later."""
+    groups = ModelGroups.create_all(ParallelLayout(t=t, d=d)) if d * t > 1 else None
+    at = 0 if groups is None else groups.data.rank()
+    engine = FSDPEngine(
+        spec,
+        group=groups.data if groups else None,
+        tensor=groups.tensor if groups else None,
+        config=FSDP(max_tokens_per_micro_batch=20),
+    )
+    rows = tiny.rows()[at::d]
+    said = engine.infer(rows, temperature=1.0)["log_probs"]
+    for _step in range(STEPS if spec.kept else 0):
+        engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
+        engine.optimizer_step()
+    return said, torch.cat([weight.flatten().float() for _name, weight in engine.weights()])
+
+
+@pytest.mark.parametrize(
+    ("model", "on"), [(m, on) for m in MODELS for on in ON if ON[on][1] == 1 or not MODELS[m].lora]
+)
+def test_it_is_the_same_model_whatever_type_its_files_have(written: list[Path], model: str, on: str) -> None:
+    d, t = ON[on]
+    specs = [replace(MODELS[model], path=str(path)) for path in written]
+    runs = [
+        [learned(None, spec, 1, 1)] if d * t == 1 else spmd.run(d * t, learned, spec, d, t) for spec in specs
+    ]
+    for mine, theirs in zip(*runs, strict=True):
+        for tensor, other in zip(mine, theirs, strict=True):
+            assert torch.equal(tensor, other)
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process that no file backs."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def most_during(call: Callable[[], object]) -> int:
+    """Bytes that a call takes at most, beyond what was there before."""
+    before, found, ended = anonymous(), [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            found.append(anonymous())
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        kept = call()
+    finally:
+        ended.set()
+        watcher.join()
+    del kept
+    return max(found) - before
+
+
+def loading(group: dist.ProcessGroup, spec: ModelSpec, t: int) -> int:
+    groups = ModelGroups.create_all(ParallelLayout(t=t, d=group.size() // t))
+    return most_during(lambda: FSDPEngine(spec, group=groups.data, tensor=groups.tensor))
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
+    """Four of them: a whole model in float32 would be four times what each keeps."""
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        vocab_size=8192,
+        max_position_embeddings=64,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    part = sum(weight.numel() for weight in model.parameters()) * 4 / 4
+    for most in spmd.run(4, loading, tiny.spec(tmp_path), t):
+        assert most < 2 * part
