@@ -147,8 +147,11 @@ class TrainEngine(WeightSource):
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory with the weights in the type of the computation."""
 
-    def give_weights(self) -> Tensor:
-        """All weights, one behind the other in the order of the model: [N] float32 on the host."""
+    def give_weights(self, *, wanted: bool = True) -> Tensor:
+        """All weights, one behind the other in the order of the model: [N] float32 on the host.
+
+        All ranks call it; those where they are not wanted hold one parameter at a time, and return [0].
+        """
         raise NotImplementedError(f"{type(self).__name__} gives no weights to other models.")
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:

@@ -41,6 +41,16 @@ def take(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *,
         raise ValueError(f"{path}: was sent no {next(iter(expected))}.")
 
 
+def joined(weights: Iterable[Tensor], *, size: int) -> Tensor:
+    """Weights one behind the other: [size] float32 on the host; with size 0 they are only asked for."""
+    found, at = torch.empty(size), 0
+    for weight in weights:
+        if size:
+            found[at : at + weight.numel()] = weight.detach().flatten()
+            at += weight.numel()
+    return found
+
+
 def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path: str) -> None:
     """Become `decay` of these weights and the rest of others.
 

@@ -21,11 +21,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.adapters import Merged, adapters_off, check_lora, described, whole
+from rlhf_lightning.engines.adapters import Merged, adapters_off, check_lora, described, is_factor, whole
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
 from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
-from rlhf_lightning.engines.exchange import follow, take
+from rlhf_lightning.engines.exchange import follow, joined, take
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp_config import FSDP
 from rlhf_lightning.engines.fused import decoder_of
@@ -187,11 +187,13 @@ class FSDPEngine(TrainEngine):
         if self._group is not None:
             dist.barrier(self._group)
 
-    def give_weights(self) -> Tensor:
+    def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
         self._away.refuse("parameters")
-        merged = self._merged(torch.float32) if self._spec.lora else self._weights.stored.items()
-        return torch.cat([whole(weight).flatten().float().cpu() for _, weight in merged])
+        stored = self._weights.stored
+        merged = self._merged(torch.float32) if self._spec.lora else stored.items()
+        size = sum(weight.numel() for name, weight in stored.items() if not is_factor(name))
+        return joined((whole(weight) for _, weight in merged), size=size if wanted else 0)
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""

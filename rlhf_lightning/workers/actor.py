@@ -164,8 +164,8 @@ class Actor(Role):
     @register(transfer=BROADCAST, reads=(), returns=("weights",))
     def give_weights(self, rows: TensorDict) -> TensorDict:
         """All weights, for a model that follows: `weights` [1, N] float32 of a batch of one row."""
-        weights = self.engine.give_weights()[None]
-        return TensorDict({"weights": weights[:, : None if self.worker.rank == 0 else 0]}, batch_size=1)
+        weights = self.engine.give_weights(wanted=self.worker.rank == 0)
+        return TensorDict({"weights": weights[None]}, batch_size=1)
 
     @register(transfer=DP, reads=(), returns=())
     def compute_advantage(self, rows: TensorDict, *, estimator: Estimator) -> TensorDict:

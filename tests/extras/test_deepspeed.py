@@ -100,7 +100,10 @@ def in_bfloat16(group: dist.ProcessGroup, spec: ModelSpec) -> list[tuple[Tensor,
         engine = zero.zero(group, spec, stage)
         with engine.gathered() as module:
             types = {parameter.dtype for parameter in module.parameters()}
-        found.append((engine.give_weights(), types, zero.train(engine, zero.own(group))))
+        masters = engine.give_weights()
+        first = group.rank() == 0
+        assert len(engine.give_weights(wanted=first)) == (len(masters) if first else 0)
+        found.append((masters, types, zero.train(engine, zero.own(group))))
     return found
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
+
+T = TypeVar("T")
 
 STEPS = 2
 ADAPTERS = LoRA(rank=2, alpha=4.0)
@@ -81,8 +84,8 @@ def anonymous() -> int:
     return int(found[1]) * 1024
 
 
-def most_during(call: Callable[[], object]) -> int:
-    """Bytes that a call takes at most, beyond what was there before."""
+def most_during(call: Callable[[], T]) -> tuple[T, int]:
+    """What a call returns, and the bytes that it takes at most beyond what was there before."""
     before, found, ended = anonymous(), [0], threading.Event()
 
     def watch() -> None:
@@ -93,22 +96,24 @@ def most_during(call: Callable[[], object]) -> int:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        kept = call()
+        result = call()
     finally:
         ended.set()
         watcher.join()
-    del kept
-    return max(found) - before
+    return result, max(found) - before
 
 
-def loading(group: dist.ProcessGroup, spec: ModelSpec, t: int) -> int:
+def peaks(group: dist.ProcessGroup, spec: ModelSpec, t: int) -> tuple[int, int, int]:
+    """Bytes for loading a model and for giving its weights, and how many numbers were given."""
     groups = ModelGroups.create_all(ParallelLayout(t=t, d=group.size() // t))
-    return most_during(lambda: FSDPEngine(spec, group=groups.data, tensor=groups.tensor))
+    engine, loading = most_during(lambda: FSDPEngine(spec, group=groups.data, tensor=groups.tensor))
+    given, giving = most_during(lambda: engine.give_weights(wanted=group.rank() == 0))
+    return loading, giving, len(given)
 
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
-    """Four of them: a whole model in float32 would be four times what each keeps."""
+    """Four of them: a whole model in float32 is four times what each keeps, and one gives it to others."""
     config = LlamaConfig(
         hidden_size=512,
         intermediate_size=1536,
@@ -119,6 +124,9 @@ def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path)
-    part = sum(weight.numel() for weight in model.parameters()) * 4 / 4
-    for most in spmd.run(4, loading, tiny.spec(tmp_path), t):
-        assert most < 2 * part
+    size = sum(weight.numel() for weight in model.parameters())
+    part = 4 * size / 4
+    for rank, (loading, giving, given) in enumerate(spmd.run(4, peaks, tiny.spec(tmp_path), t)):
+        assert loading < 2 * part
+        assert giving < (7 if rank == 0 else 2) * part
+        assert given == (size if rank == 0 else 0)

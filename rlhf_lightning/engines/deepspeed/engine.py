@@ -27,6 +27,7 @@ from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
 from rlhf_lightning.engines.deepspeed.state import Counters, load, save
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.exchange import joined
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
@@ -170,10 +171,12 @@ class ZeROEngine(TrainEngine):
                     shutil.copy(file, directory / file.name)
         dist.barrier(self._group)
 
-    def give_weights(self) -> Tensor:
+    def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
         self._away.refuse("parameters", "optimizer")
-        return torch.cat([self._masters.read(name).flatten().cpu() for name in self._masters.shapes])
+        shapes = self._masters.shapes
+        size = sum(shape.numel() for shape in shapes.values())
+        return joined((self._masters.read(name) for name in shapes), size=size if wanted else 0)
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""

@@ -206,11 +206,16 @@ class MegatronEngine(TrainEngine):
         dist.barrier(self.groups.replica)
         dist.barrier(self.groups.data)
 
-    def give_weights(self) -> Tensor:
+    def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
         self._away.refuse(*self._mastered)
-        whole = {name: value.cpu() for name, value in self._weights.everything(self._optimizer.read)}
-        return torch.cat([whole[name].flatten() for name in self._weights.shapes])
+        size = sum(shape.numel() for shape in self._weights.shapes.values())
+        found = torch.empty(size if wanted else 0)
+        places = self._weights.in_order(found) if wanted else {}
+        for name, value in self._weights.everything(self._optimizer.read):
+            if wanted:
+                places[name].copy_(value)
+        return found
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
