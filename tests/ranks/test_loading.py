@@ -127,6 +127,6 @@ def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
     size = sum(weight.numel() for weight in model.parameters())
     part = 4 * size / 4
     for rank, (loading, giving, given) in enumerate(spmd.run(4, peaks, tiny.spec(tmp_path), t)):
-        assert loading < 2 * part
+        assert loading < 3 * part
         assert giving < (7 if rank == 0 else 2) * part
         assert given == (size if rank == 0 else 0)
