@@ -31,11 +31,19 @@ class Cache:
 
     def write(self, layer: int, key: Tensor, value: Tensor, place: Tensor) -> None:
         """Write key and value [K, T, D] at `place` [K, T] int64 of the block as [slots * K * capacity, D]."""
-        if layer not in self.layers:
-            self.layers[layer] = (self._block(key), self._block(value))
-        for block, tokens in zip(self.layers[layer], (key, value), strict=True):
+        for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
             rows = tokens.flatten(0, 1).to(block.dtype)
             block.view(-1, rows.shape[-1]).index_put_((place.view(-1),), rows)
+
+    def append(self, layer: int, key: Tensor, value: Tensor, position: int) -> None:
+        """Write key and value [K, n, D] at one position of the slots 0..n-1."""
+        for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
+            block[: tokens.shape[1], :, position] = tokens.transpose(0, 1)
+
+    def _blocks(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in self.layers:
+            self.layers[layer] = (self._block(key), self._block(value))
+        return self.layers[layer]
 
     def _block(self, tokens: Tensor) -> Tensor:
         heads, _, size = tokens.shape
@@ -108,7 +116,10 @@ class Decode:
         Heads that share a key are handed over as if they were queries of one sequence: nothing is repeated.
         """
         heads, rows = key.shape[1:3]
-        self._cache.write(layer.number, key[0], value[0], self._places.of(heads))
+        if self._shortest == self._longest:
+            self._cache.append(layer.number, key[0], value[0], self._longest)
+        else:
+            self._cache.write(layer.number, key[0], value[0], self._places.of(heads))
         if layer.window not in self._views:
             self._views[layer.window] = self._view(layer.window, query.dtype)
         begin, end, mask = self._views[layer.window]
@@ -151,8 +162,12 @@ class Decode:
 
 
 def _weights(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax of scaled queries [n, K, G, D] times keys [n, K, L, D] -> [n, K, G, L]; mask [n, 1, 1, L]."""
-    scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
+    """Softmax of scaled queries [n, K, G, D] times keys [n, K, L, D] -> [n, K, G, L]; mask [n, 1, 1, L].
+
+    The product is keys times queries: the other way round takes up to twice as long where G is 1.
+    """
+    scores = torch.bmm(keys.flatten(0, 1), query.flatten(0, 1).transpose(1, 2))
+    scores = scores.transpose(1, 2).reshape(*query.shape[:3], -1)
     if mask is not None:
         scores += mask
     return scores.softmax(-1)
