@@ -73,6 +73,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         batch=options.batch,
         real_prompt=options.real_prompt,
         max_resident=options.max_resident,
+        held_once=False,  # its YAML asks for Megatron's distributed optimizer
     )
     algorithm.bind({n: replace(r, path=sources[n]) for n, r in algorithm.roles().items()})
     flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)

@@ -104,11 +104,11 @@ def generation(
 ) -> Parts:
     """While the actor generates, without keys and values, which take what is free.
 
-    `shared`: the actor rests on the same devices, and its training shard is a part of the generation shard
-    (HybridFlow section 5.3: no redundancy), so that only the rest of this comes on top of `resting`.
+    `shared`: the actor rests on the same devices. Where its training shard is a part of the generation shard
+    (HybridFlow section 5.3: no redundancy), only the rest of this comes on top of `resting`.
     """
     weights = workload.element * device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg)
-    if shared and workload.sharding != "full":
+    if shared and workload.held_once and workload.sharding != "full":
         own = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
         weights = max(0.0, weights - own)
     inside = ParallelLayout(p=sizes.pg, t=sizes.tg)

@@ -70,6 +70,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         recompute=role.gradient_checkpointing,
         sequence_parallel=engine == "megatron" and settings.megatron.sequence_parallel,
         sharding=_sharding(role, settings),
+        held_once=engine != "megatron" or not settings.megatron.distributed_optimizer,
         gathered_once=engine == "fsdp" and once,
         element=2 if role.dtype == "bfloat16" else 4,
         masters=role.dtype == "bfloat16",

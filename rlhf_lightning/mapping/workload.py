@@ -48,6 +48,9 @@ class Workload:
     """Whether attention keeps its scores out of memory."""
     sharding: Sharding = "states"
     """What data-parallel ranks share out."""
+    held_once: bool = True
+    """Whether an actor's training shard is a part of its generation shard (HybridFlow section 5.3: no
+    redundancy); Megatron's distributed optimizer keeps it in a buffer of its own."""
     gathered_once: bool = False
     """Where they share parameters too: whether these are gathered and gradients reduced once an update, not
     once a micro-batch, as FSDP does where memory is no concern."""

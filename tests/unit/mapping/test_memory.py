@@ -138,6 +138,8 @@ def test_a_training_shard_is_part_of_the_generation_shard() -> None:
     apart = memory.generation(shape, layout, sizes, workload=Workload(), shared=False)
     assert apart.parameters == shape.num_parameters * 2 / 2
     assert apart.parameters - shared.parameters == pytest.approx(shape.num_parameters * 2 / 8)
+    twice = memory.generation(shape, layout, sizes, workload=Workload(held_once=False))
+    assert twice.parameters == apart.parameters
 
 
 def _rows() -> TensorDict:

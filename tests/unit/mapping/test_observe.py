@@ -128,6 +128,8 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe(Actor(), megatron).sequence_parallel
     divided = replace(megatron, megatron=Megatron(distributed_optimizer=True, max_tokens_per_micro_batch=99))
     assert recipe(Actor(), divided).sharding == "states"
+    assert not recipe(Actor(), divided).held_once
+    assert recipe(Actor(), megatron).held_once
     assert recipe(Actor(), divided).micro_batch_tokens == 99
     monkeypatch.setattr("rlhf_lightning.workers.role.check_zero", lambda: None)  # DeepSpeed is an extra
     zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (2, 3)]
