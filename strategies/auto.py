@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping as Dictionary
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
+from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.dataflow import read_dataflow, read_shapes, read_workload
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.dataflow import Dataflow
@@ -88,6 +91,7 @@ class Auto(Strategy):
         )
         self.mapping = mapping or MappingOption()
         self._sizes: dict[str, RoleSizes] = {}
+        self._slots: dict[str, int] = {}
         self._found: dict[Hashable, Plan] = {}
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
@@ -98,8 +102,11 @@ class Auto(Strategy):
         """
         if self.mapping.pools:
             return self._given(roles, devices)
-        found = self.plan(devices or os.cpu_count() or 1).mappings[0]
+        plan = self.plan(devices or os.cpu_count() or 1)
+        found = plan.mappings[0]
         self._sizes = _sizes(found)
+        tasks = [task for pool in found.pools for task in plan.tasks(pool)]
+        self._slots = {task.role: task.rows_at_once for task in tasks if task.rows_at_once}
         pools = [list(pool.roles) for pool in found.pools]
         placed, lead = {role for pool in pools for role in pool}, self._sizes[pools[0][0]]
         pools[0] += [role for role in roles if role not in placed]
@@ -130,6 +137,18 @@ class Auto(Strategy):
             )
         generate = sizes.generate if isinstance(role, Actor) else None
         return ParallelLayout(sizes.p, sizes.t, devices // each, generation=generate)
+
+    def placements(
+        self, roles: Dictionary[str, Role], pools: Sequence[ResourcePool]
+    ) -> tuple[dict[str, Placement], list[tuple[int, ...]]]:
+        """See `Strategy.placements`; models decode as many rows at once as the search found room for."""
+        placements, groups = super().placements(roles, pools)
+        for name, slots in self._slots.items():
+            if name in placements:
+                settings = cast(Settings, placements[name].settings)
+                fewer = replace(settings, generate=replace(settings.generate, slots=slots))
+                placements[name] = replace(placements[name], settings=fewer)
+        return placements, groups
 
     def plan(self, devices: int) -> Plan:
         """Search for the best mapping of the trainer's algorithm and data, once.

@@ -126,6 +126,17 @@ def kv_needed(shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes,
     return rows * tokens * shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
 
 
+def rows_at_once(
+    shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload, *, free: float
+) -> int:
+    """Rows of a replica that an engine with slots for the longest has room for; 0: for all of them."""
+    rows = math.ceil(workload.batch * sizes.pg * sizes.tg / layout.num_ranks)
+    each = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
+    most = max(1, int(free // (each * (workload.prompt + workload.response))))
+    most = min(most, workload.max_resident or most)
+    return most if most < rows else 0
+
+
 def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
     """While another phase runs on the devices; with `offload` gradients and states wait in the host."""
     if not trained:

@@ -35,6 +35,8 @@ class Task:
     """What most of the seconds are spent on."""
     memory_bytes: float
     """On each device of the pool, all residents included."""
+    rows_at_once: int = 0
+    """Rows that a replica decodes at once; 0: all of them."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,13 @@ class Plan:
             for role, layout in at.items():
                 for work in costs.work(role)[i]:
                     estimate = costs.estimate(role, layout, work, free)
-                    change = costs.transition(role, layout).seconds if work.kind == "generate" else 0.0
                     used = sum(resident.values()) - resident[role] + costs.used(role, layout, work, free)
+                    change, rows = 0.0, 0
+                    if work.kind == "generate":
+                        change = costs.transition(role, layout).seconds
+                        rows = costs.rows_at_once(role, layout, work, free)
                     seconds = estimate.seconds + change
-                    result.append(Task(role, stage, work, seconds, change, estimate.bound, used))
+                    result.append(Task(role, stage, work, seconds, change, estimate.bound, used, rows))
         return result
 
 

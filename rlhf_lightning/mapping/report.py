@@ -181,8 +181,9 @@ def _strategy(plan: Plan, mapping: Mapping, request: Request) -> list[str]:
     if any(map(_is_divided, (layout for pool in mapping.pools for layout in pool.layouts))):
         shared = str(workload.sharding == "states").lower()
         settings += ["engine: megatron", f"megatron: {{distributed_optimizer: {shared}}}"]
-    if workload.max_resident:  # whose keys and values were counted
-        settings.append(f"generate: {{slots: {workload.max_resident}}}")
+    # Whose keys and values were counted.
+    if slots := max((task.rows_at_once for pool in mapping.pools for task in plan.tasks(pool)), default=0):
+        settings.append(f"generate: {{slots: {slots}}}")
     lines += [f"    settings: {{{', '.join(settings)}}}"] if settings else []
     lines += ["    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}

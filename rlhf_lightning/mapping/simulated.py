@@ -198,6 +198,13 @@ class SimulatedCosts:
         needed *= 1 + 1e-9
         return next((needed / wave for wave in WAVES if needed / wave <= free - buffers), 0.0)
 
+    def rows_at_once(self, role: str, layout: Layout, work: Work, free: float) -> int:
+        """Rows of a replica that a generation decodes at once; 0: all of them."""
+        known, sizes = self._models[role], layout.generation
+        assert sizes is not None
+        free -= self._room(role, layout, work)[0]
+        return memory.rows_at_once(known.shape, layout.train, sizes, known.workloads[work], free=free)
+
     def _generate(self, role: str, layout: Layout, work: Work, kv_bytes: float) -> Estimate:
         key = (self.signature(role), layout, work.rows, kv_bytes)
         if key not in self._generations:

@@ -12,7 +12,9 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, PPO, RewardModel
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.mapping import hardware
+from rlhf_lightning.engines import Native
+from rlhf_lightning.mapping import hardware, report
+from rlhf_lightning.mapping.report import Request
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
@@ -46,6 +48,26 @@ def test_it_places_what_the_search_finds() -> None:
     placed = [set(pool.roles) - {"reward"} for pool in pools]
     assert placed == [set(pool.roles) for pool in best.pools]
     assert "reward" in pools[0].roles
+
+
+@pytest.mark.parametrize(("memory_mb", "wanted", "slots"), [(1000, 0, 0), (1000, 300, 300), (200, 0, 270)])
+def test_an_actor_decodes_as_many_rows_at_once_as_have_room(
+    tmp_path: Path, memory_mb: int, wanted: int, slots: int
+) -> None:
+    """512 rows of 13 + 128 tokens take 222 MB; the search counts them in waves where they have no room."""
+    hardware.save(replace(hardware.CPU, memory_bytes=memory_mb * 1e6), tmp_path / "machine.yaml")
+    strategy = attached(
+        Auto(
+            devices=1,
+            settings=Settings(generate=Native(slots=wanted)),
+            mapping=MappingOption(hardware=str(tmp_path / "machine.yaml")),
+        ),
+        DAPO(),
+    )
+    placed, _ = strategy.placements(strategy.models(), strategy._pools(strategy.models()))
+    assert placed["actor"].settings.generate.slots == slots
+    text = report.as_yaml(plan := strategy.plan(1), plan.mappings[0], Request("dapo", {}, "auto"))
+    assert (f"generate: {{slots: {slots}}}" in text) == (slots > 0)
 
 
 def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
