@@ -65,7 +65,9 @@ def test_an_actor_decodes_as_many_rows_at_once_as_have_room(
         DAPO(),
     )
     placed, _ = strategy.placements(strategy.models(), strategy._pools(strategy.models()))
-    assert placed["actor"].settings.generate.slots == slots
+    settings = placed["actor"].settings
+    assert isinstance(settings, Settings)
+    assert settings.generate.slots == slots
     text = report.as_yaml(plan := strategy.plan(1), plan.mappings[0], Request("dapo", {}, "auto"))
     assert (f"generate: {{slots: {slots}}}" in text) == (slots > 0)
 
