@@ -20,6 +20,12 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Meg
     Raises:
         ValueError: the model cannot be loaded, or not be divided so.
     """
+    if isinstance(config, ZeRO) and not model.kept and not config.offload_parameters:
+        # DeepSpeed would give it masters and moments.
+        assert seat.groups is not None
+        return FSDPEngine(
+            model, head=head, group=seat.groups.data, device=seat.device, config=config.for_frozen()
+        )
     if isinstance(config, FSDP):
         tensor = seat.groups.tensor if seat.groups is not None else None
         fsdp = FSDPEngine(

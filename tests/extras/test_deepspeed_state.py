@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import PARTS, NativeGenerator, TrainEngine, Transition, checkpoint
+from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
-from rlhf_lightning.workers import Actor, Critic, Reward, Settings
+from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Settings
 from tests.extras import zero
 from tests.unit import spmd
 from tests.unit.algos import small
@@ -97,6 +98,27 @@ def test_it_holds_a_share_and_answers_with_the_whole_model(paths: dict[str, Path
         assert moved.received_bytes == pytest.approx(size / 2, rel=0.01)
         assert moved.training_bytes == pytest.approx(size / 2, rel=0.01)
         assert moved.generation_bytes == moved.training_bytes + size
+
+
+def scored(group: dist.ProcessGroup, spec: ModelSpec) -> list[tuple[Tensor, dict[str, int]]]:
+    """By stage: what a model says, and what it holds."""
+    seat = zero.seat(group)
+    engines = [train_engine(spec, head="lm", seat=seat, config=zero.settings(stage)) for stage in STAGES]
+    rows = zero.own(group)
+    return [(engine.infer(rows, temperature=0.7)["log_probs"], engine.memory()) for engine in engines]
+
+
+def test_a_model_that_nothing_trains_has_parameters_alone(paths: dict[str, Path]) -> None:
+    path = str(paths["tied"])
+    size = 2 * len(zero.fsdp(ModelSpec(path=path)).give_weights())
+    frozen = spmd.run(2, scored, Reference(path=path, dtype="bfloat16"))
+    trained = spmd.run(2, scored, ModelSpec(path=path, dtype="bfloat16"))
+    for mine, theirs in zip(frozen, trained, strict=True):
+        for share, (said, held), (expected, other) in zip((1, 1, 0.5), mine, theirs, strict=True):
+            torch.testing.assert_close(said, expected, rtol=0, atol=0)
+            assert held["parameters"] == pytest.approx(share * size, rel=0.02)
+            assert held["gradients"] == held["optimizer"] == 0
+            assert other["optimizer"] == pytest.approx(size, rel=0.02)  # masters, before a step
 
 
 def saved(group: dist.ProcessGroup, spec: ModelSpec, stage: int, directory: Path) -> tuple[Tensor, Tensor]:

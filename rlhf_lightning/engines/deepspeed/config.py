@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from rlhf_lightning.engines.fsdp_config import FSDP
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 
@@ -50,6 +51,11 @@ class ZeRO:
     def micro_batch_tokens(self, *, on_cpu: bool) -> int:
         """Tokens computed at once: as told, else what suits the device."""
         return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
+
+    def for_frozen(self) -> FSDP:
+        """What keeps as much of a model that nothing trains: all of it, or in stage 3 a share."""
+        shard = 0 if self.stage == 3 else 1
+        return FSDP(shard=shard, max_tokens_per_micro_batch=self.max_tokens_per_micro_batch)
 
     def for_deepspeed(self, spec: ModelSpec, *, numbers: int, on_cpu: bool) -> dict[str, object]:
         """DeepSpeed's own configuration.
