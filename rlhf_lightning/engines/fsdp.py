@@ -9,7 +9,6 @@ Ranks that divide the weights compute the same number of micro-batches (`Passes`
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,13 +31,12 @@ from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.mesh import Mesh, model_mesh
-from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
+from rlhf_lightning.engines.models import ScalarModel, export_model, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.replica import Replica
 from rlhf_lightning.engines.shards import Shards
-from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import ModelSpec
@@ -172,18 +170,9 @@ class FSDPEngine(TrainEngine):
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
         first = self._group is None or dist.get_rank(self._group) == 0
-        if self._spec.lora is not None:
-            merged = {name: weight.cpu() for name, weight in self.weights() if first}
-            with quiet():
-                if first:
-                    self._model.save_pretrained(directory, state_dict=merged)
-        else:
-            with self.gathered() as module, quiet():
-                if first:
-                    module.save_pretrained(directory)
+        whole = {name: weight.cpu() for name, weight in self.weights() if first}
         if first:
-            for file in tokenizer_files(resolve(self._spec)):
-                shutil.copy(file, directory / file.name)
+            export_model(directory, whole, like=self._model, spec=self._spec)
         if self._group is not None:
             dist.barrier(self._group)
 

@@ -6,7 +6,8 @@ in the system's page cache, and each makes float32 numbers of those only that it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -24,10 +25,18 @@ from transformers.utils import logging
 
 from rlhf_lightning.engines.adapters import HEAD, adapt
 from rlhf_lightning.engines.attention import Sequences, use_interface
-from rlhf_lightning.engines.source import check_model, resolve, stored_type, weight_files
+from rlhf_lightning.engines.source import check_model, resolve, stored_type, tokenizer_files, weight_files
 from rlhf_lightning.spec import ModelSpec
 
-__all__ = ["ScalarModel", "check_model", "load_causal_lm", "load_scalar", "quiet", "read_config"]
+__all__ = [
+    "ScalarModel",
+    "check_model",
+    "export_model",
+    "load_causal_lm",
+    "load_scalar",
+    "quiet",
+    "read_config",
+]
 
 
 class ScalarModel(nn.Module):
@@ -87,6 +96,27 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
     if HEAD in missing or not weight_files(directory):
         _initialise_head(model, spec.init_seed or 0)
     return ScalarModel(_prepared(model, spec))
+
+
+def export_model(
+    directory: Path, values: Mapping[str, Tensor], *, like: PreTrainedModel, spec: ModelSpec
+) -> None:
+    """Write a Hugging Face directory.
+
+    Args:
+        directory: to write to.
+        values: the whole weights on the host, by name; those that are tied once.
+        like: a model of the same kind; adapters and what it holds do not count.
+        spec: in whose type the weights are written, and whose tokenizer is copied.
+    """
+    with quiet(), torch.device("meta"):
+        module = type(like)(like.config)
+    module.load_state_dict(dict(values), strict=False, assign=True)
+    module.tie_weights()
+    with quiet():
+        module.to(getattr(torch, spec.dtype)).save_pretrained(directory)
+    for file in tokenizer_files(resolve(spec)):
+        shutil.copy(file, directory / file.name)
 
 
 def read_config(spec: ModelSpec) -> PreTrainedConfig:

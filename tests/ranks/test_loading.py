@@ -103,12 +103,13 @@ def most_during(call: Callable[[], T]) -> tuple[T, int]:
     return result, max(found) - before
 
 
-def peaks(group: dist.ProcessGroup, spec: ModelSpec, t: int) -> tuple[int, int, int]:
-    """Bytes for loading a model and for giving its weights, and how many numbers were given."""
+def peaks(group: dist.ProcessGroup, spec: ModelSpec, t: int, directory: Path) -> tuple[int, int, int, int]:
+    """Bytes for loading, for giving weights and for an export, and how many numbers were given."""
     groups = ModelGroups.create_all(ParallelLayout(t=t, d=group.size() // t))
     engine, loading = most_during(lambda: FSDPEngine(spec, group=groups.data, tensor=groups.tensor))
     given, giving = most_during(lambda: engine.give_weights(wanted=group.rank() == 0))
-    return loading, giving, len(given)
+    _, exporting = most_during(lambda: engine.export(directory))
+    return loading, giving, exporting, len(given)
 
 
 @pytest.mark.parametrize("t", [1, 2])
@@ -126,7 +127,11 @@ def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
     model.save_pretrained(tmp_path)
     size = sum(weight.numel() for weight in model.parameters())
     part = 4 * size / 4
-    for rank, (loading, giving, given) in enumerate(spmd.run(4, peaks, tiny.spec(tmp_path), t)):
+    results = spmd.run(4, peaks, tiny.spec(tmp_path), t, tmp_path / "export")
+    for rank, (loading, giving, exporting, given) in enumerate(results):
         assert loading < 3 * part
-        assert giving < (7 if rank == 0 else 2) * part
+        assert max(giving, exporting) < (7 if rank == 0 else 2) * part
         assert given == (size if rank == 0 else 0)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(exported[name], weight.float())

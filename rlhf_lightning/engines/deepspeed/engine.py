@@ -7,7 +7,6 @@ All ranks compute the same number of micro-batches (`Passes`), since stages 2 an
 
 from __future__ import annotations
 
-import shutil
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -31,11 +30,10 @@ from rlhf_lightning.engines.exchange import joined
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.models import ScalarModel, load_causal_lm, load_scalar, quiet
+from rlhf_lightning.engines.models import ScalarModel, export_model, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away, size_bytes
 from rlhf_lightning.engines.optimizer import learning_rate
 from rlhf_lightning.engines.passes import Passes
-from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec
@@ -163,12 +161,10 @@ class ZeROEngine(TrainEngine):
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
-        with self.gathered() as module:
-            if dist.get_rank(self._group) == 0:
-                with quiet():
-                    module.save_pretrained(directory)
-                for file in tokenizer_files(resolve(self._spec)):
-                    shutil.copy(file, directory / file.name)
+        first = dist.get_rank(self._group) == 0
+        whole = {name: weight.cpu() for name, weight in self.weights() if first}
+        if first:
+            export_model(directory, whole, like=self._model, spec=self._spec)
         dist.barrier(self._group)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
@@ -207,7 +203,7 @@ class ZeROEngine(TrainEngine):
         """Load the model and let DeepSpeed divide it."""
         spec, on_cpu = self._spec, self._device.type == "cpu"
         root = load_causal_lm(spec) if self._head == "lm" else load_scalar(spec)
-        model = root.classifier if isinstance(root, ScalarModel) else root
+        self._model = model = root.classifier if isinstance(root, ScalarModel) else root
         if spec.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         root.eval()

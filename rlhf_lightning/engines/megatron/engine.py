@@ -36,9 +36,9 @@ from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transform
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
-from rlhf_lightning.engines.megatron.state import export, load, save
-from rlhf_lightning.engines.megatron.weights import Weights
-from rlhf_lightning.engines.models import read_config
+from rlhf_lightning.engines.megatron.state import load, save
+from rlhf_lightning.engines.megatron.weights import Weights, empty_model
+from rlhf_lightning.engines.models import export_model, read_config
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.packing import PackedRows, Place
 from rlhf_lightning.functional.aggregate import Counts, Loss
@@ -202,7 +202,9 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.export`."""
         whole = {name: value.cpu() for name, value in self.weights() if self.rank == 0}
         if self.rank == 0:
-            export(directory, whole, self.conversion, self._spec)
+            with torch.device("meta"):
+                empty = empty_model(self.conversion)
+            export_model(directory, whole, like=empty, spec=self._spec)
         dist.barrier(self.groups.replica)
         dist.barrier(self.groups.data)
 

@@ -6,8 +6,7 @@ more of the model than that.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby, product
 from pathlib import Path
@@ -17,14 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_gathered
-from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
-from rlhf_lightning.engines.megatron.weights import Weights, empty_model
-from rlhf_lightning.engines.models import quiet
+from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.optimizer import MOMENTS, read_counters
-from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.parallel.world import Seat
-from rlhf_lightning.spec import ModelSpec
 
 
 def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> None:
@@ -70,18 +65,6 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
         for param, (kind, moment) in product(params, kinds.items()):
             read = {name: tensors[f"{kind}.{name}"] for name in weights.conversion.names(param.name)}
             weights.fill(param, read.__getitem__, moment)
-
-
-def export(directory: Path, values: Mapping[str, Tensor], conversion: Conversion, spec: ModelSpec) -> None:
-    """Write a Hugging Face directory of the whole model's weights."""
-    with quiet(), torch.device("meta"):
-        module = empty_model(conversion)
-    module.load_state_dict(dict(values), strict=False, assign=True)
-    module.tie_weights()
-    with quiet():
-        module.to(getattr(torch, spec.dtype)).save_pretrained(directory)
-    for file in tokenizer_files(resolve(spec)):
-        shutil.copy(file, directory / file.name)
 
 
 def _collected(weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> Iterator[dict[str, Tensor]]:
