@@ -29,6 +29,6 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
     model = ModelSpec(path=models[role]["path"], lora=saved_lora(directory / role))
     engine = FSDPEngine(model, head=models[role]["head"])
-    engine.load(directory / role)
+    engine.load_weights(directory / role)
     engine.export(out)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")

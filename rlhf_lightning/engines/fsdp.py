@@ -161,10 +161,19 @@ class FSDPEngine(TrainEngine):
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
         self._away.refuse("parameters", "optimizer")
-        check_lora(directory, self._spec.lora)
-        state = read_state(directory, self._saved_weights())
-        self._optimizer.restore(state)
+        self._optimizer.restore(self._state_of(directory))
         load_checkpoint(directory, self._saved(), group=self._group)
+        self._changed()
+
+    def load_weights(self, directory: Path) -> None:
+        """Take the weights of a checkpoint alone, without the optimizer's moments.
+
+        Raises:
+            ValueError: there is no complete checkpoint, or it is of another model.
+        """
+        self._away.refuse("parameters")
+        self._state_of(directory)
+        load_checkpoint(directory, self._saved_weights(), group=self._group)
         self._changed()
 
     def export(self, directory: Path) -> None:
@@ -253,6 +262,10 @@ class FSDPEngine(TrainEngine):
         if part == "gradients":
             return [master.grad for master in masters if master.grad is not None]
         return list(self._optimizer.tensors().values())
+
+    def _state_of(self, directory: Path) -> dict[str, object]:
+        check_lora(directory, self._spec.lora)
+        return read_state(directory, self._saved_weights())
 
     def _saved(self) -> dict[str, Tensor]:
         return self._saved_weights() | self._optimizer.tensors()

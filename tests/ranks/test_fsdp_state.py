@@ -174,6 +174,17 @@ def exported(group: dist.ProcessGroup | None, spec: ModelSpec, head: Head, direc
     return weights(engine)
 
 
+def test_weights_come_without_the_optimizer(paths: dict[str, Path], tmp_path: Path) -> None:
+    engine, fresh = (FSDPEngine(tiny.spec(paths["lm"])) for _ in range(2))
+    step(engine, None)
+    engine.save(tmp_path)
+    fresh.load_weights(tmp_path)
+    assert torch.equal(weights(fresh), weights(engine))
+    assert fresh.memory()["optimizer"] == 0
+    step(engine, None)
+    assert not torch.equal(weights(fresh), weights(engine))
+
+
 def rested(group: dist.ProcessGroup | None, spec: ModelSpec, *, frees: bool) -> tuple[Tensor, Tensor]:
     """Weights after two steps, without and with every part away in between."""
     found = []
