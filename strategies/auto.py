@@ -102,10 +102,10 @@ class Auto(Strategy):
         """
         if self.mapping.pools:
             return self._given(roles, devices)
-        plan = self.plan(devices or os.cpu_count() or 1)
-        found = plan.mappings[0]
+        plans = self.plan(devices or os.cpu_count() or 1)
+        found = plans.mappings[0]
         self._sizes = _sizes(found)
-        tasks = [task for pool in found.pools for task in plan.tasks(pool)]
+        tasks = [task for pool in found.pools for task in plans.tasks(pool)]
         self._slots = {task.role: task.rows_at_once for task in tasks if task.rows_at_once}
         pools = [list(pool.roles) for pool in found.pools]
         placed, lead = {role for pool in pools for role in pool}, self._sizes[pools[0][0]]
