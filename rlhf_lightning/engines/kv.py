@@ -162,12 +162,13 @@ class Decode:
 
 
 def _weights(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax of scaled queries [n, K, G, D] times keys [n, K, L, D] -> [n, K, G, L]; mask [n, 1, 1, L].
-
-    The product is keys times queries: the other way round takes up to twice as long where G is 1.
-    """
-    scores = torch.bmm(keys.flatten(0, 1), query.flatten(0, 1).transpose(1, 2))
-    scores = scores.transpose(1, 2).reshape(*query.shape[:3], -1)
+    """Softmax of scaled queries [n, K, G, D] times keys [n, K, L, D] -> [n, K, G, L]; mask [n, 1, 1, L]."""
+    queries, rows = query.flatten(0, 1), keys.flatten(0, 1)
+    if query.shape[2] == 1:  # one query a key: the other way round takes up to twice as long
+        scores = torch.bmm(rows, queries.transpose(1, 2))
+    else:
+        scores = torch.bmm(queries, rows.transpose(1, 2))
+    scores = scores.view(*query.shape[:3], -1)
     if mask is not None:
         scores += mask
     return scores.softmax(-1)
