@@ -113,15 +113,17 @@ class Packed:
         if groups > 1 and query.is_cuda and (band is not None or query.dtype == torch.float32):
             # No fused kernel takes grouped heads there, and the plain one keeps length x length numbers.
             key, value, groups = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), 1
-        return scaled_dot_product_attention(
-            query,
-            key,
-            value,
+        dtype = torch.float32 if query.is_cpu else query.dtype  # a CPU's kernels are slower in bfloat16
+        output = scaled_dot_product_attention(
+            query.to(dtype),
+            key.to(dtype),
+            value.to(dtype),
             attn_mask=band,
             is_causal=band is None,
             scale=layer.scaling,
             enable_gqa=groups > 1,
         )
+        return output.to(query.dtype)
 
     def _band(self, length: int, window: int, device: torch.device) -> Tensor:
         """[length, length] bool: j is seen from i if i - window < j <= i."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.attention import Sequences
 from rlhf_lightning.engines.conversion import EMBEDDING, FAMILIES, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Output, WholeDecoder
-from rlhf_lightning.engines.host_linear import FEW, laid_out
+from rlhf_lightning.engines.host_linear import FEW, laid_out, lays_out
 from rlhf_lightning.engines.sharded import ShardedDecoder
 
 
@@ -76,15 +75,15 @@ class FusedDecoder(WholeDecoder):
 
 
 def fuses(module: PreTrainedModel) -> bool:
-    """Whether a model is one of those, in float32 on a CPU, whole, and without adapters."""
+    """Whether a model is one of those, on a CPU, whole, of one type, and without adapters."""
     config = module.config
     if config.model_type not in FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         return False
     weights = dict(module.named_parameters(remove_duplicate=False))
     conversion = Conversion(config)
     names = [name for param in conversion.parameters for name in conversion.names(param.name)]
-    plain = all(name in weights and weights[name].dtype == torch.float32 for name in names)
-    return plain and weights[names[0]].is_cpu and torch.backends.mkldnn.is_available()
+    plain = all(name in weights and weights[name].dtype == weights[names[0]].dtype for name in names)
+    return plain and lays_out(weights[names[0]])
 
 
 def decoder_of(module: PreTrainedModel) -> WholeDecoder:

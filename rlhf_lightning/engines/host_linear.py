@@ -47,8 +47,16 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return cast(Tensor, output[..., :tokens, :])
 
 
+def lays_out(weight: Tensor) -> bool:
+    """Whether this machine has products of a weight's type with few tokens, where the weight is."""
+    if not weight.is_cpu or not torch.backends.mkldnn.is_available():
+        return False
+    fast = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32 or fast
+
+
 def laid_out(weight: Tensor) -> Tensor:
-    """A copy of a float32 weight [O, I] for products with few tokens."""
+    """A copy of a weight [O, I] for products with few tokens; `lays_out` says whether there is one."""
     return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL))
 
 
@@ -62,9 +70,9 @@ def use_host_linears(model: nn.Module) -> None:
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """Lay the float32 weights of changed layers out for products with few tokens, for a while."""
+    """Lay the weights of changed layers out for products with few tokens, for a while."""
     layers = [module for module in model.modules() if isinstance(module, HostLinear)]
-    layers = [layer for layer in layers if layer.weight.dtype == torch.float32]
+    layers = [layer for layer in layers if lays_out(layer.weight)]
     try:
         for layer in layers:
             layer.packed = laid_out(layer.weight)

@@ -116,23 +116,22 @@ class Decode:
         Heads that share a key are handed over as if they were queries of one sequence: nothing is repeated.
         """
         heads, rows = key.shape[1:3]
+        dtype = torch.float32 if query.is_cpu else query.dtype
         if self._shortest == self._longest:
             self._cache.append(layer.number, key[0], value[0], self._longest)
         else:
             self._cache.write(layer.number, key[0], value[0], self._places.of(heads))
         if layer.window not in self._views:
-            self._views[layer.window] = self._view(layer.window, query.dtype)
+            self._views[layer.window] = self._view(layer.window, dtype)
         begin, end, mask = self._views[layer.window]
-        keys, values = (
-            block[:rows, :, begin:end].to(query.dtype) for block in self._cache.layers[layer.number]
-        )
-        grouped = torch.unflatten(query[0].transpose(0, 1), 1, (heads, -1))
-        if query.is_cpu and query.dtype == torch.float32:
+        keys, values = (block[:rows, :, begin:end].to(dtype) for block in self._cache.layers[layer.number])
+        grouped = torch.unflatten(query[0].transpose(0, 1).to(dtype), 1, (heads, -1))
+        if query.is_cpu:
             # Between half and all of the time of the fused kernel, which is made for many queries.
             output = self._weighted(_weights(grouped * layer.scaling, keys, mask), values)
         else:
             output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
-        return output.flatten(1, 2)[None]
+        return output.flatten(1, 2)[None].to(query.dtype)
 
     def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
         """Sums of values: weights [n, K, G, L] and values [n, K, L, D] -> [n, K, G, D].

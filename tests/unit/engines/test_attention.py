@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.attention import IMPLEMENTATION, Layer, Packed, use_interface
+from rlhf_lightning.engines.kv import Cache, Decode
 from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
 
 # Float32, other orders of addition: 1e-5 is about 80 units in the last place of a logit of size 1.
@@ -77,6 +78,26 @@ def test_the_window_matters() -> None:
     wide = packed_logits(module, [sequence], Packed([len(sequence)]))
     assert torch.allclose(narrow[:WINDOW], wide[:WINDOW], atol=1e-6)
     assert not torch.allclose(narrow[WINDOW:], wide[WINDOW:], atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("waste", [0.0, 0.5])
+def test_a_cpu_rounds_what_it_attends_to_once(dtype: torch.dtype, waste: float) -> None:
+    query, key, value = (torch.randn(1, heads, 9, 8).to(dtype) for heads in (4, 2, 2))
+    layer, packed = Layer(0, 0.5, 0), Packed([3, 5, 1], waste=waste)
+    exact = packed.attend(query.float(), key.float(), value.float(), layer)
+    assert torch.equal(packed.attend(query, key, value, layer), exact.to(dtype))
+    cache = Cache(9, 4)
+    found = Decode(cache, torch.zeros(9, dtype=torch.long), shortest=0, longest=0).attend(
+        query, key, value, layer
+    )
+    assert found.dtype == cache.layers[0][0].dtype == dtype
+    ends = torch.tensor([1, 2, 3, 1, 2, 3, 1, 2, 3])
+    exact = Decode(cache, ends, shortest=1, longest=3).attend(
+        query.float(), key.float(), value.float(), layer
+    )
+    found = Decode(cache, ends, shortest=1, longest=3).attend(query, key, value, layer)
+    assert torch.equal(found, exact.to(dtype))
 
 
 def test_position_ids() -> None:

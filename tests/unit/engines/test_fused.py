@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines import NativeGenerator
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.decoder import WholeDecoder
+from rlhf_lightning.engines.forward import forward
 from rlhf_lightning.engines.fused import FusedDecoder, decoder_of, fuses
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import decoder
@@ -63,6 +65,15 @@ def answers(decoding: WholeDecoder, rows: TensorDict) -> TensorDict:
     return generator.generate(rows, sampling=Sampling(max_new_tokens=12), seed=3)
 
 
+def distance(module: PreTrainedModel, rows: TensorDict, found: TensorDict) -> float:
+    """Mean difference of what was drawn from what the model says of it in float32."""
+    exact = copy.deepcopy(module).float()
+    with torch.no_grad():
+        known = forward(exact, rows.update(found), head="lm", temperature=1.0, entropy=False)["log_probs"]
+    mask = found["response_mask"]
+    return float((found["log_probs"] - known)[mask].abs().mean())
+
+
 def same(found: TensorDict, expected: TensorDict) -> None:
     assert torch.equal(found["response_ids"], expected["response_ids"])
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], rtol=0, atol=1e-5)
@@ -75,6 +86,18 @@ def test_fused_weights_draw_the_same(name: str) -> None:
     expected = answers(WholeDecoder(module), rows)
     assert len(set(expected["response_mask"].sum(1).tolist())) > 1
     same(answers(FusedDecoder(module), rows), expected)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="these cores lack AVX-512")
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_is_as_near_the_truth_as_the_model_itself(name: str) -> None:
+    module, rows = made(*MODELS[name]).bfloat16(), prompts(9, 3, 17, 9, 1)
+    assert isinstance(decoder_of(module), FusedDecoder)
+    far = {}
+    for kind in (FusedDecoder, WholeDecoder):
+        found = answers(kind(module), rows)
+        far[kind] = distance(module, rows, found)
+    assert 0 < far[FusedDecoder] < 4 * far[WholeDecoder]  # other drawings, too
 
 
 def test_many_tokens_go_through_the_model_and_few_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +148,10 @@ def test_other_families_types_and_adapted_models_are_not_fused() -> None:
         module = decoder(kind)
         use_interface(module)
         assert type(decoder_of(module)) is WholeDecoder
-    assert not fuses(made("llama", {}).bfloat16())
+    assert not fuses(made("llama", {}).half())
+    mixed = made("llama", {}).bfloat16()
+    mixed.model.norm.float()
+    assert not fuses(mixed)
     assert not fuses(nn.Module.to(made("llama", {}), "meta"))
     peft = pytest.importorskip("peft")
     adapted = made("llama", {})

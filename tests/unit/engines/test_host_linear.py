@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_lightning.engines.host_linear import HostLinear, packed, use_host_linears
+from rlhf_lightning.engines.host_linear import HostLinear, lays_out, packed, use_host_linears
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
 
@@ -47,6 +47,25 @@ def test_few_tokens_take_the_packed_weights(tokens: int, takes: bool) -> None:
         assert bool(changed(x).any()) == takes
 
 
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="these cores lack AVX-512"
+)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("shape", [(1, 48), (3, 7, 48), (200, 48), (300, 48)])
+def test_bfloat16_is_rounded_once(shape: tuple[int, ...]) -> None:
+    plain, changed = pair(bias=False)
+    x = torch.randn(shape).bfloat16()
+    changed.to(torch.bfloat16)
+    with torch.no_grad(), packed(changed):
+        assert changed.packed is not None
+        found = changed(x)
+        assert found.dtype == torch.bfloat16
+        expected = plain.bfloat16().float()(x.float())
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-5)
+
+
 def test_gradients_and_other_types_are_left_alone() -> None:
     plain, changed = pair(bias=True)
     x = torch.randn(4, 48)
@@ -55,6 +74,14 @@ def test_gradients_and_other_types_are_left_alone() -> None:
     assert changed.weight.grad is not None
     assert plain.weight.grad is not None
     assert torch.equal(changed.weight.grad, plain.weight.grad)
-    changed.to(torch.bfloat16)
+    changed.to(torch.float16)
     with packed(changed):
         assert changed.packed is None
+
+
+def test_cores_without_bfloat16_keep_the_plain_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.ones(4, 4)
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+    assert lays_out(weight)
+    assert not lays_out(weight.bfloat16())
+    assert not lays_out(weight.to("meta"))
