@@ -74,12 +74,14 @@ class Batch:
         return (passes.policy + 3 * passes.policy_updates) * policy + 3 * passes.value_updates * values
 
 
-def matrix_rate(threads: int, *, side: int = 2048, rounds: int = 8) -> float:
-    """Operations a second in float32 products of large squares: the best of the rounds."""
+def matrix_rate(
+    threads: int, dtype: torch.dtype = torch.float32, *, side: int = 2048, rounds: int = 8
+) -> float:
+    """Operations a second in products of large squares: the best of the rounds."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        a, b = torch.randn(side, side), torch.randn(side, side)
+        a, b = torch.randn(side, side, dtype=dtype), torch.randn(side, side, dtype=dtype)
         seconds = []
         for _ in range(rounds + 1):
             started = time.perf_counter()

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from workload import PROMPT_TOKENS, RESPONSE_TOKENS, SEQUENCES, Lengths, Workload
 
 Generator = Literal["own", "vllm"]
+Dtype = Literal["float32", "bfloat16"]
 ALGORITHMS = ("grpo", "ppo", "remax", "saferlhf")
 
 
@@ -46,6 +47,9 @@ class Run:
 
     micro_batches: int = 1
     """Micro-batches of an update in each process, where the trainer does not choose them itself."""
+
+    dtype: Dtype = "float32"
+    """What models compute in."""
 
     kl: float | None = None
     """KL coefficient; None is the default of TRL's trainer (GRPO 0, then no reference model; PPO 0.05)."""
@@ -151,6 +155,7 @@ def from_command_line() -> Run:
     parser.add_argument("--iterations", type=int, default=Run.iterations)
     parser.add_argument("--generator", choices=get_args(Generator), default=Run.generator)
     parser.add_argument("--micro_batches", type=int, default=Run.micro_batches)
+    parser.add_argument("--dtype", choices=get_args(Dtype), default=Run.dtype)
     parser.add_argument("--kl", type=float, default=None)
     args = vars(parser.parse_args())
     return Run(**args | {"workload": Workload.under(args["workload"])})

@@ -32,12 +32,12 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, ReMax, SafeRLHF
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import PromptData
-from rlhf_lightning.engines import FSDP
+from rlhf_lightning.engines import FSDP, Native
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Colocated
-from rlhf_lightning.workers import Actor, Cost, Critic, Reward, Settings
+from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward, Settings
 
 
 def rule(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -84,6 +84,16 @@ class Laps(Callback):
                 self.methods_s[name.removeprefix("time/").removesuffix("_s")].append(float(value))
 
 
+def critic(actor: Actor) -> Critic:
+    """As the actor is."""
+    return Critic(optimizer=actor.optimizer, dtype=actor.dtype)
+
+
+def reference(actor: Actor) -> Reference:
+    """As the actor is."""
+    return Reference(dtype=actor.dtype)
+
+
 def grpo(run: Run, actor: Actor, scores: Reward) -> GRPO:
     """Without a reference unless `run.kl` is given."""
     loss = PolicyLoss(aggregation="seq-mean-token-mean", kl_coef=run.kl or 0.0)
@@ -93,22 +103,34 @@ def grpo(run: Run, actor: Actor, scores: Reward) -> GRPO:
 def ppo(run: Run, actor: Actor, scores: Reward) -> PPO:
     """With a reference and KL in the reward."""
     penalty = KLPenalty(coef=0.05 if run.kl is None else run.kl)
-    return PPO(actor=actor, critic=Critic(optimizer=actor.optimizer), reward=scores, kl=penalty)
+    return PPO(actor=actor, critic=critic(actor), reference=reference(actor), reward=scores, kl=penalty)
 
 
 def remax(run: Run, actor: Actor, scores: Reward) -> ReMax:
     """With a reference and KL in the reward."""
-    return ReMax(actor=actor, reward=scores, kl_coef=0.05 if run.kl is None else run.kl)
+    coef = 0.05 if run.kl is None else run.kl
+    return ReMax(actor=actor, reward=scores, reference=reference(actor), kl_coef=coef)
 
 
 def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
     """With two critics, a reference and KL in the reward; the rule is the cost, too."""
-    critic, penalty = Critic(optimizer=actor.optimizer), KLPenalty(coef=0.05 if run.kl is None else run.kl)
+    penalty = KLPenalty(coef=0.05 if run.kl is None else run.kl)
     cost = Cost(functions=scores.functions)
-    return SafeRLHF(actor=actor, critic=critic, cost_critic=critic, reward=scores, cost=cost, kl=penalty)
+    return SafeRLHF(
+        actor=actor,
+        critic=critic(actor),
+        cost_critic=critic(actor),
+        reference=reference(actor),
+        reward=scores,
+        cost=cost,
+        kl=penalty,
+    )
 
 
-COPIES = Settings(train=FSDP(shard=1, kept_tokens=SEQUENCES * (PROMPT_TOKENS + RESPONSE_TOKENS)))
+COPIES = Settings(
+    train=FSDP(shard=1, kept_tokens=SEQUENCES * (PROMPT_TOKENS + RESPONSE_TOKENS)),
+    generate=Native(cache_dtype="float32"),
+)
 """Each device has all weights, as with TRL; critics learn from the passes that evaluated."""
 KINDS: Mapping[str, Callable[[Run, Actor, Reward], RLHFAlgorithm]] = {
     "grpo": grpo,
@@ -122,6 +144,7 @@ def algorithm(run: Run) -> RLHFAlgorithm:
     """With the settings of the peers: one epoch, one update an iteration."""
     actor = Actor(
         path=str(run.workload.model),
+        dtype=run.dtype,
         optimizer=OptimizerSpec(lr=LEARNING_RATE),
         sampling=Sampling(max_new_tokens=RESPONSE_TOKENS),
     )
@@ -132,7 +155,7 @@ def measure(run: Run) -> Measured:
     """Train `run.warmup + run.iterations` iterations of `run.algo`; the later ones, and seconds by method.
 
     The settings are those of the peers: 1 epoch, 1 update an iteration, AdamW, temperature 1, 64 sequences
-    (GRPO 8 prompts x 8 samples, the others 64 prompts x 1), `workload.reward`, fp32, `run.processes` devices.
+    (GRPO 8 prompts x 8 samples, the others 64 prompts x 1), `workload.reward`, `run.processes` devices.
     """
     laps = Laps()
     trainer = pl.Trainer(
@@ -157,7 +180,7 @@ def measure(run: Run) -> Measured:
 def plain_s(run: Run, *, micro_batches: int = 4) -> float:
     """Seconds of one pass of plain transformers, forward and back, over an iteration's tokens, all cores."""
     torch.set_num_threads(os.cpu_count() or 1)
-    model = LlamaForCausalLM.from_pretrained(run.workload.model, dtype="float32")
+    model = LlamaForCausalLM.from_pretrained(run.workload.model, dtype=run.dtype)
     ids = torch.randint(VOCABULARY, (SEQUENCES, PROMPT_TOKENS + RESPONSE_TOKENS))
     seconds = []
     for _ in range(3):

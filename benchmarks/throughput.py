@@ -2,17 +2,20 @@
 
     python benchmarks/throughput.py --rounds 3
     python benchmarks/throughput.py --lengths ragged
+    python benchmarks/throughput.py --dtypes float32 bfloat16
     python benchmarks/throughput.py --quick --algos grpo
 
 Every trainer runs the workload of workload.py (64 sequences, Llama of hidden 256 x 4 layers, vocabulary
-4,096, fp32, rule reward) with one epoch and one update an iteration: prompts of 64 and responses of 128
+4,096, rule reward) with one epoch and one update an iteration: prompts of 64 and responses of 128
 tokens, or ragged ones of 16 to 64 and 8 to 128. Tokens are those of each system's own prompts and responses,
 without padding. TRL (GRPO 1.16, PPO 1.12) and verl 0.5.0 run GRPO and PPO. A trial of one iteration tries
 every setting of each side: the peers' one and two processes and one or four micro-batches, TRL's GRPO with
-its own generation and vLLM's, ours on one and two devices. The rounds repeat each side's best.
+its own generation and vLLM's, ours on one and two devices, all in each of `--dtypes` (float32 as a rule).
+The rounds repeat each side's best.
 
 Prints tokens/s, lengths, ours over each peer, and the share of the bound that bound.py counts, at the rate of
-matrix products that is measured in each round. Writes results/throughput.json or throughput-ragged.json.
+matrix products that is measured in each round. Writes results/throughput.json, throughput-ragged.json
+and the like.
 """
 
 import argparse
@@ -26,8 +29,9 @@ from typing import get_args
 
 import bound
 import environments
+import torch
 import workload
-from iterations import ALGORITHMS, Generator, Measured
+from iterations import ALGORITHMS, Dtype, Generator, Measured
 from spread import Spread, machine, spread
 from workload import Lengths
 
@@ -53,10 +57,14 @@ class Setting:
     generator: Generator = "own"
     """What generates."""
 
+    dtype: Dtype = "float32"
+    """What models compute in."""
+
     def __str__(self) -> str:
         """For the printed lines."""
         vllm = ", vLLM" if self.generator == "vllm" else ""
-        return f"{self.system}, {self.processes} process(es), {self.micro_batches} micro-batch(es){vllm}"
+        sizes = f"{self.processes} process(es), {self.micro_batches} micro-batch(es)"
+        return f"{self.system}, {sizes}, {self.dtype}{vllm}"
 
     def script(self, algo: str) -> tuple[Path, Path]:
         """The interpreter and the file that run it; the environment is made on first use."""
@@ -109,7 +117,7 @@ class Round:
     """Every system once, or once in every setting."""
 
     flops: float
-    """Operations a second in products of large matrices, on all cores."""
+    """Operations a second in products of large matrices, on all cores, in the fastest type that is used."""
     runs: list[Ran]
 
     def ranked(self, algo: str, system: str) -> list[Ran]:
@@ -118,15 +126,15 @@ class Round:
         return sorted(runs, key=lambda run: -run.measured.tokens_per_s())
 
 
-def settings(algo: str, system: str) -> list[Setting]:
+def settings(algo: str, system: str, dtypes: Sequence[Dtype]) -> list[Setting]:
     """All that a system has for an algorithm; the first is the best as a rule."""
     if system != "ours" and algo not in PEERS[system]:
         return []
     micro_batches = (1,) if system == "ours" else (4, 1)
     generators: tuple[Generator, ...] = ("own", "vllm") if (algo, system) == ("grpo", "trl") else ("own",)
     return [
-        Setting(system=system, processes=p, micro_batches=m, generator=generator)
-        for generator, p, m in itertools.product(generators, (2, 1), micro_batches)
+        Setting(system=system, processes=p, micro_batches=m, generator=generator, dtype=dtype)
+        for dtype, generator, p, m in itertools.product(dtypes, generators, (2, 1), micro_batches)
     ]
 
 
@@ -141,6 +149,7 @@ def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths) -
         "iterations": iterations,
         "micro_batches": setting.micro_batches,
         "generator": setting.generator,
+        "dtype": setting.dtype,
     }
     output = environments.run(
         interpreter,
@@ -170,7 +179,7 @@ def play(args: argparse.Namespace) -> list[Round]:
 
 def choose(args: argparse.Namespace) -> dict[tuple[str, str], list[Setting]]:
     """The setting of each side that was best in a trial of all; with `--quick` its first."""
-    every = {side: settings(*side) for side in itertools.product(args.algos, args.systems)}
+    every = {side: settings(*side, args.dtypes) for side in itertools.product(args.algos, args.systems)}
     if args.quick:
         return {side: found[:1] for side, found in every.items()}
     trial = one_round("trial", every, iterations=1, lengths=args.lengths)
@@ -181,7 +190,8 @@ def one_round(
     name: str, chosen: Mapping[tuple[str, str], list[Setting]], *, iterations: int, lengths: Lengths
 ) -> Round:
     """Run the settings that were chosen for each algorithm and system."""
-    flops = bound.matrix_rate(CORES)
+    dtypes = {setting.dtype for found in chosen.values() for setting in found}
+    flops = max(bound.matrix_rate(CORES, getattr(torch, dtype)) for dtype in dtypes)
     print(f"{name}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
     runs = [
         measure(algo, setting, iterations=iterations, lengths=lengths)
@@ -210,6 +220,12 @@ def compared(rounds: Sequence[Round], algo: str, lengths: Lengths) -> dict[str, 
     return found
 
 
+def named(args: argparse.Namespace) -> list[str]:
+    """Parts of the result's name: what is not as a rule."""
+    lengths = [] if args.lengths == "fixed" else [args.lengths]
+    return lengths + ([] if args.dtypes == ["float32"] else args.dtypes)
+
+
 def main() -> None:
     """Measure in turns, print, and write the result."""
     parser = argparse.ArgumentParser(
@@ -218,6 +234,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--iterations", type=int, default=3, help="timed iterations of each run, after one that is not"
+    )
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=get_args(Dtype),
+        default=["float32"],
+        help="what models may compute in: each side's best of them",
     )
     parser.add_argument("--lengths", choices=get_args(Lengths), default="fixed")
     parser.add_argument("--algos", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
@@ -237,13 +260,14 @@ def main() -> None:
     result = {
         "machine": machine(),
         "lengths": args.lengths,
+        "dtypes": args.dtypes,
         "rounds": [asdict(each) for each in rounds],
         "compared": {
             algo: {system: {n: one.as_dict() for n, one in ns.items()} for system, ns in systems.items()}
             for algo, systems in found.items()
         },
     }
-    name = "throughput" if args.lengths == "fixed" else f"throughput-{args.lengths}"
+    name = "-".join(["throughput", *named(args)])
     print(f"written: {environments.write_result(name, result)}")
 
 

@@ -73,7 +73,7 @@ def main() -> None:
         ref_model=policy(run),
         reward_model=Rule(watch, words),
         value_model=LlamaForSequenceClassification.from_pretrained(
-            run.workload.model, num_labels=1, dtype="float32"
+            run.workload.model, num_labels=1, dtype=run.dtype
         ),
         train_dataset=Dataset.from_dict(
             {"input_ids": words(read_prompts(run.workload.prompts))["input_ids"]}

@@ -22,7 +22,7 @@ class Laps(TrainerCallback):
 
 
 def bare_arguments(run: Run) -> dict[str, object]:
-    """Trainer arguments: one update an iteration, fp32, nothing beside the training itself."""
+    """Trainer arguments: one update an iteration, nothing beside the training itself."""
     shared = {"ddp_backend": "gloo", "ddp_find_unused_parameters": False} if run.processes > 1 else {}
     return {
         **shared,
@@ -42,7 +42,7 @@ def bare_arguments(run: Run) -> dict[str, object]:
 
 def policy(run: Run) -> LlamaForCausalLM:
     """The model of the workload."""
-    return LlamaForCausalLM.from_pretrained(run.workload.model, dtype="float32")
+    return LlamaForCausalLM.from_pretrained(run.workload.model, dtype=run.dtype)
 
 
 def tokenizer(run: Run) -> PreTrainedTokenizerBase:

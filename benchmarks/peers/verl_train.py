@@ -1,9 +1,10 @@
-"""verl 0.5.0's RayPPOTrainer at its best on a CPU: GRPO or PPO, one epoch, one update an iteration, float32.
+"""verl 0.5.0's RayPPOTrainer at its best on a CPU: GRPO or PPO, one epoch, one update an iteration.
 
 The last verl that generates with Hugging Face's `generate`; verl_workers.py says what is changed for a CPU.
 Colocated workers, as in verl's examples: a process a device, in which FSDP shards what it trains.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,10 @@ from workload import (
     samples_per_prompt,
 )
 
-FLOAT32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+PRECISION = {
+    "float32": "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+    "bfloat16": "{param_dtype:bf16,reduce_dtype:fp32,buffer_dtype:fp32}",
+}
 ACTOR, REFERENCE, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
 
 
@@ -110,6 +114,7 @@ def options(run: Run) -> list[str]:
     """What differs from verl's configuration."""
     samples, ppo = samples_per_prompt(run.algo), run.algo == "ppo"
     prompts, micro = SEQUENCES // samples, SEQUENCES // run.processes // run.micro_batches
+    precision = PRECISION[run.dtype]
     kl = (0.05 if ppo else 0.0) if run.kl is None else run.kl
     return [
         "trainer.device=cpu",
@@ -139,10 +144,10 @@ def options(run: Run) -> list[str]:
         f"{ACTOR}.use_torch_compile=false",
         f"{ACTOR}.use_kl_loss={not ppo and kl > 0}",
         f"{ACTOR}.kl_loss_coef={kl}",
-        f"+{ACTOR}.fsdp_config.mixed_precision={FLOAT32}",
+        f"+{ACTOR}.fsdp_config.mixed_precision={precision}",
         f"{REFERENCE}.log_prob_micro_batch_size_per_gpu={micro}",
-        f"+{REFERENCE}.fsdp_config.mixed_precision={FLOAT32}",
-        f"+{REFERENCE}.fsdp_config.model_dtype=fp32",
+        f"+{REFERENCE}.fsdp_config.mixed_precision={precision}",
+        f"+{REFERENCE}.fsdp_config.model_dtype={'fp32' if run.dtype == 'float32' else 'bf16'}",
         f"{ROLLOUT}.name=hf",
         f"{ROLLOUT}.n={samples}",
         f"{ROLLOUT}.temperature=1.0",
@@ -153,7 +158,7 @@ def options(run: Run) -> list[str]:
         f"critic.ppo_mini_batch_size={prompts}",  # else the actor's, which its worker has divided by then
         f"critic.ppo_micro_batch_size_per_gpu={micro}",
         f"critic.optim.lr={LEARNING_RATE}",
-        f"+critic.model.fsdp_config.mixed_precision={FLOAT32}",
+        f"+critic.model.fsdp_config.mixed_precision={precision}",
     ]
 
 
@@ -196,6 +201,7 @@ def main() -> None:
         RuntimeError: the iterations are not those of the workload.
     """
     run, watch = from_command_line(), Stopwatch()
+    os.environ[verl_workers.DTYPE] = run.dtype
     tracking.Tracking = lambda **_: Laps(watch)
     ray.init(num_cpus=run.processes + 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:

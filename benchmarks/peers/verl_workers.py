@@ -1,10 +1,11 @@
-"""verl 0.5.0's workers on a CPU: gloo for NCCL, SDPA for FlashAttention, float32 for bfloat16.
+"""verl 0.5.0's workers on a CPU: gloo for NCCL, SDPA for FlashAttention, and float32 where it is asked for.
 
 Importing this changes what the workers find in verl, torch and transformers, in the process that imports it:
 Ray's actors do when they look up these classes. The controller must, too.
 """
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
+DTYPE = "VERL_WORKERS_DTYPE"
+"""Environment variable: what models compute in."""
 THERE_IS_NONE = (
     "empty_cache",
     "memory_allocated",
@@ -45,7 +48,8 @@ torch.cpu.get_device_name = lambda *_: "cpu"
 fsdp.CPUOffload = lambda **_: None
 # It asks for parameters on a GPU, which gloo does not need.
 _init_utils._check_module_states_for_sync_module_states = lambda _: None
-torch.autocast = functools.partial(torch.autocast, enabled=False)  # type: ignore[misc,assignment]
+if os.environ.get(DTYPE) == "float32":
+    torch.autocast = functools.partial(torch.autocast, enabled=False)  # type: ignore[misc,assignment]
 for _loader in (AutoConfig, AutoModelForTokenClassification):
     _loader.from_pretrained = _with_sdpa(_loader.from_pretrained)
 
