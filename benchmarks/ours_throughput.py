@@ -37,7 +37,7 @@ from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Colocated
-from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward, Settings
+from rlhf_lightning.workers import Actor, Cost, Critic, Reward, Settings
 
 
 def rule(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -84,16 +84,6 @@ class Laps(Callback):
                 self.methods_s[name.removeprefix("time/").removesuffix("_s")].append(float(value))
 
 
-def critic(actor: Actor) -> Critic:
-    """As the actor is."""
-    return Critic(optimizer=actor.optimizer, dtype=actor.dtype)
-
-
-def reference(actor: Actor) -> Reference:
-    """As the actor is."""
-    return Reference(dtype=actor.dtype)
-
-
 def grpo(run: Run, actor: Actor, scores: Reward) -> GRPO:
     """Without a reference unless `run.kl` is given."""
     loss = PolicyLoss(aggregation="seq-mean-token-mean", kl_coef=run.kl or 0.0)
@@ -103,28 +93,19 @@ def grpo(run: Run, actor: Actor, scores: Reward) -> GRPO:
 def ppo(run: Run, actor: Actor, scores: Reward) -> PPO:
     """With a reference and KL in the reward."""
     penalty = KLPenalty(coef=0.05 if run.kl is None else run.kl)
-    return PPO(actor=actor, critic=critic(actor), reference=reference(actor), reward=scores, kl=penalty)
+    return PPO(actor=actor, critic=Critic(optimizer=actor.optimizer), reward=scores, kl=penalty)
 
 
 def remax(run: Run, actor: Actor, scores: Reward) -> ReMax:
     """With a reference and KL in the reward."""
-    coef = 0.05 if run.kl is None else run.kl
-    return ReMax(actor=actor, reward=scores, reference=reference(actor), kl_coef=coef)
+    return ReMax(actor=actor, reward=scores, kl_coef=0.05 if run.kl is None else run.kl)
 
 
 def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
     """With two critics, a reference and KL in the reward; the rule is the cost, too."""
-    penalty = KLPenalty(coef=0.05 if run.kl is None else run.kl)
+    critic, penalty = Critic(optimizer=actor.optimizer), KLPenalty(coef=0.05 if run.kl is None else run.kl)
     cost = Cost(functions=scores.functions)
-    return SafeRLHF(
-        actor=actor,
-        critic=critic(actor),
-        cost_critic=critic(actor),
-        reference=reference(actor),
-        reward=scores,
-        cost=cost,
-        kl=penalty,
-    )
+    return SafeRLHF(actor=actor, critic=critic, cost_critic=critic, reward=scores, cost=cost, kl=penalty)
 
 
 COPIES = Settings(

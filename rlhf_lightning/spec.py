@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_type_hints
 
 T = TypeVar("T")
+Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
 
@@ -107,8 +108,9 @@ class ModelSpec:
 
     path: str = EMBEDDED
     """A Hugging Face directory (with weights, or with a config.json alone), a hub name, or `embedded`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the computation; master weights, gradients and optimizer state stay float32."""
+    dtype: Dtype | None = None
+    """Type of the computation; master weights, gradients and optimizer state stay float32. None: the actor's
+    where the role has the actor's path, else float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     init_seed: int | None = None
@@ -118,6 +120,11 @@ class ModelSpec:
     """Used where the model is trained."""
     lora: LoRA | None = None
     """Train adapters only, on the FSDP engine; a head that is fresh (a critic's) learns beside them."""
+
+    @property
+    def computes_in(self) -> Dtype:
+        """The type of the computation, known."""
+        return self.dtype or "float32"
 
     @property
     def kept(self) -> bool:

@@ -71,7 +71,7 @@ class FSDPEngine(TrainEngine):
         self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
         self._model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         self._root.eval()
-        self._dtype: torch.dtype = getattr(torch, model.dtype)
+        self._dtype: torch.dtype = getattr(torch, model.computes_in)
         mesh = self._mesh(data, _several(tensor))
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))

@@ -114,7 +114,7 @@ def export_model(
     module.load_state_dict(dict(values), strict=False, assign=True)
     module.tie_weights()
     with quiet():
-        module.to(getattr(torch, spec.dtype)).save_pretrained(directory)
+        module.to(getattr(torch, spec.computes_in)).save_pretrained(directory)
     for file in tokenizer_files(resolve(spec)):
         shutil.copy(file, directory / file.name)
 

@@ -38,7 +38,7 @@ def unadapted(model: ModelSpec, *, seat: Seat) -> TrainEngine | None:
 
 def _key(model: ModelSpec, seat: Seat) -> Hashable:
     group = None if seat.dp_group is None else id(seat.dp_group)
-    return model.path, model.dtype, seat.layout, str(seat.device), group
+    return model.path, model.computes_in, seat.layout, str(seat.device), group
 
 
 class Unadapted(TrainEngine):

@@ -72,8 +72,8 @@ def recipe(role: Role, settings: Settings) -> Workload:
         sharding=_sharding(role, settings),
         held_once=engine != "megatron" or not settings.megatron.distributed_optimizer,
         gathered_once=engine == "fsdp" and once,
-        element=2 if role.dtype == "bfloat16" else 4,
-        masters=role.dtype == "bfloat16",
+        element=2 if role.computes_in == "bfloat16" else 4,
+        masters=role.computes_in == "bfloat16",
     )
 
 

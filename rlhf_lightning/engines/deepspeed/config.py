@@ -85,7 +85,7 @@ class ZeRO:
             "gradient_clipping": spec.optimizer.grad_clip,
             "communication_data_type": "fp32",
             "data_types": {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": []},
-            "bf16": {"enabled": spec.dtype == "bfloat16", "check_grad_overflow": True},
+            "bf16": {"enabled": spec.computes_in == "bfloat16", "check_grad_overflow": True},
             "steps_per_print": None,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,  # it is compiled on first use

@@ -207,7 +207,7 @@ class ZeROEngine(TrainEngine):
         if spec.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         root.eval()
-        if spec.dtype == "float32":
+        if spec.computes_in == "float32":
             root.float()  # DeepSpeed would compute in the type that the files have
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
@@ -217,7 +217,7 @@ class ZeROEngine(TrainEngine):
         )
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         # DeepSpeed makes masters of weights that it has rounded; it gives the parameters other memory.
-        originals = {n: p.detach() for n, p in self._parameters.items() if spec.dtype != "float32"}
+        originals = {n: p.detach() for n, p in self._parameters.items() if spec.computes_in != "float32"}
         self._gathering = Gathering(model, scope=self._scope, bucket=self._config.bucket_numbers)
         chosen = spec.optimizer
         self._adamw = torch.optim.AdamW(

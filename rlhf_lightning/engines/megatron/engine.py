@@ -252,7 +252,7 @@ class MegatronEngine(TrainEngine):
             conversion,
             self.layout,
             settings,
-            dtype=getattr(torch, spec.dtype),
+            dtype=getattr(torch, spec.computes_in),
             device=self._device,
             recompute=spec.gradient_checkpointing,
         )

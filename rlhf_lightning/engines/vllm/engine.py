@@ -172,7 +172,7 @@ class VLLMEngine(GenerationEngine):
         config = self._config
         return EngineArgs(
             model=str(resolve(self._spec)),
-            dtype=self._spec.dtype,
+            dtype=self._spec.computes_in,
             skip_tokenizer_init=True,
             load_format="dummy",
             generation_config="vllm",
