@@ -286,7 +286,8 @@ class Strategy(SingleDeviceStrategy):
     ) -> None:
         """Write a checkpoint directory, which appears whole or not at all."""
         kept = self._kept()
-        state = {**checkpoint, MODELS: {n: {"path": r.path, "head": r.head} for n, r in kept.items()}}
+        models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
+        state = {**checkpoint, MODELS: models}
         with files.replacing(Path(filepath).absolute()) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
             files.write_state(directory, state)

@@ -17,6 +17,8 @@ USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told oth
 def run(arguments: Sequence[str]) -> None:
     """Write a role's model of a checkpoint as a Hugging Face directory, adapters merged; no Ray, one process.
 
+    Its weights are in the type that the run computed in.
+
     Raises:
         ValueError: the arguments are others, there is no checkpoint, or it holds no such role.
     """
@@ -27,8 +29,8 @@ def run(arguments: Sequence[str]) -> None:
     assert isinstance(models, dict)
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
-    model = ModelSpec(path=models[role]["path"], lora=saved_lora(directory / role))
-    engine = FSDPEngine(model, head=models[role]["head"])
+    path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))
+    engine = FSDPEngine(ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role)), head=head)
     engine.load_weights(directory / role)
     engine.export(out)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")

@@ -9,8 +9,10 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from safetensors.torch import load_file
 
+from rlhf_lightning.commands import export
 from rlhf_lightning.engines import FSDP
 from rlhf_lightning.engines.models import load_causal_lm
 from rlhf_lightning.parallel import Generation
@@ -44,9 +46,13 @@ class Numbers(Callback):
 def test_it_learns_with_masters_in_float32(name: str, tiny: Path, tmp_path: Path) -> None:
     algorithm, numbers = ppo(tiny, dtype="bfloat16"), Numbers()
     fresh: dict[str, torch.Tensor] = load_causal_lm(ModelSpec(path=str(tiny))).state_dict()
-    learned = fit(algorithm, STRATEGIES[name](), tmp_path, steps=STEPS, callbacks=[numbers])
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    learned = fit(algorithm, STRATEGIES[name](), tmp_path, steps=STEPS, callbacks=[numbers, saving])
     assert {weight.dtype for weight in learned.values()} == {torch.bfloat16}
     assert all(math.isfinite(number) for logged in numbers.logged for number in logged.values())
     whole = {n: weight.float() for n, weight in learned.items()}
     rounded = {n: fresh[n].bfloat16().float() for n in whole}
     assert furthest(whole, rounded) > 1e-4
+    export.run([str(tmp_path / "last.ckpt"), str(tmp_path / "later")])
+    later: dict[str, torch.Tensor] = load_file(tmp_path / "later" / "model.safetensors")
+    assert all(torch.equal(weight, learned[n]) for n, weight in later.items()) and later.keys() == learned.keys()
