@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, num_gpus
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_gpus
 from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
@@ -137,9 +137,14 @@ class Strategy(SingleDeviceStrategy):
         return self.lightning_module
 
     def setup_environment(self) -> None:
-        """Refuse impossible placements and silent clusters before the data is read or any process started."""
+        """Refuse impossible placements and silent clusters before the data is read or any process started.
+
+        Raises:
+            ValueError: as said, or a launcher has started several controllers.
+        """
         # Of this process, which has no model: Lightning's own choice would be a GPU where there is one.
         self.accelerator = CPUAccelerator()
+        check_alone()
         super().setup_environment()
         self.join()
         roles = self.models()

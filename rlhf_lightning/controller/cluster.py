@@ -36,6 +36,8 @@ RESERVE_S = 60.0
 ANSWER_S = 5.0
 """Longest wait for the head of a cluster to answer."""
 
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""What torchrun, srun and mpirun number their processes by."""
 _SETTINGS_OF_RAY = {"worker_niceness": 0}
 """Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _SETTINGS = b"\x04"
@@ -82,6 +84,24 @@ class DeviceActor(Device):
     def made_bytes(self, method: str) -> int:
         """Bytes of the columns that the last call of `role.method` made."""
         return self.made.get(method, 0)
+
+
+def check_alone() -> None:
+    """Refuse to be one of several processes of a launcher: each would be a controller of its own.
+
+    The first of them goes on: it may be what `ray symmetric-run` has started on the first node.
+
+    Raises:
+        ValueError: torchrun, srun or mpirun says that this is another.
+    """
+    for name in _RANKS:
+        rank = os.environ.get(name, "0")
+        if rank != "0":
+            raise ValueError(
+                f"{name}={rank}: this is one of several processes that a launcher started, and each would be a "
+                "controller with devices of its own. Start one, without torchrun or srun; docs/cluster.md has "
+                "a script for Slurm."
+            )
 
 
 def check_address(address: str) -> None:

@@ -46,6 +46,19 @@ def test_the_process_of_the_trainer_needs_no_gpu(tmp_path: Path) -> None:
     assert run.global_step == 1
 
 
+@pytest.mark.parametrize(("name", "rank"), [("RANK", "1"), ("SLURM_PROCID", "7"), ("SLURM_PROCID", "0")])
+def test_one_process_of_a_launcher_is_the_controller(
+    name: str, rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, rank)
+    run, data = trainer(Local(), tmp_path), TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    if rank == "0":
+        run.fit(grpo(), datamodule=data)
+        return
+    with pytest.raises(ValueError, match=rf"{name}={rank}: this is one of several processes"):
+        run.fit(grpo(), datamodule=data)
+
+
 @pytest.mark.parametrize(
     ("strategy", "algorithm", "expected"),
     [
