@@ -6,7 +6,7 @@ from dataclasses import field
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import MixedData, RowData
+from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.workers import Actor
 
@@ -30,8 +30,8 @@ class SFT(RLHFAlgorithm):
         Raises:
             ValueError: as said.
         """
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, RowData | MixedData) and stage != "predict":
+        data = row_data(self.trainer)
+        if data is not None and stage != "predict":
             labelled = {"labels", "step_labels"} & set(data.columns)
             bad = "pairs" if data.batch_rows != data.batch_size else "labels" * bool(labelled)
             if bad:

@@ -21,13 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.balance import balanced, tokens_of
+from rlhf_lightning.checks import check_columns, check_correction, check_judges, check_models
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import MixedData, RowData, load_tokenizer
-from rlhf_lightning.engines import check_model, max_positions
-from rlhf_lightning.functional import Estimator, PolicyLoss, kl_estimate, masked_mean, rollout_metrics
+from rlhf_lightning.data import RowData, load_tokenizer, row_data
+from rlhf_lightning.functional import Estimator, kl_estimate, masked_mean, rollout_metrics
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.reporting import per_token, plain, texts, timings
-from rlhf_lightning.rewards import preflight
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role
 
@@ -144,6 +143,21 @@ class RLHFAlgorithm(LightningModule):
         return actor
 
     @property
+    def main_reward(self) -> Reward:
+        """What scores held-out answers.
+
+        Raises:
+            ValueError: there is no field `reward`.
+        """
+        reward = self.roles().get("reward")
+        if not isinstance(reward, Reward):
+            raise ValueError(
+                f"{type(self).__name__} has no field `reward: Reward`, which scores held-out answers. Give "
+                "it one, or a validation_step of its own, or try --trainer.limit_val_batches 0."
+            )
+        return reward
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The main model's tokenizer."""
         return load_tokenizer(self.main_model.path)
@@ -158,17 +172,14 @@ class RLHFAlgorithm(LightningModule):
                 function does not work.
         """
         if stage != "predict":
-            self._check_columns()
+            check_columns(self)
         main, seed = self.main_model, run_seed()
         self.bind({n: r.following(main).located().seeded(seed) for n, r in self.roles().items()})
-        for role in self.roles().values():
-            if role.path:
-                check_model(role)
-                self._check_lengths(role, generates=stage == "predict" or "response_ids" not in self.needs)
+        check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
         if stage != "predict":
-            for judge in (role for role in self.roles().values() if isinstance(role, Judge)):
-                self._try_out(judge)
-        self._check_correction()
+            check_judges(self)
+            self._check_held_out()
+        check_correction(self)
         self.save_hyperparameters(plain(self))
 
     def configure_optimizers(self) -> RemoteOptimizer | None:
@@ -227,9 +238,7 @@ class RLHFAlgorithm(LightningModule):
     def evaluate(self, batch: Batch) -> Batch:
         """Answer prompts greedily and score the answers with the role `reward`."""
         batch |= self.main_actor.generate_sequences(batch, greedy=True)
-        reward = self.roles().get("reward")
-        assert isinstance(reward, Reward)
-        return batch | reward.compute_reward(batch)
+        return batch | self.main_reward.compute_reward(batch)
 
     def refuse_greedy(self, what: str) -> None:
         """Refuse an actor whose answers to a prompt are all the same.
@@ -306,8 +315,7 @@ class RLHFAlgorithm(LightningModule):
         Raises:
             ValueError: as said.
         """
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, RowData):
+        if isinstance(row_data(self.trainer), RowData):
             raise ValueError(_NO_TEXT)
 
     def estimate(self, batch: Batch, estimator: Estimator) -> Batch:
@@ -355,42 +363,12 @@ class RLHFAlgorithm(LightningModule):
             for reference in followers:
                 reference.follow(weights)
 
-    def _check_columns(self) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, RowData | MixedData):
-            return
-        if self.needs_pairs and data.batch_rows != 2 * data.batch_size:
-            raise ValueError(
-                f"{type(self).__name__} learns from pairs, and {type(data).__name__} gives single rows. "
-                "Try --data preferencedata, with the fields that it needs."
-            )
-        missing = set(self.needs) - set(data.columns)
-        if missing:
-            raise ValueError(
-                f"{type(self).__name__} learns from the columns {', '.join(self.needs)}, and "
-                f"{type(data).__name__} gives no {', '.join(sorted(missing))}. Try other data: --data "
-                "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need."
-            )
-
-    def _check_correction(self) -> None:
-        losses = [loss for loss in self.__dict__.values() if isinstance(loss, PolicyLoss)]
-        if any(loss.correction for loss in losses) and not self.main_actor.recompute_log_probs:
-            raise ValueError(
-                "policy_loss.correction: compares two log-probabilities of the answers, and there is one. "
-                "Try --algo.actor.recompute_log_probs true."
-            )
-
-    def _check_lengths(self, role: Role, *, generates: bool) -> None:
-        data, positions = self.trainer.datamodule, max_positions(role)  # type: ignore[attr-defined]
-        if isinstance(data, RowData | MixedData) and positions is not None:
-            main = self.main_model
-            new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
-            data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
-
-    def _try_out(self, judge: Judge) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, RowData | MixedData):
-            preflight(judge.spec, data.train_rows)
+    def _check_held_out(self) -> None:
+        """Refuse held-out answers without a reward, unless the subclass validates in its own way."""
+        data, mine = row_data(self.trainer), (type(self).validation_step, type(self).evaluate)
+        scored = mine == (RLHFAlgorithm.validation_step, RLHFAlgorithm.evaluate)
+        if scored and data and data.held_out_rows and self.trainer.limit_val_batches:
+            _ = self.main_reward
 
 
 def _both(batch: Columns) -> tuple[Batch, Batch | None]:

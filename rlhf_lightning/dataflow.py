@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.data import MixedData, RowData
+from rlhf_lightning.data import row_data
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
@@ -67,11 +67,11 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
     The dataflow says how many rows each call has and how many updates there are.
     """
     main = algorithm.main_model
-    data = algorithm.trainer.datamodule  # type: ignore[attr-defined]
-    lengths = data.prompt_lengths if isinstance(data, RowData | MixedData) else []
+    data = row_data(algorithm.trainer)
+    lengths = data.prompt_lengths if data else []
     response = main.sampling.max_new_tokens if isinstance(main, Actor) else max(lengths, default=_TOKENS)
     longest = max(lengths, default=response)
-    rows = data.batch_rows if isinstance(data, RowData | MixedData) else _ROWS
+    rows = data.batch_rows if data else _ROWS
     return replace(
         recipe(main, settings),
         prompt=longest,

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from rlhf_lightning.checkpoint import can_hold
 from rlhf_lightning.controller import Batch, Caller
-from rlhf_lightning.data import MixedData, RowData
+from rlhf_lightning.data import row_data
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.workers import GenerationAhead, PartialGeneration, Settings
 
@@ -73,9 +73,9 @@ class OneStepOff(OpenRLHF):
         Raises:
             ValueError: the last batch of an epoch is smaller than the others.
         """
-        data = trainer.datamodule  # type: ignore[attr-defined]
+        data = row_data(trainer)
         generates = "response_ids" not in self.algorithm.needs
-        if trainer.state.fn == "fit" and generates and isinstance(data, RowData | MixedData):
+        if trainer.state.fn == "fit" and generates and data is not None:
             whole, rest = divmod(len(data.train_rows), data.batch_rows)
             limit = trainer.limit_train_batches
             reached = limit if isinstance(limit, int) else int((whole + 1) * limit)

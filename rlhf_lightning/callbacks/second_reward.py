@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.callbacks.output import leaves_files, output_path
-from rlhf_lightning.data import MixedData, RowData
+from rlhf_lightning.data import row_data
 from rlhf_lightning.rewards import HTTPOptions, RewardSpec, preflight, score
 from rlhf_lightning.workers import Reward
 
@@ -80,8 +80,8 @@ class SecondReward(Callback):
                 "SecondReward: with trainer.limit_val_batches=0 nothing is ever validated. "
                 "Try --trainer.limit_val_batches 1.0."
             )
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        rows = data.held_out_rows if isinstance(data, RowData | MixedData) else None
+        data = row_data(trainer)
+        rows = data.held_out_rows if data else None
         if rows == []:
             raise ValueError(
                 f"SecondReward: {type(data).__name__} holds no rows out to be scored. Try data.val_rows, "

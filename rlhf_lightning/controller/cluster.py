@@ -98,9 +98,9 @@ def check_alone() -> None:
         rank = os.environ.get(name, "0")
         if rank != "0":
             raise ValueError(
-                f"{name}={rank}: this is one of several processes that a launcher started, and each would be a "
-                "controller with devices of its own. Start one, without torchrun or srun; docs/cluster.md has "
-                "a script for Slurm."
+                f"{name}={rank}: this is one of several processes that a launcher started, and each would be "
+                "a controller with devices of its own. Start one, without torchrun or srun; docs/cluster.md "
+                "has a script for Slurm."
             )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlhf_lightning.data.batch import RowBatch
     from rlhf_lightning.data.completions import CompletionData
-    from rlhf_lightning.data.mixed import MixedData
+    from rlhf_lightning.data.mixed import MixedData, row_data
     from rlhf_lightning.data.module import RowData
     from rlhf_lightning.data.preferences import PreferenceData
     from rlhf_lightning.data.prompts import PromptData
@@ -31,6 +31,7 @@ __all__ = [
     "TextData",
     "UnpairedData",
     "load_tokenizer",
+    "row_data",
 ]
 _FILES = {
     "CompletionData": "completions",
@@ -45,6 +46,7 @@ _FILES = {
     "TextData": "texts",
     "UnpairedData": "unpaired",
     "load_tokenizer": "tokenizer",
+    "row_data": "mixed",
 }
 
 

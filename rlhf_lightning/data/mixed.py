@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, cast
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 
 from rlhf_lightning.data.batch import RowBatch, Sample
 from rlhf_lightning.data.loader import RowLoader
@@ -190,13 +190,15 @@ class MixedData(LightningDataModule):
         """Return the validation loader of `main`."""
         return self.main.val_dataloader()
 
-    def test_dataloader(self) -> Sequence[DataLoader[list[Sample]]]:
-        """Return the validation loader of `main`."""
-        return self.main.test_dataloader()
-
     def predict_dataloader(self) -> DataLoader[list[Sample]]:
         """Return the loader of `main`."""
         return self.main.predict_dataloader()
+
+
+def row_data(trainer: Trainer) -> RowData | MixedData | None:
+    """The trainer's data module where it is one of these; of others nothing is known."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    return data if isinstance(data, RowData | MixedData) else None
 
 
 def _renamed(err: ValueError, name: str, part: RowData) -> ValueError:

@@ -217,10 +217,6 @@ class RowData(LightningDataModule, ABC):
         """Return one loader of the held-out rows, or none; their ids are the same at every validation."""
         return [] if self._held_out is None else [self._in_order(self._held_out)]
 
-    def test_dataloader(self) -> list[DataLoader[list[Sample]]]:
-        """Return the validation loader."""
-        return self.val_dataloader()
-
     def predict_dataloader(self) -> DataLoader[list[Sample]]:
         """Return a loader of the held-out rows, or of the training rows where none are held out."""
         return self._in_order(self._encoded() if self._held_out is None else self._held_out)

@@ -55,4 +55,5 @@ def test_it_learns_with_masters_in_float32(name: str, tiny: Path, tmp_path: Path
     assert furthest(whole, rounded) > 1e-4
     export.run([str(tmp_path / "last.ckpt"), str(tmp_path / "later")])
     later: dict[str, torch.Tensor] = load_file(tmp_path / "later" / "model.safetensors")
-    assert all(torch.equal(weight, learned[n]) for n, weight in later.items()) and later.keys() == learned.keys()
+    assert later.keys() == learned.keys()
+    assert all(torch.equal(weight, learned[n]) for n, weight in later.items())

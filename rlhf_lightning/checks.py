@@ -1,0 +1,84 @@
+"""What an algorithm refuses before any worker starts: data, models and rewards that do not go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_lightning.data import row_data
+from rlhf_lightning.engines import check_model, max_positions
+from rlhf_lightning.functional import PolicyLoss
+from rlhf_lightning.rewards import preflight
+from rlhf_lightning.workers import Actor, Judge
+
+if TYPE_CHECKING:
+    from rlhf_lightning.algorithm import RLHFAlgorithm
+
+
+def check_columns(algorithm: RLHFAlgorithm) -> None:
+    """Refuse data without the columns that the algorithm learns from.
+
+    Raises:
+        ValueError: as said.
+    """
+    data, name = row_data(algorithm.trainer), type(algorithm).__name__
+    if data is None:
+        return
+    if algorithm.needs_pairs and data.batch_rows != 2 * data.batch_size:
+        raise ValueError(
+            f"{name} learns from pairs, and {type(data).__name__} gives single rows. "
+            "Try --data preferencedata, with the fields that it needs."
+        )
+    missing = set(algorithm.needs) - set(data.columns)
+    if missing:
+        raise ValueError(
+            f"{name} learns from the columns {', '.join(algorithm.needs)}, and "
+            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. Try other data: --data "
+            "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need."
+        )
+
+
+def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
+    """Refuse models that are missing or damaged, or too short for the rows.
+
+    Args:
+        algorithm: whose roles are complete.
+        generates: whether the actor answers the rows.
+
+    Raises:
+        ValueError: as said.
+    """
+    data, main = row_data(algorithm.trainer), algorithm.main_model
+    new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
+    for role in algorithm.roles().values():
+        if not role.path:
+            continue
+        check_model(role)
+        positions = max_positions(role)
+        if data is not None and positions is not None:
+            data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
+
+
+def check_judges(algorithm: RLHFAlgorithm) -> None:
+    """Try reward and cost functions on the first rows.
+
+    Raises:
+        ValueError: one does not exist, or does not work.
+    """
+    data = row_data(algorithm.trainer)
+    for judge in algorithm.roles().values():
+        if data is not None and isinstance(judge, Judge):
+            preflight(judge.spec, data.train_rows)
+
+
+def check_correction(algorithm: RLHFAlgorithm) -> None:
+    """Refuse a correction for what another engine drew where only one has said how likely it is.
+
+    Raises:
+        ValueError: as said.
+    """
+    losses = [loss for loss in vars(algorithm).values() if isinstance(loss, PolicyLoss)]
+    if any(loss.correction for loss in losses) and not algorithm.main_actor.recompute_log_probs:
+        raise ValueError(
+            "policy_loss.correction: compares two log-probabilities of the answers, and there is one. "
+            "Try --algo.actor.recompute_log_probs true."
+        )
