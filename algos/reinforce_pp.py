@@ -25,7 +25,7 @@ class ReinforcePP(RLHFAlgorithm):
     """Answers to each prompt."""
     gamma: float = 1.0
     """Discount per token."""
-    kl_coef: float = 0.01
+    reward_kl_coef: float = 0.01
     """Weight of the KL penalty in the reward."""
     epochs: int = 1
     """Passes over each batch."""
@@ -48,7 +48,7 @@ class ReinforcePP(RLHFAlgorithm):
         """One iteration."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
-        if self.kl_coef or self.policy_loss.kl_coef:
+        if self.reward_kl_coef or self.policy_loss.kl_coef:
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)
@@ -64,4 +64,4 @@ class ReinforcePP(RLHFAlgorithm):
 
     def estimator(self) -> ReturnEstimator:
         """What makes the advantages of a batch."""
-        return ReturnEstimator(gamma=self.gamma, kl_coef=self.kl_coef, group_size=self.group_size)
+        return ReturnEstimator(gamma=self.gamma, kl_coef=self.reward_kl_coef, group_size=self.group_size)

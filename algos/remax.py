@@ -28,7 +28,7 @@ class ReMax(RLHFAlgorithm):
     """Discount per token."""
     clip: float | None = None
     """Limit of what an answer gains over the greedy one."""
-    kl_coef: float = 0.05
+    reward_kl_coef: float = 0.05
     """Weight of the KL penalty in the reward."""
     epochs: int = 1
     """Passes over each batch."""
@@ -44,7 +44,7 @@ class ReMax(RLHFAlgorithm):
         """One iteration."""
         batch |= self.greedy_scores(batch)
         batch |= self.actor.generate_sequences(batch)
-        if self.kl_coef or self.policy_loss.kl_coef:
+        if self.reward_kl_coef or self.policy_loss.kl_coef:
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)
@@ -64,4 +64,4 @@ class ReMax(RLHFAlgorithm):
 
     def estimator(self) -> GreedyEstimator:
         """What makes the advantages of a batch."""
-        return GreedyEstimator(form=self.form, gamma=self.gamma, clip=self.clip, kl_coef=self.kl_coef)
+        return GreedyEstimator(form=self.form, gamma=self.gamma, clip=self.clip, kl_coef=self.reward_kl_coef)

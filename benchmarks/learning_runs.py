@@ -84,7 +84,9 @@ def safe() -> RLHFAlgorithm:
 
 ENTRIES: Mapping[str, Entry] = {
     "PPO": Entry(make=with_critic(algos.PPO), answers=1),
-    "ReMax": Entry(make=without(algos.ReMax, mini=0, kl_coef=0.003), answers=1, batch=4 * ANSWERS, steps=35),
+    "ReMax": Entry(
+        make=without(algos.ReMax, mini=0, reward_kl_coef=0.003), answers=1, batch=4 * ANSWERS, steps=35
+    ),
     "SafeRLHF": Entry(make=safe, answers=1, steps=50),
     "PPO without a limit": Entry(make=with_critic(algos.PPO, reward=TEMPTING), answers=1),
     "GRPO": Entry(make=without(algos.GRPO)),
@@ -95,9 +97,11 @@ ENTRIES: Mapping[str, Entry] = {
             policy_loss=PolicyLoss(aggregation="seq-mean-token-sum-norm", horizon=8),
         )
     ),
-    "RLOO": Entry(make=without(algos.RLOO, reward_kl_coef=0.003)),
-    "REINFORCE++": Entry(make=without(algos.ReinforcePP, kl_coef=0.003), answers=1),
-    "REINFORCE++ baseline": Entry(make=without(algos.ReinforcePP, kl_coef=0.003, group_size=GROUP), steps=40),
+    "RLOO": Entry(make=without(algos.RLOO, reward_reward_kl_coef=0.003)),
+    "REINFORCE++": Entry(make=without(algos.ReinforcePP, reward_kl_coef=0.003), answers=1),
+    "REINFORCE++ baseline": Entry(
+        make=without(algos.ReinforcePP, reward_kl_coef=0.003, group_size=GROUP), steps=40
+    ),
     "DAPO": Entry(make=without(algos.DAPO)),
     "GSPO": Entry(make=without(algos.GSPO)),
     "GMPO": Entry(make=without(algos.GMPO)),

@@ -98,7 +98,7 @@ def ppo(run: Run, actor: Actor, scores: Reward) -> PPO:
 
 def remax(run: Run, actor: Actor, scores: Reward) -> ReMax:
     """With a reference and KL in the reward."""
-    return ReMax(actor=actor, reward=scores, kl_coef=0.05 if run.kl is None else run.kl)
+    return ReMax(actor=actor, reward=scores, reward_kl_coef=0.05 if run.kl is None else run.kl)
 
 
 def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:

@@ -11,7 +11,7 @@ from rlhf_lightning.engines import FSDPEngine, saved_lora
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS
 
-USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: actor unless told otherwise)"
+USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: the only one, else actor)"
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -24,9 +24,10 @@ def run(arguments: Sequence[str]) -> None:
     """
     if not 2 <= len(arguments) <= 3:
         raise ValueError(USAGE)
-    directory, out, role = files.find(arguments[0]), Path(arguments[1]), (*arguments[2:], "actor")[0]
+    directory, out = files.find(arguments[0]), Path(arguments[1])
     models = files.read_state(directory)[MODELS]
     assert isinstance(models, dict)
+    role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
     path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))

@@ -93,3 +93,15 @@ def test_a_file_dropped_into_a_folder_is_an_algorithm(rlhf: Rlhf) -> None:
     assert code == 0, err
     assert Path("seen").read_text() == "2 answers to each of 2"
     assert Path("out/checkpoints/last.ckpt/actor").is_dir()
+
+
+def test_the_only_model_of_a_checkpoint_is_exported(rlhf: Rlhf) -> None:
+    options = ("--data", "preferencedata", "--data.path", write(), "--data.batch_size", "2")
+    code, _, err = rlhf.run(*FIT, "--algo", "rewardmodel", *options, "--trainer.default_root_dir", "out")
+    assert code == 0, err
+    code, out, err = rlhf.run("export", "out/checkpoints/last.ckpt", "model")
+    assert code == 0, err
+    assert out.endswith("exported reward of out/checkpoints/last.ckpt to model\n")
+    assert json.loads(Path("model/config.json").read_text())["architectures"] == [
+        "LlamaForSequenceClassification"
+    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from rlhf_lightning.algos import PPO
 from tests.conftest import ROOT
 from tests.unit.rlhf import Rlhf
 
@@ -67,6 +69,11 @@ def test_links_lead_somewhere(name: str) -> None:
     links = LINK.findall((ROOT / name).read_text(encoding="utf-8"))
     missing = [link for link in links if not ((ROOT / name).parent / link).exists()]
     assert not missing
+
+
+def test_the_step_of_ppo_is_the_one_of_the_readme() -> None:
+    source = inspect.getsource(PPO.step).replace('        """One iteration."""\n', "")
+    assert f"class PPO(RLHFAlgorithm):\n{source}```" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_unknown_target_and_flag_would_be_seen(tmp_path: Path) -> None:
