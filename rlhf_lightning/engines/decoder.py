@@ -38,22 +38,15 @@ class Decoder(Protocol):
         ...
 
     def __call__(
-        self,
-        *,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        use_cache: bool,
-        sequences: Sequences,
-        logits_to_keep: int | Tensor,
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
     ) -> Output:
         """Compute T tokens.
 
         Args:
             input_ids: [1, T] int64.
             position_ids: [1, T] int64.
-            use_cache: False; `sequences` keeps keys and values.
-            sequences: what each token attends to.
-            logits_to_keep: [K] int64, the tokens whose logits are wanted; 0 for all.
+            sequences: what each token attends to; it keeps keys and values.
+            keep: [K] int64, the tokens whose logits are wanted; None for all.
         """
         ...
 
@@ -87,21 +80,15 @@ class WholeDecoder:
         return self.module.config
 
     def __call__(
-        self,
-        *,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        use_cache: bool,
-        sequences: Sequences,
-        logits_to_keep: int | Tensor,
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
         output = self.module(
             input_ids=input_ids,
             position_ids=position_ids,
-            use_cache=use_cache,
+            use_cache=False,  # the sequences are one
             sequences=sequences,
-            logits_to_keep=logits_to_keep,
+            logits_to_keep=0 if keep is None else keep,
         )
         return Output(cast(Tensor, output.logits))
 

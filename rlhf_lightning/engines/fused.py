@@ -28,24 +28,12 @@ class FusedDecoder(WholeDecoder):
         self._steps: ShardedDecoder | None = None
 
     def __call__(
-        self,
-        *,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        use_cache: bool,
-        sequences: Sequences,
-        logits_to_keep: int | Tensor,
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
         few = self._steps if input_ids.shape[1] < FEW else None
         compute = super().__call__ if few is None else few
-        return compute(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            use_cache=use_cache,
-            sequences=sequences,
-            logits_to_keep=logits_to_keep,
-        )
+        return compute(input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -271,9 +271,8 @@ class _Slots:
         output = self.decoder(
             input_ids=ids[None],
             position_ids=places[None],
-            use_cache=False,
             sequences=sequences,
-            logits_to_keep=0 if keep is None else self._tensor(keep),
+            keep=None if keep is None else self._tensor(keep),
         )
         return None if output.logits is None else output.logits[0]
 

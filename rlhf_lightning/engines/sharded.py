@@ -83,13 +83,7 @@ class ShardedDecoder:
 
     @torch.no_grad()
     def __call__(
-        self,
-        *,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        use_cache: bool,
-        sequences: Sequences,
-        logits_to_keep: int | Tensor,
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`; the logits are on tensor rank 0 of the last stage."""
         angles = self._rotary(position_ids, self._dtype)
@@ -103,7 +97,7 @@ class ShardedDecoder:
                 self._pipeline.send(hidden, run.target)
         if run.target is not None:
             return Output(None)
-        return Output(self._logits(hidden if isinstance(logits_to_keep, int) else hidden[logits_to_keep]))
+        return Output(self._logits(hidden if keep is None else hidden[keep]))
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """See `Decoder.share`."""

@@ -68,9 +68,8 @@ def test_no_weight_is_copied(kind: str) -> None:
         decoder(
             input_ids=torch.ones(1, 1, dtype=torch.int64),
             position_ids=torch.zeros(1, 1, dtype=torch.int64),
-            use_cache=False,
             sequences=Packed([1]),
-            logits_to_keep=0,
+            keep=None,
         )
     matrices = [w.nbytes for w in weights.values() if w.dim() == 2]
     assert len(made.bytes) > 20
@@ -107,11 +106,11 @@ def test_bfloat16() -> None:
     decoder, weights = alone("qwen2", dtype=torch.bfloat16)
     assert len(weights) == len(Case("qwen2", 1, 1, 1).conversion.parameters)
     inputs: dict[str, Any] = {"input_ids": token_lists([7])[0][None], "position_ids": torch.arange(7)[None]}
-    inputs |= {"use_cache": False, "sequences": Packed([7]), "logits_to_keep": 0}
-    logits = decoder(**inputs).logits
+    inputs |= {"sequences": Packed([7])}
+    logits = decoder(**inputs, keep=None).logits
     assert logits is not None
     with torch.no_grad():
-        right = whole("qwen2")(**inputs).logits
+        right = whole("qwen2")(**inputs, use_cache=False).logits
     assert logits.dtype == torch.bfloat16
     assert float((logits - right).norm() / right.norm()) < 0.02
 
