@@ -2,6 +2,7 @@
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.functional import at_last_valid
 
 
 class Mine(PPO):
@@ -13,7 +14,6 @@ class Mine(PPO):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Centre the scores, then do as PPO does."""
         scores, mask = batch["scores"], batch["response_mask"]
-        mean = scores.sum(dim=1).mean()
-        last = mask & ~mask.roll(-1, dims=1)
-        last[:, -1] = mask[:, -1]
-        return super().compute_advantage(batch | Batch.of({"scores": scores - self.centre * mean * last}))
+        mean = scores.sum(dim=1).mean().expand(len(scores))
+        centred = scores - at_last_valid(self.centre * mean, mask)
+        return super().compute_advantage(batch | Batch.of({"scores": centred}))

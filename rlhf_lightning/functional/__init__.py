@@ -26,7 +26,6 @@ from rlhf_lightning.functional.kl import (
     kl_columns,
     kl_estimate,
     penalized_rewards,
-    sequence_kl,
 )
 from rlhf_lightning.functional.kto import KTOLoss, kto_baseline, kto_loss
 from rlhf_lightning.functional.lagrangian_estimator import LagrangianEstimator
@@ -35,7 +34,6 @@ from rlhf_lightning.functional.masked import (
     last_valid,
     masked_mean,
     masked_sum,
-    masked_var,
     token_mean,
     zero_masked,
 )
@@ -114,7 +112,6 @@ __all__ = [
     "log_ratio",
     "masked_mean",
     "masked_sum",
-    "masked_var",
     "mean_std",
     "merged",
     "optimal_baseline",
@@ -126,7 +123,6 @@ __all__ = [
     "remax_returns",
     "rollout_metrics",
     "row_totals",
-    "sequence_kl",
     "sign_loss",
     "split_pairs",
     "spread",

@@ -6,14 +6,17 @@ False. Inputs may hold anything there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional.masked import at_last_valid, last_valid, masked_var, zero_masked
+from rlhf_lightning.functional.masked import at_last_valid, last_valid, zero_masked
 
 Gap = Literal["carry", "zero"]
+_ROUNDING = 1e-12
+"""Share of a mean square below which a variance is none."""
 
 
 def check_discounts(owner: str, *, gamma: float, lam: float = 1.0) -> None:
@@ -83,17 +86,24 @@ def bootstrap_truncated(
     return zero_masked(rewards, mask) + gamma * at_last_valid(tail, mask)
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+def explained_variance(rows: Mapping[str, Tensor]) -> float:
     """Share of the variance of the returns that the values predict: 1 - var(returns - values) / var(returns).
 
     Args:
-        values: [B, R].
-        returns: [B, R].
-        mask: [B, R] bool.
+        rows: the sums by row that `GAEEstimator` makes, [B] each.
 
     Returns:
-        A scalar: 1 is perfect, 0 is as good as a constant, negative is worse; 0 if the returns do not vary.
+        1 is perfect, 0 is as good as a constant, negative is worse; 0 if the returns do not vary.
     """
-    spread_of_returns = masked_var(returns, mask)
-    residual = masked_var(zero_masked(returns, mask) - zero_masked(values, mask), mask)
-    return torch.where(spread_of_returns > 0, 1 - residual / spread_of_returns, torch.zeros_like(residual))
+    count = int(rows["row_tokens"].sum())
+    if not count:
+        return 0.0
+    spread, size = _variance(rows["row_returns"], rows["row_squares"], count)
+    residual, _ = _variance(rows["row_errors"], rows["row_error_squares"], count)
+    return 1 - residual / spread if spread > _ROUNDING * size else 0.0
+
+
+def _variance(totals: Tensor, squares: Tensor, count: int) -> tuple[float, float]:
+    """The variance, and the mean square beside which it may be a rounding."""
+    mean, size = float(totals.double().sum()) / count, float(squares.double().sum()) / count
+    return size - mean * mean, size

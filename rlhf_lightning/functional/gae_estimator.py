@@ -14,6 +14,8 @@ from rlhf_lightning.functional.masked import at_last_valid, masked_sum, widened,
 from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.whiten import whiten
 
+_ERRORS = ("row_errors", "row_error_squares")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GAEEstimator(PenalizedEstimator):
@@ -21,7 +23,8 @@ class GAEEstimator(PenalizedEstimator):
 
     Beside the columns of `PenalizedEstimator` with the divergence it reads values, and makes `rewards` and
     `returns` (in the units of the values), [B, R] float32; `row_returns` and `row_squares`, [B] float64, sums
-    over tokens of the returns in the units of the rewards and of their squares, for `merged`.
+    over tokens of the returns in the units of the rewards and of their squares, for `merged`; `row_errors`
+    and `row_error_squares`, the same of what the values were wrong by, for `explained_variance`.
 
     Raises:
         ValueError: a value is outside its range.
@@ -70,7 +73,7 @@ class GAEEstimator(PenalizedEstimator):
     @property
     def returns(self) -> tuple[str, ...]:
         """Advantages and returns, what they were made of, and sums by row."""
-        return (*super().returns, "rewards", "returns", "row_returns", "row_squares")
+        return (*super().returns, "rewards", "returns", "row_returns", "row_squares", *_ERRORS)
 
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
@@ -83,6 +86,7 @@ class GAEEstimator(PenalizedEstimator):
             cut = mask[:, -1:].any(dim=1)
             received = bootstrap_truncated(rewards, values, mask, truncated=cut, gamma=self.gamma)
         advantages, returns = gae(received, values, mask, gamma=self.gamma, lam=self.lam, gap=self.gap)
+        errors = (returns - zero_masked(values, mask)).double()
         if self.whiten:
             advantages = whiten(advantages, mask, unbiased=self.unbiased, add=add)
         return found | {
@@ -91,6 +95,8 @@ class GAEEstimator(PenalizedEstimator):
             "returns": zero_masked((returns - self.value_mean) / self.value_std, mask),
             "row_returns": masked_sum(returns.double(), mask, dim=1),
             "row_squares": masked_sum(returns.double().square(), mask, dim=1),
+            "row_errors": masked_sum(errors, mask, dim=1),
+            "row_error_squares": masked_sum(errors.square(), mask, dim=1),
         }
 
     def _scores(self, scores: Tensor, mask: Tensor) -> Tensor:

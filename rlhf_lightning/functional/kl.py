@@ -84,19 +84,6 @@ def kl_columns(kl: Tensor, mask: Tensor) -> dict[str, Tensor]:
     return {"kl": kl, "row_kl": masked_mean(kl, mask, dim=1)}
 
 
-def sequence_kl(kl: Tensor, mask: Tensor) -> Tensor:
-    """Mean over responses of each response's mean over tokens: what the adaptive coefficient is steered by.
-
-    Args:
-        kl: [B, R].
-        mask: [B, R] bool; a fully masked row does not count.
-
-    Returns:
-        A scalar, float32.
-    """
-    return masked_mean(masked_mean(kl, mask, dim=1), mask.any(dim=1))
-
-
 def adapted_kl_coef(coef: float, *, current: float, target: float, horizon: float, num_rows: int) -> float:
     """Steer the KL coefficient: coef * (1 + clip(current / target - 1, +-0.2) * num_rows / horizon).
 
@@ -104,7 +91,7 @@ def adapted_kl_coef(coef: float, *, current: float, target: float, horizon: floa
 
     Args:
         coef: the coefficient of this iteration.
-        current: `sequence_kl` of this iteration, nats.
+        current: mean over this iteration's responses of each one's mean over tokens, nats.
         target: the divergence to hold, nats, above 0.
         horizon: rows over which a constant error of 20% multiplies the coefficient by about e^0.2, above 0.
         num_rows: responses in this iteration.

@@ -44,13 +44,6 @@ def token_mean(x: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
     return masked_sum(x.detach(), mask) / max(num_tokens, 1)
 
 
-def masked_var(x: Tensor, mask: Tensor, *, unbiased: bool = True) -> Tensor:
-    """Variance of all valid entries; 0 if there are fewer than two."""
-    deviation = zero_masked(zero_masked(x, mask) - masked_mean(x, mask), mask)
-    count = (mask.sum() - int(unbiased)).clamp(min=1)
-    return deviation.square().sum() / count.to(deviation.dtype)
-
-
 def last_valid(x: Tensor, mask: Tensor) -> Tensor:
     """Take each row's last valid entry.
 

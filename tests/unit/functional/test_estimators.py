@@ -40,8 +40,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "lagrangian": LagrangianEstimator(),
     "lagrangian_whitened": LagrangianEstimator(cost_critic=False, whiten=True, multiplier=2.0, clip=None),
 }  # fmt: skip
-ROWS = {"row_scores", "row_tokens", "row_kl", "row_costs", "row_returns", "row_squares"}
-TYPES = {"row_tokens": torch.int64, "row_returns": torch.float64, "row_squares": torch.float64}
+SUMS = ("row_returns", "row_squares", "row_errors", "row_error_squares")
+ROWS = {"row_scores", "row_tokens", "row_kl", "row_costs", *SUMS}
+TYPES = {"row_tokens": torch.int64, **dict.fromkeys(SUMS, torch.float64)}
 
 
 def twice(mask: Tensor) -> Tensor:

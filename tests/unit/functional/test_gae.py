@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import bootstrap_truncated, explained_variance, gae
+from rlhf_lightning.functional import bootstrap_truncated, gae
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, noise, valid
 from tests.unit.functional.rows import laid_out
@@ -80,15 +80,6 @@ def test_bootstrap_starts_from_the_last_value(case: str) -> None:
     advantages, returns = gae(longer, values, mask, gamma=GAMMA, lam=LAM)
     close(advantages, slow_gae(rewards, values, mask, tails))
     close(returns, torch.where(mask, advantages + values, 0.0))
-
-
-def test_explained_variance() -> None:
-    mask = torch.tensor([[True, True, True, False]])
-    returns = torch.tensor([[1.0, 2.0, 3.0, torch.nan]])
-    close(explained_variance(returns + 5, returns, mask), 1.0)  # a constant error does not count
-    close(explained_variance(torch.zeros(1, 4), returns, mask), 0.0)
-    close(explained_variance(-returns, returns, mask), -3.0)
-    assert explained_variance(returns, torch.ones(1, 4), mask) == 0
 
 
 def test_no_rows() -> None:

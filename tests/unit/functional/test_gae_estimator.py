@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from itertools import chain
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import GAEEstimator, mean_std, merged
+from rlhf_lightning.functional import GAEEstimator, explained_variance, mean_std, merged
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, valid
 from tests.unit.functional.estimators import columns_of
@@ -47,11 +49,38 @@ def test_against_python(case: str, dtype: torch.dtype) -> None:
     close(found["row_scores"], [sum(scores) for scores, *_ in rows])
     close(found["row_returns"].float(), [sum(row) for row in returns])
     close(found["row_squares"].float(), [sum(x * x for x in row) for row in returns])
+    flat, errors = chain.from_iterable(returns), chain.from_iterable(advantages)
+    assert explained_variance(found) == pytest.approx(
+        slow_explained(list(flat), list(errors)), rel=1e-4, abs=1e-4
+    )
+
+
+def slow_explained(returns: list[float], errors: list[float]) -> float:
+    """By the raw advantages, which are what the values were wrong by."""
+    spread = statistics.pvariance(returns) if len(returns) > 1 else 0.0
+    return 1 - statistics.pvariance(errors) / spread if spread else 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "scores", "share"),
+    [
+        ([8.0, 7.0, 6.0], [1.0, 1.0, 1.0], 1.0),  # a constant error does not count
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], 0.0),
+        ([-3.0, -2.0, -1.0], [1.0, 1.0, 1.0], -3.0),
+        ([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], -3.0),
+        ([1.0, 2.0, 3.0], [0.0, 0.0, 0.1], 0.0),  # returns that do not vary, but for their rounding
+    ],
+)
+def test_explained_variance(values: list[float], scores: list[float], share: float) -> None:
+    zero = [0.0] * 3
+    rows = one_row(scores=scores, log_probs=zero, ref_log_probs=zero, values=values)
+    found = GAEEstimator(lam=1.0, kl_coef=0.0)(rows)
+    assert explained_variance(found) == pytest.approx(share, abs=1e-6)
 
 
 def one_row(**columns: list[float]) -> dict[str, Tensor]:
     found = {name: torch.tensor([numbers]) for name, numbers in columns.items()}
-    return found | {"response_mask": torch.ones(1, 2, dtype=torch.bool)}
+    return found | {"response_mask": torch.ones(1, len(found["scores"][0]), dtype=torch.bool)}
 
 
 def test_by_hand() -> None:

@@ -12,7 +12,6 @@ from rlhf_lightning.functional import (
     kl_columns,
     kl_estimate,
     penalized_rewards,
-    sequence_kl,
 )
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, noise, valid
@@ -85,12 +84,6 @@ def test_penalized_rewards() -> None:
     close(penalized_rewards(scores, kl, mask, coef=0.1), [[-0.05, 1.025, 0.0]])
 
 
-def test_sequence_kl_skips_masked_rows() -> None:
-    kl = torch.tensor([[1.0, 3.0], [8.0, torch.nan], [torch.inf, torch.inf]])
-    mask = torch.tensor([[True, True], [True, False], [False, False]])
-    close(sequence_kl(kl, mask), 5.0)  # (2 + 8) / 2
-
-
 def test_columns_of_the_divergence(case: str, dtype: torch.dtype) -> None:
     mask = mask_of(case)
     kl = kl_estimate(noise(mask, 0, dtype=dtype), noise(mask, 1, dtype=dtype), mask=mask)
@@ -98,8 +91,6 @@ def test_columns_of_the_divergence(case: str, dtype: torch.dtype) -> None:
     assert found["kl"] is kl
     rows = [[float(kl[b, t]) for t in valid(mask, b)] for b in range(len(mask))]
     close(found["row_kl"], [sum(row) / max(len(row), 1) for row in rows])
-    kept = [sum(row) / len(row) for row in rows if row]
-    close(sequence_kl(kl, mask), sum(kept) / max(len(kept), 1))
 
 
 def test_adapted_kl_coef() -> None:

@@ -26,12 +26,13 @@ from rlhf_lightning.functional import (
     adapted_kl_coef,
     aggregate,
     group_advantages,
+    kl_columns,
     kl_estimate,
     leave_one_out,
+    masked_mean,
     masked_sum,
     optimal_baseline,
     penalized_rewards,
-    sequence_kl,
     spread,
 )
 from tests.parity import cases, references
@@ -81,7 +82,7 @@ def grouped(batch: Batch, *, name: str, all_rows: bool = False) -> Found:
 
 def kl_in_reward(batch: Batch, *, kind: KLKind) -> Found:
     kl = kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], kind, mask=batch.mask)
-    current = float(sequence_kl(kl, batch.mask))
+    current = float(masked_mean(kl_columns(kl, batch.mask)["row_kl"], batch.mask.any(dim=1)))
     coef = adapted_kl_coef(0.2, current=current, target=0.05, horizon=100, num_rows=len(batch.mask))
     return {
         "rewards": penalized_rewards(batch["scores"], kl, batch.mask, coef=0.2),
