@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field
+from itertools import cycle
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
@@ -52,6 +54,7 @@ class PPO(RLHFAlgorithm):
         GAEEstimator(gamma=self.gamma, lam=self.lam)
         self.running = Running(self.kl, self.scaling)
         self.spared = False
+        self.texts: Iterator[Batch] = iter(())
 
     def setup(self, stage: str) -> None:
         """Refuse a pre-training loss without text, too."""
@@ -79,6 +82,7 @@ class PPO(RLHFAlgorithm):
         if self.trainer.training:
             self.running.learn(batch, kl=metrics["actor/kl"])
         self.spared = self.global_step < self.critic_warmup_steps
+        self.texts = self.parts_of_text(steps=-(-len(batch) // (self.mini_batch_size or len(batch) or 1)))
         return batch, Metrics.of(metrics)
 
     def estimator(self, batch: Batch) -> Estimator:
@@ -92,10 +96,16 @@ class PPO(RLHFAlgorithm):
         if self.spared:
             return metrics
         if self.ptx_loss.coef:
-            metrics |= self.actor.accumulate_actor(self.second_batch, loss=self.ptx_loss)
+            metrics |= self.actor.accumulate_actor(next(self.texts), loss=self.ptx_loss)
         metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
         self.spared = self.stop_kl is not None and metrics.fetch()["actor/approx_kl"] > self.stop_kl
         return metrics
+
+    def parts_of_text(self, *, steps: int) -> Iterator[Batch]:
+        """The rows of the second batch divided among the optimizer steps of an epoch, again in each."""
+        if not self.ptx_loss.coef or not self.trainer.training:
+            return iter(())
+        return cycle(self.second_batch.split(min(steps, len(self.second_batch))))
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""

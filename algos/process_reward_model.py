@@ -33,4 +33,5 @@ class ProcessRewardModel(RLHFAlgorithm):
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         """Log loss and accuracy on held-out steps."""
         rows = Batch.of(batch)
-        self.log_held_out(self.reward.compute_loss(rows, loss=self.loss), rows)
+        metrics = self.reward.compute_loss(rows, loss=self.loss)
+        self.log_held_out(metrics, rows, counted="step_mask")

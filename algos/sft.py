@@ -8,6 +8,7 @@ from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import SFTLoss
+from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.workers import Actor
 
 
@@ -17,7 +18,7 @@ class SFT(RLHFAlgorithm):
     needs = ("response_ids",)
     progress = ("sft/loss",)
 
-    actor: Actor = field(default_factory=Actor)
+    actor: Actor = field(default_factory=lambda: Actor(optimizer=OptimizerSpec(lr=1e-5)))
     """The model that learns."""
     loss: SFTLoss = field(default_factory=SFTLoss)
     """What it minimises."""
@@ -51,4 +52,5 @@ class SFT(RLHFAlgorithm):
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         """Log the loss on held-out rows."""
         rows = Batch.of(batch)
-        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows)
+        metrics = self.actor.compute_loss(rows, loss=self.loss)
+        self.log_held_out(metrics, rows, counted="response_mask")

@@ -21,7 +21,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.balance import balanced, tokens_of
-from rlhf_lightning.checks import check_columns, check_correction, check_judges, check_models
+from rlhf_lightning.checks import (
+    check_columns,
+    check_correction,
+    check_judges,
+    check_models,
+    check_tokenizers,
+)
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.functional import Estimator, explained_variance, kl_estimate, masked_mean, rollout_metrics
@@ -173,9 +179,12 @@ class RLHFAlgorithm(LightningModule):
         """
         if stage != "predict":
             check_columns(self)
+        if "response_ids" in self.needs:
+            self._read_plainly()
         main, seed = self.main_model, run_seed()
         self.bind({n: r.following(main).located().seeded(seed) for n, r in self.roles().items()})
         check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
+        check_tokenizers(self)
         if stage != "predict":
             check_judges(self)
             self._check_held_out()
@@ -339,11 +348,18 @@ class RLHFAlgorithm(LightningModule):
             found["actor/mismatch_kl"] = float(masked_mean(mismatch, mask))
         return found
 
-    def log_held_out(self, metrics: Metrics, rows: Batch) -> None:
-        """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`."""
+    def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str | None = None) -> None:
+        """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`.
+
+        Args:
+            metrics: means over the rows, or over what is counted.
+            rows: of one batch.
+            counted: a mask [B, R], whose True the means are over; None where they are over rows.
+        """
+        weight = len(rows) if counted is None else int(rows[counted].sum())
         for name, value in metrics.fetch().items():
             short = name.rpartition("/")[2]
-            self.log(f"val/{short}", value, prog_bar=short == "loss", batch_size=len(rows))
+            self.log(f"val/{short}", value, prog_bar=short == "loss", batch_size=weight)
         self.strategy.drain()
 
     @property
@@ -352,6 +368,13 @@ class RLHFAlgorithm(LightningModule):
         return cast("Strategy", self.trainer.strategy)
 
     # ---- details -------------------------------------------------------------------------------------------
+
+    def _read_plainly(self) -> None:
+        """Take given answers as they are likely at temperature 1: nobody has drawn them."""
+        actor = self.roles().get("actor")
+        if isinstance(actor, Actor):
+            unscaled = dataclasses.replace(actor.sampling, temperature=1.0)
+            self.bind({"actor": dataclasses.replace(actor, sampling=unscaled)})
 
     def _count_retries(self) -> dict[str, float]:
         """Requests to services that were repeated so far, by the roles that ask services."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.data import row_data
-from rlhf_lightning.engines import check_model, max_positions
+from rlhf_lightning.data import load_tokenizer, row_data
+from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import preflight
 from rlhf_lightning.workers import Actor, Judge
 
 if TYPE_CHECKING:
     from rlhf_lightning.algorithm import RLHFAlgorithm
+
+_AGREEING = 0.99
+"""Share of the main model's tokens that another's tokenizer has to number alike; added tokens may differ."""
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:
@@ -56,6 +59,26 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         positions = max_positions(role)
         if data is not None and positions is not None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
+
+
+def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
+    """Refuse models that read the actor's ids with another tokenizer: they would see other texts.
+
+    Raises:
+        ValueError: as said.
+    """
+    main = algorithm.main_model
+    for name, role in algorithm.roles().items():
+        if role.path in ("", main.path) or not has_tokenizer(role):
+            continue
+        mine, theirs = load_tokenizer(main.path).get_vocab(), load_tokenizer(role.path).get_vocab()
+        agreeing = sum(theirs.get(token) == number for token, number in mine.items())
+        if agreeing < _AGREEING * len(mine):
+            raise ValueError(
+                f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer "
+                f"knows {agreeing} of {len(mine)} by the same number. Take a model with the same tokenizer, "
+                "or a reward function, which reads texts."
+            )
 
 
 def check_judges(algorithm: RLHFAlgorithm) -> None:

@@ -149,7 +149,8 @@ class Sampling:
     top_p: float = 1.0
     """Keep the likeliest tokens whose probabilities sum to at least this."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response beside the tokenizer's end token; the stop token belongs to the response."""
+    """Tokens that end a response beside the tokenizer's end token and those of generation_config.json; the
+    stop token belongs to the response."""
 
     def __post_init__(self) -> None:
         _require(

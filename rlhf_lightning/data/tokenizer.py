@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf_lightning.spec import EMBEDDED
 
@@ -35,9 +35,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: there is none.
     """
-    source = str(embedded_directory()) if path == EMBEDDED else path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(_source(path))
     except (OSError, ValueError) as err:
         raise ValueError(
             f"tokenizer {path!r}: no tokenizer could be loaded from there ({str(err).splitlines()[0]}). "
@@ -46,6 +45,20 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(f"tokenizer {path!r}: a {type(tokenizer).__name__} is not a text tokenizer.")
     return tokenizer
+
+
+def end_tokens(path: str) -> tuple[int, ...]:
+    """Tokens that end a response: the tokenizer's end token, then others that generation_config.json names.
+
+    Args:
+        path: as for `load_tokenizer`.
+    """
+    try:
+        named = GenerationConfig.from_pretrained(_source(path)).eos_token_id
+    except OSError:  # there is no such file
+        named = None
+    found = [load_tokenizer(path).eos_token_id, *(named if isinstance(named, list) else [named])]
+    return tuple(dict.fromkeys(token for token in found if token is not None))
 
 
 def build_byte_tokenizer(max_tokens: int = 512) -> PreTrainedTokenizerFast:
@@ -85,3 +98,7 @@ def _byte_characters() -> list[str]:
     ]
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]
+
+
+def _source(path: str) -> str:
+    return str(embedded_directory()) if path == EMBEDDED else path

@@ -11,7 +11,7 @@ from rlhf_lightning.engines.generation import Ends, GenerationEngine, generation
 from rlhf_lightning.engines.megatron import Megatron, check_layout
 from rlhf_lightning.engines.models import check_model, read_config
 from rlhf_lightning.engines.native import Native, NativeGenerator
-from rlhf_lightning.engines.source import located, max_positions
+from rlhf_lightning.engines.source import has_tokenizer, located, max_positions
 from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.engines.unadapted import unadapted
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
@@ -43,6 +43,7 @@ __all__ = [
     "check_zero",
     "deterministic_here",
     "generation_engine",
+    "has_tokenizer",
     "located",
     "max_positions",
     "read_config",

@@ -124,6 +124,13 @@ def tokenizer_files(directory: Path) -> list[Path]:
     return sorted(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern) if file.is_file())
 
 
+def has_tokenizer(spec: ModelSpec) -> bool:
+    """Whether the directory has a tokenizer of its own; a hub name is not looked up."""
+    return (spec.path == EMBEDDED or not _is_hub_name(spec.path)) and any(
+        file.name.startswith(("tokenizer", "vocab", "spiece")) for file in tokenizer_files(resolve(spec))
+    )
+
+
 def _is_hub_name(path: str) -> bool:
     return path != EMBEDDED and not path.startswith((".", "/", "~")) and path.count("/") == 1
 

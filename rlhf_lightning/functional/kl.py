@@ -105,7 +105,7 @@ def adapted_kl_coef(coef: float, *, current: float, target: float, horizon: floa
     if target <= 0 or horizon <= 0:
         raise ValueError(
             f"adapted_kl_coef(target={target}, horizon={horizon}): both must be above 0. "
-            "Try target=6.0, horizon=10000, or a fixed coefficient."
+            "Try target=0.1 nats per token, horizon=10000, or a fixed coefficient."
         )
     error = min(max(current / target - 1, -0.2), 0.2)
     return coef * (1 + error * num_rows / horizon)

@@ -84,7 +84,7 @@ class PolicyLoss(Loss):
     kl_estimator: KLKind = "k3"
     """Which estimate of it."""
     kl_weighted: bool = False
-    """Weigh it by the probability ratio, gradient included (DeepSeek-V3.2; TRL's default)."""
+    """Weigh it by the probability ratio, gradient included (DeepSeek-V3.2)."""
     track_entropy: bool = True
     """Report the entropy without a bonus too, for one more pass over the probabilities."""
     correction: OffPolicyCorrection | None = None

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
-from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer
 from rlhf_lightning.engines import (
     VLLM,
     Ends,
@@ -94,9 +94,8 @@ class Actor(Role):
 
     def generator_over(self, source: WeightSource, config: Native | VLLM) -> GenerationEngine:
         """What answers with the weights of a source."""
-        tokenizer = load_tokenizer(self.path)
-        pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-        ends = Ends(pad_token_id=end if pad is None else pad, eos_token_ids=(end,))
+        pad, found = load_tokenizer(self.path).pad_token_id, end_tokens(self.path)
+        ends = Ends(pad_token_id=found[0] if pad is None else pad, eos_token_ids=found)
         return generation_engine(self, source, seat=self.worker, ends=ends, config=config)
 
     def offload(self) -> None:
@@ -148,8 +147,8 @@ class Actor(Role):
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def accumulate_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
-        """Add the gradient of a second loss to what the next `update_actor` steps with."""
-        return self.accumulate(rows, loss=loss, temperature=self.sampling.temperature)
+        """Add the gradient of a loss on given text to what `update_actor` steps with next; temperature 1."""
+        return self.accumulate(rows, loss=loss, temperature=1.0)
 
     @register(transfer=ONE_TO_ALL)
     def send_weights(self) -> Moved:

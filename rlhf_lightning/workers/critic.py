@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tensordict import TensorDict
@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from rlhf_lightning.controller import DP, DP_METRIC, register
 from rlhf_lightning.engines import Head
 from rlhf_lightning.functional import Loss
+from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.role import Role
 
@@ -21,6 +22,8 @@ class Critic(Role):
 
     path: str = ""
     """As the actor's where empty; a causal model gets a fresh value head."""
+    optimizer: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1e-5))
+    """A fresh head learns from nothing: the rate is ten times an actor's."""
     head: ClassVar[Head] = "scalar"
     trains: ClassVar[bool] = True
 

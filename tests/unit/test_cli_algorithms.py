@@ -17,6 +17,7 @@ PAIR = {
     "steps": ["a"],
     "labels": [1],
 }
+BFLOAT16 = ("--algo.actor.recompute_log_probs", "false", "--algo.actor.dtype", "bfloat16")
 FIT = ("fit", "--strategy", "local", "--trainer.max_steps", "1", "--trainer.logger", "false")
 
 
@@ -47,6 +48,7 @@ def write(**changes: object) -> str:
         (("--algo", "ppo", "--algo.reward.functions", "http://127.0.0.1:9/score"), ("127.0.0.1:9",)),
         (("--algo", "dpo"), ("DPO learns from pairs", "TaskData gives single rows", "preferencedata")),
         (("--algo", "kto"), ("KTO learns from the columns response_ids, labels", "unpaireddata")),
+        (("--algo", "gspo", *BFLOAT16), ("actor.dtype=bfloat16", "--algo.actor.recompute_log_probs true")),
         (("--algo", "dapo", "--algo.rounds", "0"), ("rounds=0", "Try 2")),
         (
             ("--algo", "grpo", "--algo.policy_loss.correction.high", "2"),

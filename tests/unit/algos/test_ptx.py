@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,38 @@ def test_with_a_coefficient_it_learns_the_text_too(model: str, tmp_path: Path) -
     kept: Keep = run(ppo(model, 1.0), mixed(tmp_path), steps=4)
     losses = [numbers["ptx/loss"] for numbers in kept.numbers]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("size", "parts"), [(0, [3, 3]), (3, [1, 2, 1, 2]), (1, [1, 1, 1] * 4)])
+def test_each_step_of_an_epoch_learns_text_of_its_own(
+    size: int, parts: list[int], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[torch.Tensor] = []
+    accumulate = Actor.accumulate
+
+    def noting(self: Actor, rows: TensorDict, **options: object) -> dict[str, float]:
+        if isinstance(options["loss"], SFTLoss):
+            learned.append(rows["response_ids"])
+        return accumulate(self, rows, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Actor, "accumulate", noting)
+    algorithm = ppo(model, 1.0)
+    algorithm.mini_batch_size, algorithm.epochs = size, 2
+    run(algorithm, mixed(tmp_path), steps=1)
+    assert [len(ids) for ids in learned] == parts
+    epoch = torch.cat(learned[: len(learned) // (4 if size == 1 else 2)])
+    assert len(epoch.unique(dim=0)) == 3, "all three blocks, each once"
+
+
+def test_text_is_learned_at_temperature_1(model: str, tmp_path: Path) -> None:
+    def first(temperature: float) -> float:
+        algorithm = ppo(model, 1.0)
+        algorithm.actor = replace(
+            algorithm.actor, sampling=Sampling(max_new_tokens=6, temperature=temperature)
+        )
+        return run(algorithm, mixed(tmp_path), steps=1).numbers[0]["ptx/loss"]
+
+    assert first(0.5) == pytest.approx(first(1.0), rel=1e-5)
 
 
 def test_text_that_is_not_there_is_refused(model: str) -> None:

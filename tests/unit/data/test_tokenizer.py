@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
 
 from rlhf_lightning.data.embedded import write_embedded
-from rlhf_lightning.data.tokenizer import embedded_directory, load_tokenizer
+from rlhf_lightning.data.tokenizer import embedded_directory, end_tokens, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,19 @@ def test_half_a_character_and_special_tokens(tokenizer: PreTrainedTokenizerBase)
     ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert ids == (256, 257, 258)
     assert tokenizer.padding_side == "left"
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [(None, (258,)), (49, (258, 49)), ([258, 49, 50], (258, 49, 50))]
+)
+def test_generation_config_names_more_ends(
+    named: int | list[int] | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded_directory() / name, tmp_path / name)
+    if named is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    assert end_tokens(str(tmp_path)) == expected
 
 
 def test_shipped_files_are_what_the_code_writes(tmp_path: Path) -> None:
