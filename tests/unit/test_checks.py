@@ -86,8 +86,8 @@ def test_another_tokenizer_is_refused(role: str, tmp_path: Path) -> None:
 
 
 def test_the_same_tokenizer_elsewhere_and_none_are_taken(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "same")
-    assert refusal(PPO(critic=Critic(path=path)), tmp_path) == "started"
+    assert refusal(PPO(critic=Critic(path=write_model(tmp_path / "same"))), tmp_path) == "started"
+    path = write_model(tmp_path / "without")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (Path(path) / file).unlink()
     assert refusal(PPO(critic=Critic(path=path)), tmp_path) == "started"
