@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import DPOLoss, rollout_metrics
+from rlhf_lightning.functional import DPOLoss, row_totals
 from rlhf_lightning.workers import Actor, Reference, Reward
 
 
@@ -45,12 +45,12 @@ class OnlineDPO(RLHFAlgorithm):
 
     def pair(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The better answer before the worse one; pairs without a better one are left out."""
-        scores, mask = batch["scores"].sum(dim=1), batch["response_mask"]
+        batch |= Batch.of(row_totals(batch["scores"], batch["response_mask"]))
         pairs = torch.arange(len(batch)).view(-1, 2)
-        first, second = scores.view(-1, 2).unbind(dim=1)
+        first, second = batch["row_scores"].view(-1, 2).unbind(dim=1)
         ordered = torch.where((second > first)[:, None], pairs.flip(dims=(1,)), pairs)
         differs = first != second
         kept = ordered[differs].flatten()
-        found = rollout_metrics(scores, mask.sum(dim=1), width=mask.shape[1])
+        found = self.rollout_metrics(batch)
         found |= {"response/samples_per_prompt": 2.0, "response/ties": 1 - float(differs.float().mean())}
         return batch.take(kept.numpy()), Metrics.of(found)

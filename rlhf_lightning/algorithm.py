@@ -30,9 +30,9 @@ from rlhf_lightning.checks import (
 )
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
-from rlhf_lightning.functional import Estimator, explained_variance, kl_estimate, masked_mean, rollout_metrics
+from rlhf_lightning.functional import Estimator
 from rlhf_lightning.optimizer import RemoteOptimizer
-from rlhf_lightning.reporting import per_token, plain, texts, timings
+from rlhf_lightning.reporting import described, per_token, plain, texts, timings
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role
 
@@ -335,18 +335,9 @@ class RLHFAlgorithm(LightningModule):
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """What an estimated batch looks like: rewards, lengths, the divergence and values, where known."""
-        tokens, width = batch["row_tokens"], self.main_actor.sampling.max_new_tokens
-        found = rollout_metrics(batch["row_scores"], tokens, width=width)
-        if "row_kl" in batch:
-            found["actor/kl"] = float(masked_mean(batch["row_kl"], tokens > 0))
-        if "row_errors" in batch:
-            sums = ("row_tokens", "row_returns", "row_squares", "row_errors", "row_error_squares")
-            found["critic/explained_variance"] = explained_variance({name: batch[name] for name in sums})
-        if self.main_actor.recompute_log_probs:
-            mask = batch["response_mask"]
-            mismatch = kl_estimate(batch["rollout_log_probs"], batch["log_probs"], "k3", mask=mask)
-            found["actor/mismatch_kl"] = float(masked_mean(mismatch, mask))
-        return found
+        reward = self.roles().get("reward")
+        parts = reward.parts if isinstance(reward, Reward) else ()
+        return described(batch, actor=self.main_actor, parts=parts)
 
     def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str | None = None) -> None:
         """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`.

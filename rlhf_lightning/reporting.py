@@ -10,6 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport
+from rlhf_lightning.functional import (
+    explained_variance,
+    kl_estimate,
+    masked_mean,
+    part_metrics,
+    rollout_metrics,
+)
+from rlhf_lightning.workers import Actor
 
 PER_TOKEN = ("kl", "values", "advantages")
 """Columns [B, R] that a table of samples shows where an algorithm explains them."""
@@ -54,6 +62,30 @@ def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[obj
         "prompts": read(rows["prompt_ids"], rows["prompt_mask"]),
         "responses": read(rows["response_ids"], rows["response_mask"]),
     }
+
+
+def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:
+    """Numbers of an iteration's responses: rewards, lengths, and divergence and values where they are known.
+
+    Args:
+        batch: with the columns of an estimator.
+        actor: that answered.
+        parts: what the scores are sums of, by name.
+    """
+    tokens = batch["row_tokens"]
+    found = rollout_metrics(batch["row_scores"], tokens, width=actor.sampling.max_new_tokens)
+    if "score_parts" in batch:
+        found |= part_metrics(parts, batch["score_parts"])
+    if "row_kl" in batch:
+        found["actor/kl"] = float(masked_mean(batch["row_kl"], tokens > 0))
+    if "row_errors" in batch:
+        sums = ("row_tokens", "row_returns", "row_squares", "row_errors", "row_error_squares")
+        found["critic/explained_variance"] = explained_variance({name: batch[name] for name in sums})
+    if actor.recompute_log_probs:
+        mask = batch["response_mask"]
+        mismatch = kl_estimate(batch["rollout_log_probs"], batch["log_probs"], "k3", mask=mask)
+        found["actor/mismatch_kl"] = float(masked_mean(mismatch, mask))
+    return found
 
 
 def per_token(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:

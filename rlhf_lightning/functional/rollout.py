@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from rlhf_lightning.functional.masked import masked_sum
@@ -43,3 +46,25 @@ def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, *, width: int) -> di
         "response/length_max": float(lengths.max()),
         "response/truncated": float((lengths == width).float().mean()),
     }
+
+
+def part_metrics(names: Sequence[str], parts: Tensor) -> dict[str, float]:
+    """Describe what each of several reward functions says of the responses of an iteration.
+
+    Args:
+        names: of the K functions; of a dotted path or an address its last word is shown.
+        parts: [B, K] float32, unweighted scores, NaN where a function does not score a response.
+
+    Returns:
+        reward/<name> and reward/<name>_std, mean and standard deviation of the responses that it scores;
+        nothing where one function is all, or for one that scores none.
+    """
+    words = [re.split(r"[./]", name.rstrip("/"))[-1] for name in names]
+    shown = [word if words.count(word) == 1 else name for word, name in zip(words, names, strict=True)]
+    found: dict[str, float] = {}
+    for name, part in zip(shown, parts.T, strict=True):
+        scored = part[~part.isnan()]
+        if len(names) > 1 and len(scored):
+            found[f"reward/{name}"] = float(scored.mean())
+            found[f"reward/{name}_std"] = float(scored.std(unbiased=False))
+    return found

@@ -32,4 +32,4 @@ class Cost(Judge, Role):
         values = self.engine.infer(rows, temperature=1.0)["values"].cpu() if self.path else None
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, "costs")
-        return TensorDict({"costs": self.limited(self.outcomes(rows, values))}, batch_size=rows.batch_size)
+        return TensorDict({"costs": self.limited(self.outcomes(rows, values)[0])}, batch_size=rows.batch_size)

@@ -78,7 +78,12 @@ class Judge(Remote):
         """How often each rank's process has repeated a request to a service of this role, from its start."""
         return sum(RETRIES[name] for name in self.spec.names())
 
-    def outcomes(self, rows: TensorDict, values: Tensor | None) -> Tensor:
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a score is the sum of: the functions, then the model where it scores whole responses."""
+        return (*self.spec.names(), *(("model",) if self.path else ()))
+
+    def outcomes(self, rows: TensorDict, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Score whole responses.
 
         Args:
@@ -86,7 +91,8 @@ class Judge(Remote):
             values: [B, R] float32, what a model says after each token; the last valid one counts.
 
         Returns:
-            [B, R] float32: the score at the last valid token, 0 elsewhere.
+            [B, R] float32: the score at the last valid token, 0 elsewhere; and [B, K] float32: the unweighted
+            score by each of the K `parts`, NaN in rows that it does not score.
 
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
@@ -96,8 +102,15 @@ class Judge(Remote):
         prompts = [str(row["prompt"]) for row in raw]
         tokenizer = load_tokenizer(self.tokenizer)
         responses = tokenizer.batch_decode(valid_ids(rows), skip_special_tokens=True)
-        scores = torch.tensor(score(self.spec, prompts, responses, raw)["scores"], dtype=torch.float32)
-        return at_last_valid(scores if values is None else scores + last_valid(values, mask), mask)
+        columns = score(self.spec, prompts, responses, raw)
+        scores = torch.tensor(columns.pop("scores"), dtype=torch.float32)
+        parts = [torch.tensor(column, dtype=torch.float32) for column in columns.values()]
+        if values is not None:
+            parts.append(last_valid(values, mask))
+            scores = scores + parts[-1]
+        return at_last_valid(scores, mask), torch.stack(parts, dim=1) if parts else scores.new_empty(
+            len(raw), 0
+        )
 
     def limited(self, scores: Tensor) -> Tensor:
         """The scores within `clip`."""
@@ -110,7 +123,7 @@ def valid_ids(rows: TensorDict) -> list[list[int]]:
     return [ids[mask].tolist() for ids, mask in pairs]
 
 
-def nothing(rows: TensorDict, name: str) -> TensorDict:
-    """Zeros [B, R] float32 under this name: what a rank gives whose answer nobody collects."""
+def nothing(rows: TensorDict, *names: str) -> TensorDict:
+    """Zeros [B, R] float32 under these names: what a rank gives whose answer nobody collects."""
     zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
-    return TensorDict({name: zeros}, batch_size=rows.batch_size)
+    return TensorDict(dict.fromkeys(names, zeros), batch_size=rows.batch_size)

@@ -18,6 +18,8 @@ from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing, valid_ids
 from rlhf_lightning.workers.role import Role
 
+SCORED = ("scores", "score_parts")
+
 
 @with_types
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +51,35 @@ class Reward(Judge, Role):
             raise ValueError("reward.separator='': nothing stands between steps. Try a line break.")
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The functions, and the model unless it scores steps."""
+        return tuple(self.spec.names()) if self.scores_steps else super().parts
+
+    @property
     def scores_steps(self) -> bool:
         """Whether the model scores each step."""
         return self.per_token == "steps"  # noqa: S105
 
-    @register(transfer=DP, reads=(*SEQUENCES, "rows"), returns=("scores",))
+    @register(transfer=DP, reads=(*SEQUENCES, "rows"), returns=SCORED)
     def compute_reward(self, rows: TensorDict) -> TensorDict:
         """Scores [B, R] float32: the outcome at the last valid token, those of steps where each step ends.
+
+        Beside them score_parts [B, K] float32: each response's unweighted score by each of the K `parts`, NaN
+        where one does not score it.
 
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
         values = self.engine.infer(rows, temperature=1.0)["values"].cpu() if self.path else None
         if not self.worker.gives_output:  # functions and services are asked once a replica
-            return nothing(rows, "scores")
+            return nothing(rows, *SCORED)
         if values is not None and self.scores_steps:
-            scores = self.outcomes(rows, None) + self._steps(rows, values)
+            scores, parts = self.outcomes(rows, None)
+            scores = scores + self._steps(rows, values)
         else:
-            scores = self.outcomes(rows, values)
-        return TensorDict({"scores": self.limited(scores)}, batch_size=rows.batch_size)
+            scores, parts = self.outcomes(rows, values)
+        found = dict(zip(SCORED, (self.limited(scores), parts), strict=True))
+        return TensorDict(found, batch_size=rows.batch_size)
 
     def _steps(self, rows: TensorDict, values: Tensor) -> Tensor:
         """Weighted scores [B, R] float32 of the steps, 0 where none ends; from `values` [B, R] float32."""

@@ -47,9 +47,11 @@ def moved(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> floa
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_it_learns(name: str, model: str) -> None:
-    kept = run(make(name, model), data(), steps=3)
+    both = Reward(functions={"length": 1.0, "exact_match": 1.0})
+    kept = run(make(name, model, reward=both), data(), steps=3)
     for numbers in kept.numbers:
         assert all(math.isfinite(value) for value in numbers.values()), numbers
+        assert numbers["reward/length"] + numbers["reward/exact_match"] == pytest.approx(numbers["reward/mean"])
     assert set(kept.weights) == {n for n in ("actor", "critic", "cost_critic") if n in kept.first}
     for role, weights in kept.weights.items():
         assert moved(dict(weights), dict(kept.first[role])) > 1e-5, role

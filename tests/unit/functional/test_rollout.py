@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_lightning.functional import rollout_metrics, row_totals
+from rlhf_lightning.functional import part_metrics, rollout_metrics, row_totals
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, noise
 
@@ -31,3 +31,21 @@ def test_metrics_by_hand() -> None:
             "response/truncated": 0.5,
         }
     )
+
+
+def test_each_of_several_functions_by_hand() -> None:
+    nan = torch.nan
+    parts = torch.tensor([[1.0, nan, nan, 4.0], [3.0, 5.0, nan, 4.0]])
+    found = part_metrics(
+        ["exact_match", "mine.rewards.brevity", "mine.rewards.unused", "http://host:80/score/"], parts
+    )
+    assert found == {
+        "reward/exact_match": 2.0,
+        "reward/exact_match_std": 1.0,
+        "reward/brevity": 5.0,
+        "reward/brevity_std": 0.0,
+        "reward/score": 4.0,
+        "reward/score_std": 0.0,
+    }
+    assert set(part_metrics(["mine.f", "theirs.f"], parts[:, :2])) >= {"reward/mine.f", "reward/theirs.f"}
+    assert part_metrics(["exact_match"], parts[:, :1]) == {}

@@ -144,6 +144,21 @@ def test_a_model_scores_the_last_valid_token_and_functions_are_added(model: Path
     torch.testing.assert_close(both, expected + more, atol=1e-5, rtol=1e-5)
 
 
+def test_what_each_part_of_a_score_says(model: Path) -> None:
+    rows, nan = batch(), torch.nan
+    raw: list[object] = [
+        {"prompt": PROMPT, "answer": "abc", "data_source": name} for name in ("a", "b", "a", "b")
+    ]
+    role = Reward(path=str(model), functions={"length": 256.0}, by_source={"b": {"too_long": 2.0}}, clip=0.01)
+    found = on_devices(role, 2).compute_reward(Batch.of(rows | {"rows": raw}))["score_parts"]
+    assert role.parts == ("length", "too_long", "model")
+    lengths, long = torch.tensor([4 / 256, nan, 0.0, nan]), torch.tensor([nan, 0.0, nan, 1.0])
+    torch.testing.assert_close(found[:, 0], lengths, equal_nan=True)
+    torch.testing.assert_close(found[:, 1], long, equal_nan=True)
+    alone = compute(Reward(path=str(model)), rows).sum(dim=1)
+    torch.testing.assert_close(found[:, 2], alone, atol=1e-5, rtol=1e-5)
+
+
 def test_a_process_reward_model_scores_the_end_of_each_step(model: Path) -> None:
     rows = batch()
     values = after_each_token(model, rows)
@@ -162,7 +177,10 @@ def test_a_process_reward_model_scores_the_end_of_each_step(model: Path) -> None
 def test_no_step_ends_where_nothing_counts(model: Path) -> None:
     rows = batch([*RESPONSES, "x\n\n"])
     rows["response_mask"][-1] = False
-    assert compute(Reward(path=str(model), per_token=STEPS), rows)[-1].equal(torch.zeros(WIDTH))
+    role = Reward(path=str(model), per_token=STEPS)
+    assert compute(role, rows)[-1].equal(torch.zeros(WIDTH))
+    assert on_devices(role, 1).compute_reward(with_raw_rows(rows))["score_parts"].shape == (5, 0)
+    assert role.parts == ()
 
 
 def test_scores_are_limited() -> None:
