@@ -157,13 +157,13 @@ class Strategy(SingleDeviceStrategy):
         self.check(_num_devices(pools))
 
     def join(self) -> None:
-        """Join a cluster that is up where all of its GPUs are wanted: they are counted there, not here.
+        """Join a cluster that is up: its GPUs are counted there, not here.
 
         Raises:
             ValueError: no cluster answers at the address.
         """
         self._cluster = RayCluster(self.address, timeout_s=self.timeout_s)
-        if self.devices is None and self._cluster.is_elsewhere:
+        if self._cluster.is_elsewhere:
             self._cluster.connect(1)
 
     def check(self, num_devices: int) -> None:

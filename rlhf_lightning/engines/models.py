@@ -106,15 +106,19 @@ def export_model(
     Args:
         directory: to write to.
         values: the whole weights on the host, by name; those that are tied once.
-        like: a model of the same kind; adapters and what it holds do not count.
+        like: a model of the same kind, whose buffers are written too; its adapters and weights do not count.
         spec: in whose type the weights are written, and whose tokenizer is copied.
     """
     with quiet(), torch.device("meta"):
         module = type(like)(like.config)
-    module.load_state_dict(dict(values), strict=False, assign=True)
+    dtype = getattr(torch, spec.computes_in)
+    held = {name: buffer.cpu() for name, buffer in like.named_buffers() if not buffer.is_meta}
+    buffers = {name: held[name] for name, _ in module.named_buffers() if name in held}
+    weights = {name: weight.to(dtype) for name, weight in values.items()}
+    module.load_state_dict(buffers | weights, strict=False, assign=True)
     module.tie_weights()
     with quiet():
-        module.to(getattr(torch, spec.computes_in)).save_pretrained(directory)
+        module.save_pretrained(directory)
     for file in tokenizer_files(resolve(spec)):
         shutil.copy(file, directory / file.name)
 

@@ -136,7 +136,9 @@ class Role(ModelSpec, Remote):
 
     def following(self, actor: Role) -> Self:
         """The same role with what it leaves open taken from the actor."""
-        return self if self.path else replace(self, path=actor.path, dtype=self.dtype or actor.dtype)
+        if self.path and located(self.path) != located(actor.path):
+            return self
+        return replace(self, path=actor.path, dtype=self.dtype or actor.dtype)
 
     def located(self) -> Self:
         """The same role with an absolute path, since devices have a working directory of their own."""

@@ -51,7 +51,9 @@ def test_it_learns(name: str, model: str) -> None:
     kept = run(make(name, model, reward=both), data(), steps=3)
     for numbers in kept.numbers:
         assert all(math.isfinite(value) for value in numbers.values()), numbers
-        assert numbers["reward/length"] + numbers["reward/exact_match"] == pytest.approx(numbers["reward/mean"])
+        assert numbers["reward/length"] + numbers["reward/exact_match"] == pytest.approx(
+            numbers["reward/mean"]
+        )
     assert set(kept.weights) == {n for n in ("actor", "critic", "cost_critic") if n in kept.first}
     for role, weights in kept.weights.items():
         assert moved(dict(weights), dict(kept.first[role])) > 1e-5, role

@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
+from transformers import ApertusConfig, AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
 
+from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.engines.models import check_model, load_causal_lm, load_scalar
 from rlhf_lightning.engines.source import resolve
-from rlhf_lightning.spec import EMBEDDED, ModelSpec
+from rlhf_lightning.spec import EMBEDDED, Dtype, ModelSpec
 from tests.unit.engines import tiny
 
 
@@ -72,6 +73,28 @@ def test_constants_of_a_model_are_not_rounded(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     model = load_causal_lm(ModelSpec(path=str(tmp_path)))
     assert model.get_buffer("model.embed_tokens.embed_scale") == torch.tensor(40**0.5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_holds_the_buffers_that_files_hold(dtype: Dtype, tmp_path: Path) -> None:
+    config = ApertusConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    beta = "model.layers.0.mlp.act_fn.beta"
+    model.get_buffer(beta).fill_(0.123456789)
+    model.save_pretrained(tmp_path / "model")
+    FSDPEngine(ModelSpec(path=str(tmp_path / "model"), dtype=dtype)).export(tmp_path / "out")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
+    assert before.keys() == after.keys()
+    assert torch.equal(after[beta], before[beta])
+    for name, _ in model.named_parameters():
+        assert torch.equal(after[name], before[name].to(getattr(torch, dtype))), name
 
 
 def test_a_config_alone_is_initialised_from_its_seed_and_no_other(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ ACTOR = Actor(path="somewhere", dtype="bfloat16", sampling=Sampling(temperature=
         (Reference(), "somewhere", "bfloat16"),
         (Critic(), "somewhere", "bfloat16"),
         (Reference(dtype="float32"), "somewhere", "float32"),
+        (Critic(path="somewhere"), "somewhere", "bfloat16"),
+        (Reference(path="somewhere", dtype="float32"), "somewhere", "float32"),
         (Critic(path="elsewhere"), "elsewhere", "float32"),
         (Critic(path="elsewhere", dtype="bfloat16"), "elsewhere", "bfloat16"),
     ],
