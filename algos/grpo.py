@@ -35,6 +35,8 @@ class GRPO(RLHFAlgorithm):
     """Divide a group's advantages by its standard deviation, or leave them (Dr.GRPO)."""
     reward_kl_coef: float = 0.0
     """Weight of an answer's divergence from the reference in its score; GRPO has it in the loss instead."""
+    mask_truncated: bool = False
+    """Learn nothing from answers that were cut off (DAPO's overlong filtering); groups still count them."""
     epochs: int = 1
     """Passes over each batch."""
     mini_batch_size: int = 0
@@ -67,6 +69,8 @@ class GRPO(RLHFAlgorithm):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: each answer's distance from its group."""
         batch = self.estimate(batch, self.estimator())
+        if self.mask_truncated:
+            batch |= Batch.of({"response_mask": batch["response_mask"] & ~batch["truncated_mask"]})
         samples = {"response/samples_per_prompt": float(self.group_size)}
         return batch, Metrics.of(self.rollout_metrics(batch) | samples)
 

@@ -73,7 +73,7 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
         parts: what the scores are sums of, by name.
     """
     tokens = batch["row_tokens"]
-    found = rollout_metrics(batch["row_scores"], tokens, width=actor.sampling.max_new_tokens)
+    found = rollout_metrics(batch["row_scores"], tokens, batch["truncated_mask"].any(dim=1))
     if "score_parts" in batch:
         found |= part_metrics(parts, batch["score_parts"])
     if "row_kl" in batch:

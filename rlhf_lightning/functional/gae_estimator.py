@@ -37,7 +37,7 @@ class GAEEstimator(PenalizedEstimator):
     gap: Gap = "carry"
     """A masked position inside a response is nothing (`carry`, verl), or a step worth `zero` (OpenRLHF)."""
     bootstrap: bool = False
-    """Take responses that reach the last position as cut off, worth V_last beyond it (ReaLHF, AReaL)."""
+    """Take responses without an end as cut off, worth V_last beyond the last token (ReaLHF, AReaL)."""
     whiten: bool = True
     """Give the advantages of the whole batch mean 0 and variance 1."""
     unbiased: bool = True
@@ -68,7 +68,7 @@ class GAEEstimator(PenalizedEstimator):
     @property
     def columns(self) -> tuple[str, ...]:
         """What the rollout, its critic and the reference say."""
-        return (*super().columns, "values")
+        return (*super().columns, "values", *(("truncated_mask",) if self.bootstrap else ()))
 
     @property
     def returns(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class GAEEstimator(PenalizedEstimator):
         rewards = penalized_rewards(self._scores(rows["scores"], mask), kl, mask, coef=self.kl_coef)
         received = rewards
         if self.bootstrap:
-            cut = mask[:, -1:].any(dim=1)
+            cut = rows["truncated_mask"].any(dim=1)
             received = bootstrap_truncated(rewards, values, mask, truncated=cut, gamma=self.gamma)
         advantages, returns = gae(received, values, mask, gamma=self.gamma, lam=self.lam, gap=self.gap)
         errors = (returns - zero_masked(values, mask)).double()

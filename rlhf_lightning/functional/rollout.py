@@ -23,17 +23,17 @@ def row_totals(scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
     return {"row_scores": masked_sum(scores, mask, dim=1), "row_tokens": mask.sum(dim=1)}
 
 
-def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, *, width: int) -> dict[str, float]:
+def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, truncated: Tensor) -> dict[str, float]:
     """Describe the responses of an iteration by one score and one length each, as estimators return them.
 
     Args:
         row_scores: [B] float32, sum of the scores of each response.
         row_tokens: [B], valid tokens of each response.
-        width: R, the longest that a response can be, tokens.
+        truncated: [B] bool, responses without an end.
 
     Returns:
         reward/{mean,std,min,max} of the scores; response/{tokens,length_mean,length_max,truncated}, the last
-        the share of responses that fill all R positions.
+        a share.
     """
     scores, lengths = row_scores.float(), row_tokens.float()
     return {
@@ -44,7 +44,7 @@ def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, *, width: int) -> di
         "response/tokens": float(lengths.sum()),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
-        "response/truncated": float((lengths == width).float().mean()),
+        "response/truncated": float(truncated.float().mean()),
     }
 
 
@@ -62,7 +62,7 @@ def part_metrics(names: Sequence[str], parts: Tensor) -> dict[str, float]:
     words = [re.split(r"[./]", name.rstrip("/"))[-1] for name in names]
     shown = [word if words.count(word) == 1 else name for word, name in zip(words, names, strict=True)]
     found: dict[str, float] = {}
-    for name, part in zip(shown, parts.T, strict=True):
+    for name, part in zip(shown, parts.T, strict=False):  # made-up rows have more
         scored = part[~part.isnan()]
         if len(names) > 1 and len(scored):
             found[f"reward/{name}"] = float(scored.mean())

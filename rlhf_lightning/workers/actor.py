@@ -30,7 +30,7 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.role import Role, Settings
 
 PROMPTS = ("prompt_ids", "prompt_mask")
-ANSWERS = ("response_ids", "response_mask", "log_probs", "rollout_log_probs")
+ANSWERS = ("response_ids", "response_mask", "truncated_mask", "log_probs", "rollout_log_probs")
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
@@ -65,18 +65,28 @@ class Actor(Role):
             greedy: take the likeliest token instead of a draw.
 
         Returns:
-            response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
-            float32 of the drawn tokens; R = sampling.max_new_tokens.
+            response_ids [B, R] int64, response_mask [B, R] bool, truncated_mask [B, R] bool, True at the
+            tokens of responses without an end, log_probs and rollout_log_probs [B, R] float32 of the drawn
+            tokens; R = sampling.max_new_tokens.
         """
         return self.answer(rows, greedy=greedy)
 
     def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
         """What `generate_sequences` does on a worker."""
-        answers = self.generator.generate(rows, sampling=self.drawn(greedy=greedy), seed=self.seed or 0)
-        answers["rollout_log_probs"] = answers["log_probs"]
+        drawn = self.generator.generate(rows, sampling=self.drawn(greedy=greedy), seed=self.seed or 0)
+        answers = self.completed(drawn)
         if self.recompute_log_probs and not greedy:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
             answers["log_probs"] = self._recomputed(whole)
+        return answers
+
+    def completed(self, answers: TensorDict) -> TensorDict:
+        """The answers of a generator with the columns that follow from them."""
+        ids, mask = answers["response_ids"], answers["response_mask"]
+        ends = torch.tensor([*end_tokens(self.path), *self.sampling.stop_token_ids], device=ids.device)
+        cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
+        answers["truncated_mask"] = mask & cut[:, None]
+        answers["rollout_log_probs"] = answers["log_probs"]
         return answers
 
     def drawn(self, *, greedy: bool) -> Sampling:

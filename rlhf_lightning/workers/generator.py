@@ -148,8 +148,8 @@ class Generator(Role):
 
     def _finished(self, rows: TensorDict, sampling: Sampling, parts: int) -> Iterator[TensorDict]:
         engine, seed = self.actor.generator, self.actor.seed or 0
-        for which, answers in engine.finished(rows, sampling=sampling, seed=seed, parts=parts):
-            answers["rollout_log_probs"] = answers["log_probs"]
+        for which, drawn in engine.finished(rows, sampling=sampling, seed=seed, parts=parts):
+            answers = self.actor.completed(drawn)
             answers[NUMBERS] = rows[NUMBERS][which]
             yield answers
 
@@ -191,8 +191,7 @@ class Generator(Role):
         sampling, seed = self.actor.drawn(greedy=False), self.actor.seed or 0
         engine = self.actor.generator
         found = self.in_hand.answer(engine, size=len(rows), carry=carry, sampling=sampling, seed=seed)
-        found["rollout_log_probs"] = found["log_probs"]
-        return found
+        return self.actor.completed(found)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 
 from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
@@ -43,6 +44,34 @@ def data(rows: int = 6) -> TaskData:
 
 def moved(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
     return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+class Noting(algos.GRPO):
+    """Keeps what was drawn, and what is learned from."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Note the ids, and the masks before and after."""
+        learned, metrics = super().compute_advantage(batch)
+        self.seen = batch["response_ids"], batch["response_mask"], learned["response_mask"]
+        return learned, metrics
+
+
+def test_what_was_cut_off_teaches_nothing(model: str) -> None:
+    """Any of a fifth of all tokens is an end: some answers have none, some as their last possible token."""
+    sampling = Sampling(max_new_tokens=6, stop_token_ids=tuple(range(0, 256, 5)))
+    algorithm = Noting(
+        actor=Actor(path=model, optimizer=FAST, sampling=sampling),
+        reward=Reward(functions="length"),
+        mask_truncated=True,
+    )
+    kept = run(algorithm, data(), steps=1)
+    ids, mask, learned = algorithm.seen
+    ended = (torch.isin(ids, torch.tensor([*sampling.stop_token_ids, 258])) & mask).any(dim=1)
+    assert torch.equal(learned, mask & ended[:, None])
+    share = float((~ended).float().mean())
+    assert 0 < share < float(mask[:, -1].float().mean())
+    assert kept.numbers[0]["response/truncated"] == pytest.approx(share)
+    assert kept.numbers[0]["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("name", ONLINE)

@@ -14,4 +14,5 @@ def columns_of(mask: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Te
     """Every column that some estimator reads: [B, R], and greedy_scores [B]."""
     columns = {name: noise(mask, 20 + seed, dtype=dtype) for seed, name in enumerate(TOKENS)}
     greedy = torch.randn(len(mask), generator=torch.Generator().manual_seed(30)).to(dtype)
-    return columns | {"response_mask": mask, "greedy_scores": greedy}
+    cut = mask & mask[:, -1:]
+    return columns | {"response_mask": mask, "truncated_mask": cut, "greedy_scores": greedy}

@@ -141,15 +141,14 @@ def test_row_sums_give_the_moments_of_the_returns() -> None:
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])
-def test_only_full_responses_count_as_cut_off(bootstrap: bool) -> None:
-    mask = torch.tensor([[True, True], [True, False]])
-    zero = torch.zeros(2, 2)
+def test_responses_that_were_cut_off_go_on(bootstrap: bool) -> None:
+    mask = torch.tensor([[True, True], [True, True], [True, False]])  # the second ends with its last token
+    zero = torch.zeros(3, 2)
     rows = {"response_mask": mask, "scores": zero, "log_probs": zero, "ref_log_probs": zero}
-    found = GAEEstimator(gamma=0.5, lam=0.0, whiten=False, bootstrap=bootstrap)(
-        rows | {"values": torch.ones(2, 2)}
-    )
+    rows |= {"values": torch.ones(3, 2), "truncated_mask": mask & torch.tensor([[True], [False], [False]])}
+    found = GAEEstimator(gamma=0.5, lam=0.0, whiten=False, bootstrap=bootstrap)(rows)
     last = -0.5 if bootstrap else -1.0
-    close(found["advantages"], [[-0.5, last], [-1.0, 0.0]])
+    close(found["advantages"], [[-0.5, last], [-0.5, -1.0], [-1.0, 0.0]])
     close(found["rewards"], zero)
 
 

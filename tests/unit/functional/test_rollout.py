@@ -18,7 +18,11 @@ def test_totals_of_rows(case: str, dtype: torch.dtype) -> None:
 
 
 def test_metrics_by_hand() -> None:
-    found = rollout_metrics(torch.tensor([1.0, 3.0, -1.0, 1.0]), torch.tensor([4, 2, 4, 0]), width=4)
+    found = rollout_metrics(
+        torch.tensor([1.0, 3.0, -1.0, 1.0]),
+        torch.tensor([4, 2, 4, 0]),
+        torch.tensor([True, False, True, False]),
+    )
     assert found == pytest.approx(
         {
             "reward/mean": 1.0,

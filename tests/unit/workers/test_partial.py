@@ -112,7 +112,7 @@ class Replicas:
             found = self.hands[rank].answer(
                 self.engines[rank], size=len(share), carry=carry, sampling=SAMPLING, seed=0
             )
-        found["rollout_log_probs"] = found["log_probs"]
+        found = Actor(path="embedded").completed(found)
         return Batch.of({name: found[name] for name in method.returns})
 
 
