@@ -20,19 +20,13 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lightning import checks
 from rlhf_lightning.balance import balanced, tokens_of
-from rlhf_lightning.checks import (
-    check_columns,
-    check_correction,
-    check_judges,
-    check_models,
-    check_tokenizers,
-)
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.functional import Estimator
 from rlhf_lightning.optimizer import RemoteOptimizer
-from rlhf_lightning.reporting import described, per_token, plain, texts, timings
+from rlhf_lightning.reporting import described, per_token, plain, returned, texts, timings, warn_of_skips
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role
 
@@ -131,7 +125,10 @@ class RLHFAlgorithm(LightningModule):
         roles = self.roles()
         trained = [role for role in roles.values() if role.trains]
         if "actor" not in roles and not trained:
-            raise ValueError(f"{type(self).__name__} has no field with a model to train, such as `actor`.")
+            raise ValueError(
+                f"{type(self).__name__} has no field with a model to train, such as `actor`. "
+                "A constructor of its own calls super().__init__(...)."
+            )
         return roles["actor"] if "actor" in roles else trained[0]
 
     @property
@@ -177,18 +174,19 @@ class RLHFAlgorithm(LightningModule):
             ValueError: a model directory is missing or damaged, the rows are too long for it, or a reward
                 function does not work.
         """
+        checks.check_fields(self)
         if stage != "predict":
-            check_columns(self)
+            checks.check_columns(self)
         if "response_ids" in self.needs:
             self._read_plainly()
         main, seed = self.main_model, run_seed()
         self.bind({n: r.following(main).located().seeded(seed) for n, r in self.roles().items()})
-        check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
-        check_tokenizers(self)
+        checks.check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
+        checks.check_tokenizers(self)
         if stage != "predict":
-            check_judges(self)
+            checks.check_judges(self)
             self._check_held_out()
-        check_correction(self)
+        checks.check_correction(self)
         self.save_hyperparameters(plain(self))
 
     def configure_optimizers(self) -> RemoteOptimizer | None:
@@ -200,11 +198,12 @@ class RLHFAlgorithm(LightningModule):
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
         rows, self.pretraining = _both(batch)
-        metrics = self.step(rows)
+        metrics = returned(type(self).__name__, self.step(rows))
         self._lead_references()
         self.strategy.learned()
         numbers = metrics.fetch() | self._count_retries()
         numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
+        warn_of_skips(numbers)
         seconds = numbers["time/step_s"] = time.perf_counter() - started
         if "response/tokens" in numbers:
             prompts = cast(Tensor, batch["prompt_mask"])

@@ -1,20 +1,44 @@
-"""What an algorithm refuses before any worker starts: data, models and rewards that do not go together."""
+"""What an algorithm refuses before any worker starts: fields, data, models and rewards that cannot be."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import load_tokenizer, row_data
 from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import preflight
-from rlhf_lightning.workers import Actor, Judge
+from rlhf_lightning.workers import Actor, Judge, Role
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from rlhf_lightning.algorithm import RLHFAlgorithm
 
 _AGREEING = 0.99
 """Share of the main model's tokens that another's tokenizer has to number alike; added tokens may differ."""
+
+
+def check_fields(algorithm: RLHFAlgorithm) -> None:
+    """Refuse roles that are no fields, and loops of no step.
+
+    Raises:
+        ValueError: as said.
+    """
+    kind, own = type(algorithm), vars(algorithm)
+    fields = [field.name for field in dataclasses.fields(cast("DataclassInstance", algorithm))]
+    known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()} | own
+    for name, value in known.items():
+        if isinstance(value, Role) and name not in fields:
+            role = type(value).__name__
+            raise ValueError(
+                f"{kind.__name__}.{name} is no field, so nothing places it. Write `{name}: {role} = "
+                f"field(default_factory={role})` in the class, with the type."
+            )
+    for name, least in (("epochs", 1), ("mini_batch_size", 0)):
+        if (given := own.get(name, least)) < least:
+            raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.controller import Batch, CallReport
+from rlhf_lightning.controller import Batch, CallReport, Metrics
 from rlhf_lightning.functional import (
     explained_variance,
     kl_estimate,
@@ -18,6 +20,8 @@ from rlhf_lightning.functional import (
     rollout_metrics,
 )
 from rlhf_lightning.workers import Actor
+
+logger = logging.getLogger(__name__)
 
 PER_TOKEN = ("kl", "values", "advantages")
 """Columns [B, R] that a table of samples shows where an algorithm explains them."""
@@ -62,6 +66,33 @@ def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[obj
         "prompts": read(rows["prompt_ids"], rows["prompt_mask"]),
         "responses": read(rows["response_ids"], rows["response_mask"]),
     }
+
+
+def returned(by: str, metrics: object) -> Metrics:
+    """What a `step` has returned as metrics; a mapping of numbers will do.
+
+    Args:
+        by: name of the algorithm, for the message.
+        metrics: what it has returned.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(metrics, Metrics):
+        return metrics
+    if isinstance(metrics, Mapping):
+        return Metrics.of(metrics)
+    raise TypeError(
+        f"{by}.step returned a {type(metrics).__name__}. Return what the updates returned, joined by |, or "
+        "Metrics.of({...})."
+    )
+
+
+def warn_of_skips(numbers: Mapping[str, float]) -> None:
+    """Say that an optimizer did not step, since its gradient was not finite: a run may learn nothing."""
+    strange = [name for name, number in numbers.items() if not math.isfinite(number)]
+    if any(name.endswith("/grad_norm") for name in strange):
+        logger.warning("an optimizer step was skipped: %s not finite", ", ".join(strange))
 
 
 def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:

@@ -64,8 +64,12 @@ class Metrics:
 
     @classmethod
     def of(cls, numbers: Numbers) -> Metrics:
-        """Metrics that are here."""
-        return cls([[numbers]])
+        """Metrics that are here.
+
+        Raises:
+            TypeError: one is no single number.
+        """
+        return cls([[{name: _number(name, value) for name, value in numbers.items()}]])
 
     def __or__(self, other: Metrics) -> Metrics:
         return Metrics(self._calls + other._calls)
@@ -82,6 +86,15 @@ class Metrics:
         """
         per_call = [_mean([v.fetch() if isinstance(v, Value) else v for v in ranks]) for ranks in self._calls]
         return _mean(per_call)
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise TypeError(
+            f"metric {name!r}: {str(value)[:60]} is no single number. Give its mean, say."
+        ) from err
 
 
 class _Moved(Value[Numbers]):

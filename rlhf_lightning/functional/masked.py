@@ -22,7 +22,15 @@ def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
     Args:
         x: any shape, any real dtype.
         mask: the same shape, bool.
+
+    Raises:
+        ValueError: the shapes differ; one would be spread over the other.
     """
+    if x.shape != mask.shape:
+        raise ValueError(
+            f"a column of shape {list(x.shape)} where the mask is {list(mask.shape)}: each token has its own "
+            "number. Of one number a response make x[:, None] * mask."
+        )
     x = widened(x)
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 

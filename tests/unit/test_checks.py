@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
@@ -97,3 +100,104 @@ def test_without_held_out_rows_none_is_needed(tmp_path: Path) -> None:
     assert refusal(Unjudged(), tmp_path, held_out=0) == "started"
     assert refusal(Unjudged(), tmp_path, limit=0) == "started"
     assert refusal(InItsOwnWay(), tmp_path) == "started"
+
+
+class Bare(Unjudged):
+    """A role without its type."""
+
+    critic = Critic()
+
+
+class Empty(Unjudged):
+    """A constructor that forgets its base."""
+
+    def __init__(self) -> None:
+        self.mine = 1
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            Bare,
+            "Bare.critic is no field, so nothing places it. Write `critic: Critic = field(default_factory=",
+        ),
+        (
+            Empty,
+            "Empty has no field with a model to train, such as `actor`. A constructor of its own calls",
+        ),
+        (lambda: PPO(epochs=0), "epochs=0: nothing would be learned. Give at least 1."),
+        (lambda: PPO(mini_batch_size=-1), "mini_batch_size=-1: nothing would be learned. Give at least 0."),
+    ],
+)
+def test_fields_that_cannot_be(make: Callable[[], RLHFAlgorithm], told: str, tmp_path: Path) -> None:
+    assert refusal(make(), tmp_path).startswith(told)
+
+
+class Returning(Unjudged):
+    """A `step` that returns something else."""
+
+    returned: object = None
+
+    def step(self, batch: Batch) -> Metrics:
+        """Return it."""
+        return self.returned  # type: ignore[return-value]
+
+
+def fit(algorithm: RLHFAlgorithm, root: Path) -> pl.Trainer:
+    run = pl.Trainer(
+        strategy=Local(), logger=False, max_steps=1, default_root_dir=root, enable_checkpointing=False
+    )
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    return run
+
+
+def test_what_a_step_returns(tmp_path: Path) -> None:
+    assert (
+        fit(Returning(returned={"mine/number": torch.tensor(2.0)}), tmp_path).logged_metrics["mine/number"]
+        == 2
+    )
+    with pytest.raises(
+        TypeError, match=r"Returning\.step returned a NoneType\. Return what the updates returned"
+    ):
+        fit(Returning(), tmp_path)
+    with pytest.raises(TypeError, match=r"metric 'mine/scores': tensor\(\[0\., 0\.\]\) is no single number"):
+        fit(Returning(returned={"mine/scores": torch.zeros(2)}), tmp_path)
+
+
+class Spoiled(PPO):
+    """Advantages of one number a response, or that are none."""
+
+    number: float = 0.0
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Put them in the place of the right ones."""
+        found, metrics = super().compute_advantage(batch)
+        advantages = found["advantages"]
+        wrong = torch.full_like(advantages, self.number) if self.number else advantages[:, 0]
+        return found | Batch.of({"advantages": wrong}), metrics
+
+
+def spoiled(model: str, number: float) -> Spoiled:
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=2))  # as many tokens as rows
+    return Spoiled(actor=actor, reward=Reward(functions="length"), number=number)
+
+
+def test_a_number_for_each_response_is_no_column(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"a column of shape \[2\] where the mask is \[2, 2\]"):
+        fit(spoiled(write_model(tmp_path), 0.0), tmp_path)
+
+
+def test_a_skipped_step_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = fit(spoiled(write_model(tmp_path), math.nan), tmp_path)
+    assert run.logged_metrics["actor/skipped_steps"] == 1
+    (told,) = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert told.startswith("an optimizer step was skipped: ")
+    assert "actor/grad_norm" in told
+    assert "critic" not in told
+
+
+def test_a_role_set_in_a_constructor_is_no_field(tmp_path: Path) -> None:
+    algorithm = Unjudged()
+    algorithm.second = Critic()  # type: ignore[assignment]
+    assert refusal(algorithm, tmp_path).startswith("Unjudged.second is no field")
