@@ -75,7 +75,7 @@ class TrainEngine(WeightSource):
     """One model, trained and evaluated by the ranks of one group, each with rows of its own.
 
     Every method but `offload`, `reload` and `memory` is collective: all ranks of the group call it, with any
-    number of rows, zero included. Rows are TensorDicts of the columns that `docs/architecture.md` lists.
+    number of rows, zero included. Rows are TensorDicts of the columns that `docs/own_algorithm.md` lists.
     """
 
     @abstractmethod

@@ -64,7 +64,9 @@ def test_the_test_command_of_the_readme_is_the_one_of_the_pipeline() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*DOCUMENTS, "docs/architecture.md"])
+@pytest.mark.parametrize(
+    "name", [*DOCUMENTS, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
+)
 def test_links_lead_somewhere(name: str) -> None:
     links = LINK.findall((ROOT / name).read_text(encoding="utf-8"))
     missing = [link for link in links if not ((ROOT / name).parent / link).exists()]
