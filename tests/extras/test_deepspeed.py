@@ -16,7 +16,7 @@ from deepspeed.comm import comm
 from deepspeed.utils import groups
 from torch import Tensor
 
-from rlhf_lightning.engines import Head, ZeRO, check_zero
+from rlhf_lightning.engines import Head, ZeRO
 from rlhf_lightning.engines.deepspeed import config
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
@@ -217,7 +217,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 def test_what_zero_cannot_do_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"p=1, t=2: under ZeRO every rank computes the whole model"):
-        check_zero(ParallelLayout(t=2))
+        ZeRO().check(ModelSpec(path=""), "lm", ParallelLayout(t=2))
     monkeypatch.setattr(config, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"DeepSpeed is not installed. Try: pip install .*\[deepspeed\]"):
         Settings(engine="zero")

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import Qwen2Config
 
-from rlhf_lightning.engines import Head, Megatron, check_layout
-from rlhf_lightning.engines.megatron import parts
+from rlhf_lightning.engines import Head, Megatron
+from rlhf_lightning.engines.megatron import check_layout, parts
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.deepspeed.config import ZeRO, check_zero
+from rlhf_lightning.engines.deepspeed.config import ZeRO
 from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
@@ -55,9 +55,9 @@ class ZeROEngine(TrainEngine):
     def __init__(
         self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO | None = None
     ) -> None:
-        check_zero(seat.layout)
-        assert seat.groups is not None
         self._spec, self._head, self._config = model, head, config or ZeRO()
+        self._config.check(model, head, seat.layout)
+        assert seat.groups is not None
         self._group, self._device = seat.groups.data, seat.device
         self._ranks = dist.get_world_size(self._group)
         if self._device.type == "cuda":

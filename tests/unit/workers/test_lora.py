@@ -129,7 +129,7 @@ def test_a_checkpoint_of_other_adapters_is_refused_before_anything_is_built(
 
 @pytest.mark.parametrize("engine", ["megatron", "zero"])
 def test_other_engines_train_no_adapters(path: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.workers.role.check_zero", lambda *_: None)
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)
     settings = Settings(engine=engine)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"actor.lora with strategy.settings.engine={engine}: only the FSDP"):
         Actor(path=path, lora=LoRA()).check_layout(LAYOUT, settings)
