@@ -40,11 +40,19 @@ class FSDP(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kept_tokens < 0:
-            raise ValueError(f"fsdp.kept_tokens={self.kept_tokens}: is negative. Try 0, which keeps nothing.")
+            raise ValueError(
+                f"strategy.settings.train.kept_tokens={self.kept_tokens}: is negative. "
+                "Try 0, which keeps nothing."
+            )
         if self.shard < 0:
-            raise ValueError(f"fsdp.shard={self.shard}: is negative. Try 0, which divides over all ranks.")
+            raise ValueError(
+                f"strategy.settings.train.shard={self.shard}: is negative. "
+                "Try 0, which divides over all ranks."
+            )
         if self.tensor < 1:
-            raise ValueError(f"fsdp.tensor={self.tensor}: a layer has one device at least. Try 1.")
+            raise ValueError(
+                f"strategy.settings.train.tensor={self.tensor}: a layer has one device at least. Try 1."
+            )
 
     def layout(self, devices: int, *, name: str) -> ParallelLayout:
         """See `TrainConfig.layout`: groups of `tensor` divide the layers; each has rows of its own.
@@ -91,14 +99,14 @@ class FSDP(TrainConfig):
         if self.shard and ranks > 1 and ranks % self.shard:
             fitting = [str(size) for size in range(1, ranks + 1) if ranks % size == 0]
             raise ValueError(
-                f"fsdp.shard={self.shard} on {ranks} ranks: {self.shard} does not divide {ranks}. "
-                f"Try {', '.join(fitting)}."
+                f"strategy.settings.train.shard={self.shard} on {ranks} ranks: {self.shard} does not divide "
+                f"{ranks}. Try {', '.join(fitting)}."
             )
         if self.kept_tokens and (self.tensor > 1 or (ranks > 1 and self.shard != 1)):
             raise ValueError(
-                f"fsdp.kept_tokens={self.kept_tokens} with shard={self.shard} and tensor={self.tensor} on "
-                f"{ranks} ranks: only a device with all weights keeps passes. Try shard=1 and tensor=1, or "
-                "kept_tokens=0."
+                f"strategy.settings.train.kept_tokens={self.kept_tokens} with shard={self.shard} and "
+                f"tensor={self.tensor} on {ranks} ranks: only a device with all weights keeps passes. "
+                "Try shard=1 and tensor=1, or kept_tokens=0."
             )
 
     @property

@@ -37,17 +37,18 @@ class ZeRO(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.whole_below < 0:
-            raise ValueError(f"zero.whole_below={self.whole_below}: is negative. Try 0.")
+            raise ValueError(f"strategy.settings.zero.whole_below={self.whole_below}: is negative. Try 0.")
         if self.stage not in (1, 2, 3):
-            raise ValueError(f"zero.stage={self.stage}: ZeRO has stages 1, 2 and 3. Try 2.")
+            raise ValueError(f"strategy.settings.zero.stage={self.stage}: ZeRO has stages 1, 2 and 3. Try 2.")
         if self.bucket_numbers < 2 or self.bucket_numbers % 2:
             raise ValueError(
-                f"zero.bucket_numbers={self.bucket_numbers}: must be even and above 0. Try {1 << 26}."
+                f"strategy.settings.zero.bucket_numbers={self.bucket_numbers}: must be even and above 0. "
+                f"Try {1 << 26}."
             )
         if self.offload_parameters and self.stage != 3:
             raise ValueError(
-                f"zero.offload_parameters with zero.stage={self.stage}: only stage 3 divides the parameters. "
-                "Try zero.stage=3."
+                f"strategy.settings.zero.offload_parameters with stage={self.stage}: only stage 3 divides "
+                "the parameters. Try stage=3."
             )
 
     @classmethod
@@ -55,16 +56,16 @@ class ZeRO(TrainConfig):
         """See `TrainConfig.require`."""
         if find_spec("deepspeed") is None:
             raise ValueError(
-                "settings.engine=zero: DeepSpeed is not installed. Try: "
-                "pip install 'rlhf-lightning[deepspeed]'; or settings.engine=fsdp."
+                "strategy.settings.engine=zero: DeepSpeed is not installed. Try: "
+                "pip install 'rlhf-lightning[deepspeed]'; or engine=fsdp."
             )
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
         """See `TrainConfig.check`: a layout of replicas alone."""
         if layout.p * layout.t > 1:
             raise ValueError(
-                f"settings.engine=zero with train p={layout.p}, t={layout.t}: under ZeRO every rank computes "
-                "the whole model. Try p=1 and t=1, or settings.engine=megatron."
+                f"strategy.settings.engine=zero with train p={layout.p}, t={layout.t}: under ZeRO every rank "
+                "computes the whole model. Try p=1 and t=1, or engine=megatron."
             )
 
     @property

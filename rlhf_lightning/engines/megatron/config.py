@@ -38,7 +38,9 @@ class Megatron(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chunks < 1:
-            raise ValueError(f"megatron.chunks={self.chunks}: a stage has a run of layers. Try 1.")
+            raise ValueError(
+                f"strategy.settings.megatron.chunks={self.chunks}: a stage has a run of layers. Try 1."
+            )
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
         """See `TrainConfig.check`."""
@@ -84,8 +86,8 @@ def check_layout(
         )
     if layout.p == 1 and chunks > 1:
         raise ValueError(
-            f"megatron.chunks={chunks} with train p=1: one stage has nothing to interleave. "
-            "Try megatron.chunks=1, or train p=2."
+            f"strategy.settings.megatron.chunks={chunks} with train p=1: one stage has nothing to "
+            "interleave. Try chunks=1, or train p=2."
         )
     even_stages(config.num_hidden_layers, layout.p, chunks=chunks)
 

@@ -154,7 +154,7 @@ def test_peft_is_asked_for_before_anything_starts(path: str, monkeypatch: pytest
 
 def test_copies_that_do_not_divide_the_ranks_are_refused(path: str) -> None:
     settings = Settings(train=FSDP(shard=3))
-    with pytest.raises(ValueError, match=r"fsdp.shard=3 on 2 ranks"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.train.shard=3 on 2 ranks"):
         Actor(path=path).check_layout(LAYOUT, settings)
     Actor(path=path).check_layout(ParallelLayout(d=1), settings)
     Actor(path=path).check_layout(LAYOUT, replace(settings, engine="megatron"))

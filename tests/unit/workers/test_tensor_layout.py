@@ -43,7 +43,9 @@ def test_a_number_of_devices_that_does_not_divide_is_refused(path: str) -> None:
         )
         with pytest.raises(ValueError, match=message):
             Colocated(settings=SETTINGS).layout(Actor(path=path), "actor", devices)
-    with pytest.raises(ValueError, match=r"fsdp.tensor=0: a layer has one device at least"):
+    with pytest.raises(
+        ValueError, match=r"^strategy.settings.train.tensor=0: a layer has one device at least"
+    ):
         FSDP(tensor=0)
 
 
@@ -66,7 +68,7 @@ def test_adapters_on_divided_layers_are_refused(path: str) -> None:
 def test_copies_count_groups_of_tensor_ranks(path: str) -> None:
     settings = Settings(train=FSDP(tensor=2, shard=2))
     Actor(path=path).check_layout(ParallelLayout(t=2, d=4), settings)
-    with pytest.raises(ValueError, match=r"fsdp.shard=2 on 3 ranks"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.train.shard=2 on 3 ranks"):
         Actor(path=path).check_layout(ParallelLayout(t=2, d=3), settings)
 
 
