@@ -24,7 +24,7 @@ from rlhf_lightning.engines.deepspeed.config import ZeRO
 from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
-from rlhf_lightning.engines.deepspeed.state import Counters, load, save
+from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import joined
 from rlhf_lightning.engines.forward import Head
@@ -32,7 +32,7 @@ from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.models import ScalarModel, export_model, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away, size_bytes
-from rlhf_lightning.engines.optimizer import learning_rate
+from rlhf_lightning.engines.optimizer import Counters
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.world import Seat
@@ -74,7 +74,7 @@ class ZeROEngine(TrainEngine):
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
         )
         self._away = Away(model.path, device=self._device)
-        self._counters, self._version, self._last = Counters(), 0, Transition()
+        self._counters, self._version, self._last = Counters(model.optimizer), 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
@@ -103,17 +103,12 @@ class ZeROEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`; the norm of a step that is left out is inf."""
         self._away.refuse(*PARTS)
-        rate = learning_rate(self._spec.optimizer, self._counters.steps)
-        for settings in self._adamw.param_groups:
-            settings["lr"] = rate
+        self._counters.set_rate(self._adamw)
         with self._scope.entered():
             self._module.step()
-        if self._module.was_step_applied():
-            self._counters.steps, self._version = self._counters.steps + 1, self._version + 1
-        else:
-            self._counters.skipped_steps += 1
-        norm, skipped = float(self._module.get_global_grad_norm()), float(self._counters.skipped_steps)
-        return {"grad_norm": norm, "lr": rate, "skipped_steps": skipped}
+        stepped = bool(self._module.was_step_applied())
+        self._version += stepped
+        return self._counters.count(float(self._module.get_global_grad_norm()), stepped=stepped)
 
     @contextmanager
     def generating(self) -> Iterator[Decoder]:
@@ -156,7 +151,7 @@ class ZeROEngine(TrainEngine):
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of another engine, or of other ranks, will do."""
         self._away.refuse("parameters", "optimizer")
-        self._counters = load(directory, self._masters)
+        load(directory, self._masters, self._counters)
         self._changed()
 
     def export(self, directory: Path) -> None:

@@ -133,10 +133,9 @@ class MegatronEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._away.refuse(*PARTS)
-        assert isinstance(self._optimizer, ShardedAdamW)
         with self._scope.entered():
             finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
-            report = self._optimizer.step()
+            report = self._stepping.step()
             for run in self._wrapped:
                 run.zero_grad_buffer()
         self._accumulated, self._version = False, self._version + 1
@@ -188,14 +187,12 @@ class MegatronEngine(TrainEngine):
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
         self._away.refuse("parameters", "optimizer")
-        assert isinstance(self._optimizer, ShardedAdamW)
-        save(directory, self._weights, self._optimizer, seat=self._seat)
+        save(directory, self._weights, self._stepping, seat=self._seat)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
         self._away.refuse("parameters", "optimizer")
-        assert isinstance(self._optimizer, ShardedAdamW)
-        load(directory, self._weights, self._optimizer)
+        load(directory, self._weights, self._stepping)
         self._version += 1
 
     def export(self, directory: Path) -> None:
@@ -303,6 +300,12 @@ class MegatronEngine(TrainEngine):
         return probabilities(
             output, packed, vocabulary=words, temperature=temperature, entropy=entropy, group=group
         )
+
+    @property
+    def _stepping(self) -> ShardedAdamW:
+        """The optimizer; of a model that trains only."""
+        assert isinstance(self._optimizer, ShardedAdamW)
+        return self._optimizer
 
     @property
     def _mastered(self) -> tuple[Part, ...]:
