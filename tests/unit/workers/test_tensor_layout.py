@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config
 
-from rlhf_lightning.engines import FSDP
+from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto, Colocated, OpenRLHF
@@ -79,3 +79,11 @@ def test_a_strategy_with_layouts_of_its_own_refuses_it(path: str) -> None:
     ):
         Actor(path=path).check_layout(layout, SETTINGS)
     Actor(path=path).check_layout(layout, replace(SETTINGS, engine="megatron"))
+
+
+def test_groups_that_a_model_computes_in() -> None:
+    whole, divided = ParallelLayout(d=2), ParallelLayout(t=2)
+    assert FSDP().groups(whole, (4, 5)) == [(4, 5)]
+    assert FSDP().groups(ParallelLayout(), (4,)) == []
+    assert {(4, 5), (4,), (5,)} == set(FSDP(tensor=2).groups(divided, (4, 5)))
+    assert set(Megatron().groups(whole, (4, 5))) == set(ZeRO().groups(whole, (4, 5))) == {(4, 5), (4,), (5,)}
