@@ -26,11 +26,11 @@ from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
 from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
-from rlhf_lightning.engines.exchange import joined
+from rlhf_lightning.engines.exchange import cut, joined
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.models import ScalarModel, export_model, load_causal_lm, load_scalar
+from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away, size_bytes
 from rlhf_lightning.engines.optimizer import Counters
 from rlhf_lightning.engines.passes import Passes
@@ -156,11 +156,7 @@ class ZeROEngine(TrainEngine):
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
-        first = dist.get_rank(self._group) == 0
-        whole = {name: weight.cpu() for name, weight in self.weights() if first}
-        if first:
-            export_model(directory, whole, like=self._model, spec=self._spec)
-        dist.barrier(self._group)
+        export_gathered(directory, self.weights(), like=self._model, spec=self._spec, group=self._group)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
@@ -172,13 +168,9 @@ class ZeROEngine(TrainEngine):
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
         self._away.refuse("parameters", "optimizer")
-        sizes = {name: shape.numel() for name, shape in self._masters.shapes.items()}
-        if len(weights) != sum(sizes.values()):
-            raise ValueError(
-                f"{self._spec.path}: has {sum(sizes.values())} weights and cannot follow a model of "
-                f"{len(weights)}. Give both the same architecture."
-            )
-        for name, part in zip(sizes, weights.split(list(sizes.values())), strict=True):
+        shapes = self._masters.shapes
+        parts = cut(weights, [shape.numel() for shape in shapes.values()], path=self._spec.path)
+        for name, part in zip(shapes, parts, strict=True):
             self._masters.approach(name, part, weight=1 - decay)
         self._changed()
 

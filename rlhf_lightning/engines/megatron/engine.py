@@ -210,7 +210,7 @@ class MegatronEngine(TrainEngine):
         self._away.refuse(*self._mastered)
         size = sum(shape.numel() for shape in self._weights.shapes.values())
         found = torch.empty(size if wanted else 0)
-        places = self._weights.in_order(found) if wanted else {}
+        places = self._weights.in_order(found, path=self._spec.path) if wanted else {}
         for name, value in self._weights.everything(self._optimizer.read):
             if wanted:
                 places[name].copy_(value)
@@ -219,7 +219,7 @@ class MegatronEngine(TrainEngine):
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
         self._away.refuse(*self._mastered)
-        theirs = self._weights.in_order(weights)
+        theirs = self._weights.in_order(weights, path=self._spec.path)
         for param in self._weights.held:
             own = self._optimizer.read(param.name).clone()
             self._weights.fill(param, theirs.__getitem__)
