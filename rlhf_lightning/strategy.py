@@ -27,7 +27,7 @@ from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
-from rlhf_lightning.parallel import ParallelLayout, all_ranks, subgroups
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
@@ -117,8 +117,8 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             ValueError: the role cannot be divided so.
         """
-        if self.settings.engine == "fsdp" and role.path and role.divided:
-            return self.settings.train.layout(devices, name=name)
+        if role.path and role.divided:
+            return self.settings.training.layout(devices, name=name)
         return ParallelLayout(d=devices)
 
     # ---- set-up and end ------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Strategy(SingleDeviceStrategy):
         own = self.algorithm.roles()
         self.algorithm.bind({name: handle for name, handle in self._handles.items() if name in own})
         self.algorithm.advantages_on = self.settings.advantages
-        self.algorithm.rows_stay = self.settings.keeps_passes
+        self.algorithm.rows_stay = self.settings.training.kept_tokens > 0
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and say where they are."""
@@ -232,19 +232,13 @@ class Strategy(SingleDeviceStrategy):
             members = tuple(range(first, first + pool.num_devices))
             for name in pool.roles:
                 layout = self.layout(roles[name], name, pool.num_devices)
-                groups += self._groups(layout, members)
+                groups += settings.training.groups(layout, members)
                 placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, settings)
             first += pool.num_devices
         links = self.links({name: placement.devices for name, placement in placements.items()})
         for name, link in links.items():
             placements[name] = dataclasses.replace(placements[name], link=link)
         return placements, [*groups, *links.values()]
-
-    def _groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """Global ranks of the groups that a layout on these devices computes in."""
-        if self.settings.engine == "fsdp" and layout.t == 1:
-            return subgroups(layout, members)
-        return [tuple(members[rank] for rank in ranks) for ranks in all_ranks(layout)]
 
     def drain(self) -> list[CallReport]:
         """Wait for all pending remote calls; the reports since the last drain.

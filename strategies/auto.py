@@ -62,7 +62,7 @@ class Auto(Strategy):
     """Pools and layouts that the search of `rlhf map` prefers for this algorithm, data and machine.
 
     It decides which models share devices, and how many; with `settings.engine=megatron` also each model's
-    (p, t, d) and the actor's (pg, tg). The other engines run data parallel only, so that the search leaves
+    (p, t, d) and the actor's (pg, tg). The other engines take replicas only here, so that the search leaves
     shards and stages out for them. Roles without a model, and those that no step calls, stand with the first.
 
     Args:
@@ -121,14 +121,14 @@ class Auto(Strategy):
         """The sizes that were found or given, and replicas of them.
 
         Raises:
-            ValueError: they do not divide the devices, or the engine runs data parallel only.
+            ValueError: they do not divide the devices, or the engine takes replicas only.
         """
         sizes = self._sizes.get(name, RoleSizes())
         each = sizes.p * sizes.t
-        if each > 1 and self.settings.engine != "megatron":
+        if each > 1 and not self.settings.training.takes_sizes:
             raise ValueError(
-                f"Auto(mapping.pools): {name} has p={sizes.p}, t={sizes.t}, and {self.settings.engine} "
-                "divides no layers. Add --strategy.settings.engine megatron."
+                f"Auto(mapping.pools): {name} has p={sizes.p}, t={sizes.t}, and strategy.settings.engine="
+                f"{self.settings.engine} takes replicas only here. Add --strategy.settings.engine megatron."
             )
         if devices % each:
             raise ValueError(
@@ -177,7 +177,7 @@ class Auto(Strategy):
             flow,
             shapes,
             workload=workload,
-            data_parallel_only=self.settings.engine != "megatron",
+            data_parallel_only=not self.settings.training.takes_sizes,
         )
         inside = range(1, min(devices, machine.gpus_per_node) + 1)
         sizes = sorted({*inside, *pool_sizes(devices, machine.gpus_per_node)})

@@ -1,17 +1,18 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
 from rlhf_lightning.engines.adapters import saved_lora
-from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint, check_shared
-from rlhf_lightning.engines.deepspeed import ZeRO, check_zero
+from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint
+from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition, WeightSource
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
 from rlhf_lightning.engines.generation import Ends, GenerationEngine, generation_engine
-from rlhf_lightning.engines.megatron import Megatron, check_layout
+from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.models import check_model, read_config
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.source import has_tokenizer, located, max_positions
+from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.engines.unadapted import unadapted
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
@@ -29,6 +30,7 @@ __all__ = [
     "Native",
     "NativeGenerator",
     "Part",
+    "TrainConfig",
     "TrainEngine",
     "Transition",
     "WeightSource",
@@ -36,11 +38,8 @@ __all__ = [
     "be_deterministic",
     "check_adapters",
     "check_checkpoint",
-    "check_layout",
     "check_model",
-    "check_shared",
     "check_vllm",
-    "check_zero",
     "deterministic_here",
     "generation_engine",
     "has_tokenizer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,26 @@ def joined(weights: Iterable[Tensor], *, size: int) -> Tensor:
     return found
 
 
+def cut(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Tensor, ...]:
+    """Weights that lie one behind the other, parameter by parameter.
+
+    Args:
+        weights: [N] of another model.
+        sizes: numbers of each parameter of this one.
+        path: of this one, for messages.
+
+    Raises:
+        ValueError: they are the weights of another architecture.
+    """
+    if len(weights) != sum(sizes):
+        raise ValueError(
+            f"{path}: has {sum(sizes)} weights and cannot follow a model of {len(weights)}. "
+            "Give both the same architecture."
+        )
+    parts: tuple[Tensor, ...] = weights.split(list(sizes))
+    return parts
+
+
 def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path: str) -> None:
     """Become `decay` of these weights and the rest of others.
 
@@ -63,13 +83,7 @@ def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path
     Raises:
         ValueError: they are the weights of another architecture.
     """
-    size = sum(master.numel() for master in masters.values())
-    if len(weights) != size:
-        raise ValueError(
-            f"{path}: has {size} weights and cannot follow a model of {len(weights)}. "
-            "Give both the same architecture."
-        )
-    parts = weights.split([master.numel() for master in masters.values()])
+    parts = cut(weights, [master.numel() for master in masters.values()], path=path)
     with torch.no_grad():
         for master, part in zip(masters.values(), parts, strict=True):
             mine = local(master.detach())

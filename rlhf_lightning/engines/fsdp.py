@@ -31,7 +31,7 @@ from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.mesh import Mesh, model_mesh
-from rlhf_lightning.engines.models import ScalarModel, export_model, load_causal_lm, load_scalar
+from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.passes import Passes
@@ -39,6 +39,7 @@ from rlhf_lightning.engines.replica import Replica
 from rlhf_lightning.engines.shards import Shards
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.spec import ModelSpec
 
 __all__ = ["FSDP", "FSDPEngine"]
@@ -67,12 +68,12 @@ class FSDPEngine(TrainEngine):
         config: FSDP | None = None,
     ) -> None:
         self._spec, self._head, self._config = model, head, config or FSDP()
-        self._device, data = torch.device(device), _several(group)
+        self._device, data = torch.device(device), several(group)
         self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
         self._model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         self._root.eval()
         self._dtype: torch.dtype = getattr(torch, model.computes_in)
-        mesh = self._mesh(data, _several(tensor))
+        mesh = self._mesh(data, several(tensor))
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
         self._weights = self._distribute(mesh, data)
@@ -178,12 +179,7 @@ class FSDPEngine(TrainEngine):
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
-        first = self._group is None or dist.get_rank(self._group) == 0
-        whole = {name: weight.cpu() for name, weight in self.weights() if first}
-        if first:
-            export_model(directory, whole, like=self._model, spec=self._spec)
-        if self._group is not None:
-            dist.barrier(self._group)
+        export_gathered(directory, self.weights(), like=self._model, spec=self._spec, group=self._group)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
@@ -272,8 +268,3 @@ class FSDPEngine(TrainEngine):
 
     def _saved_weights(self) -> dict[str, Tensor]:
         return {f"model.{name}": master.detach() for name, master in self._weights.masters.items()}
-
-
-def _several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group, None where it is of one rank."""
-    return group if group is not None and dist.get_world_size(group) > 1 else None

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from rlhf_lightning.engines.architecture import check_shared
+from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.shards import Schedule
-from rlhf_lightning.parallel.layout import Generation, ParallelLayout
+from rlhf_lightning.engines.train_config import TrainConfig
+from rlhf_lightning.parallel import Generation, ParallelLayout, Sharding, subgroups
+from rlhf_lightning.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDP:
+class FSDP(TrainConfig):
     """How the engine spends memory.
 
     Raises:
         ValueError: a value is outside its range.
     """
 
-    max_tokens_per_micro_batch: int = 0
-    """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
+    option: ClassVar[str] = "strategy.settings.train"
+    trains_adapters: ClassVar[bool] = True
+
     kept_tokens: int = 0
     """Tokens of `compute_values` or `compute_log_prob` on a device whose activations stay for an update of
     the same rows, which then goes back at once; it needs all weights on the device. 0: none."""
@@ -31,32 +38,29 @@ class FSDP:
     """Keep whole gradients between micro-batches and reduce them once, after the last. None: on a CPU."""
 
     def __post_init__(self) -> None:
-        budget = self.max_tokens_per_micro_batch
-        if budget < 0:
-            raise ValueError(
-                f"fsdp.max_tokens_per_micro_batch={budget}: is negative. Try 16384, or 0 to derive it."
-            )
+        super().__post_init__()
         if self.kept_tokens < 0:
-            raise ValueError(f"fsdp.kept_tokens={self.kept_tokens}: is negative. Try 0, which keeps nothing.")
+            raise ValueError(
+                f"strategy.settings.train.kept_tokens={self.kept_tokens}: is negative. "
+                "Try 0, which keeps nothing."
+            )
         if self.shard < 0:
-            raise ValueError(f"fsdp.shard={self.shard}: is negative. Try 0, which divides over all ranks.")
+            raise ValueError(
+                f"strategy.settings.train.shard={self.shard}: is negative. "
+                "Try 0, which divides over all ranks."
+            )
         if self.tensor < 1:
-            raise ValueError(f"fsdp.tensor={self.tensor}: a layer has one device at least. Try 1.")
+            raise ValueError(
+                f"strategy.settings.train.tensor={self.tensor}: a layer has one device at least. Try 1."
+            )
 
     def layout(self, devices: int, *, name: str) -> ParallelLayout:
-        """The layout of a model on devices: groups of `tensor` divide its layers; each has rows of its own.
+        """See `TrainConfig.layout`: groups of `tensor` divide the layers; each has rows of its own.
 
         To generate, every device has all of the model.
-
-        Args:
-            devices: all of the model's.
-            name: of the model's role, for messages.
-
-        Raises:
-            ValueError: `tensor` does not divide the devices.
         """
         if self.tensor == 1:
-            return ParallelLayout(d=devices)
+            return super().layout(devices, name=name)
         if devices % self.tensor:
             fitting = max(self.tensor, devices // self.tensor * self.tensor)
             raise ValueError(
@@ -65,12 +69,12 @@ class FSDP:
             )
         return ParallelLayout(t=self.tensor, d=devices // self.tensor, generation=Generation())
 
-    def check_layout(self, layout: ParallelLayout) -> None:
-        """Refuse a layout that is not what these options ask for.
+    def groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
+        """See `TrainConfig.groups`; of whole layers those of several ranks alone."""
+        return subgroups(layout, members) if layout.t == 1 else super().groups(layout, members)
 
-        Raises:
-            ValueError: other tensor ranks, stages, or ranks that do not divide into copies.
-        """
+    def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
+        """See `TrainConfig.check`: the layout is what these options ask for, and the layers divide so."""
         if (layout.p, layout.t) != (1, self.tensor):
             other = "tensor=1 here" if self.tensor > 1 else "--strategy.settings.engine megatron"
             raise ValueError(
@@ -78,6 +82,13 @@ class FSDP:
                 f"strategy divides the models itself. Try {other}, or --strategy colocated."
             )
         self.check_ranks(layout.d)
+        if spec.lora is not None and self.tensor > 1:
+            role = f"{type(spec).__name__.lower()}.lora"
+            raise ValueError(
+                f"{role} with strategy.settings.train.tensor={self.tensor}: layers with adapters are not "
+                f"divided. Try tensor=1, or leave {role} out."
+            )
+        check_shared(spec, head, layout.t)
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse ranks that do not divide into copies, or keep passes of parts; one rank divides nothing.
@@ -88,19 +99,25 @@ class FSDP:
         if self.shard and ranks > 1 and ranks % self.shard:
             fitting = [str(size) for size in range(1, ranks + 1) if ranks % size == 0]
             raise ValueError(
-                f"fsdp.shard={self.shard} on {ranks} ranks: {self.shard} does not divide {ranks}. "
-                f"Try {', '.join(fitting)}."
+                f"strategy.settings.train.shard={self.shard} on {ranks} ranks: {self.shard} does not divide "
+                f"{ranks}. Try {', '.join(fitting)}."
             )
         if self.kept_tokens and (self.tensor > 1 or (ranks > 1 and self.shard != 1)):
             raise ValueError(
-                f"fsdp.kept_tokens={self.kept_tokens} with shard={self.shard} and tensor={self.tensor} on "
-                f"{ranks} ranks: only a device with all weights keeps passes. Try shard=1 and tensor=1, or "
-                "kept_tokens=0."
+                f"strategy.settings.train.kept_tokens={self.kept_tokens} with shard={self.shard} and "
+                f"tensor={self.tensor} on {ranks} ranks: only a device with all weights keeps passes. "
+                "Try shard=1 and tensor=1, or kept_tokens=0."
             )
 
-    def micro_batch_tokens(self, *, on_cpu: bool) -> int:
-        """Tokens computed at once: as told, else what suits the device."""
-        return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
+    @property
+    def sharding(self) -> Sharding:
+        """See `TrainConfig.sharding`."""
+        return "none" if self.shard == 1 else "full"
+
+    def gathers_once(self, *, on_cpu: bool) -> bool:
+        """See `TrainConfig.gathers_once`."""
+        schedule = self.schedule(on_cpu=on_cpu)
+        return not schedule.reshard_after_forward and schedule.defer_reduction
 
     def schedule(self, *, on_cpu: bool) -> Schedule:
         """When memory is given back: as told, else what suits the device."""

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import chain
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rlhf_lightning.engines.conversion import Conversion
@@ -22,6 +21,7 @@ from rlhf_lightning.engines.engine import Shard, Transition
 from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.gathering import GatheredShard
+from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.parallel.transition import HybridBuffer
 
 
@@ -33,8 +33,6 @@ class HybridEngine:
         stages: layers of each training stage.
         seat: the rank's place; its layout says how the model generates.
         parameters: the rank's training shards by `Sharded.name`; their memory is laid out anew.
-        keep: do not free what other ranks train: more memory, and pointers that never change. The vanilla
-            rule keeps nothing.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class HybridEngine:
         *,
         seat: Seat,
         parameters: Mapping[str, nn.Parameter],
-        keep: bool = False,
     ) -> None:
         assert seat.groups is not None
         self._conversion, self._groups, self._device = conversion, seat.groups, seat.device
@@ -54,7 +51,7 @@ class HybridEngine:
         self._layers = [sorted(chain.from_iterable(part)) for part in joined]
         whole = conversion.parameters, stages, seat.layout
         self._buffer = (
-            HybridBuffer(*whole, rank=seat.rank, group=seat.groups.micro, parameters=parameters, keep=keep)
+            HybridBuffer(*whole, rank=seat.rank, group=seat.groups.micro, parameters=parameters)
             if self._generating.rule == "hybridflow"
             else GatheredShard(*whole, rank=seat.rank, group=seat.groups.replica, parameters=parameters)
         )
@@ -94,15 +91,10 @@ class HybridEngine:
                 shard.tensors,
                 layers=self._layers,
                 chunks=shard.chunks,
-                tensor=_several(self._groups.generation_tensor),
-                pipeline=_several(self._groups.generation_pipeline),
+                tensor=several(self._groups.generation_tensor),
+                pipeline=several(self._groups.generation_pipeline),
             )
             try:
                 yield decoder
             finally:
                 del decoder
-
-
-def _several(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """The group, None where it is of one rank."""
-    return group if dist.get_world_size(group) > 1 else None

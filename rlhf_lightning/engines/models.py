@@ -7,12 +7,13 @@ in the system's page cache, and each makes float32 numbers of those only that it
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -31,6 +32,7 @@ from rlhf_lightning.spec import ModelSpec
 __all__ = [
     "ScalarModel",
     "check_model",
+    "export_gathered",
     "export_model",
     "load_causal_lm",
     "load_scalar",
@@ -121,6 +123,31 @@ def export_model(
         module.save_pretrained(directory)
     for file in tokenizer_files(resolve(spec)):
         shutil.copy(file, directory / file.name)
+
+
+def export_gathered(
+    directory: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    like: PreTrainedModel,
+    spec: ModelSpec,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Write a Hugging Face directory from the first rank of a group; all call it, and end together.
+
+    Args:
+        directory: to write to.
+        weights: whole, by name, gathered by all ranks one after the other.
+        like: see `export_model`.
+        spec: see `export_model`.
+        group: ranks that hold the model; None for one.
+    """
+    first = group is None or dist.get_rank(group) == 0
+    whole = {name: weight.cpu() for name, weight in weights if first}
+    if first:
+        export_model(directory, whole, like=like, spec=spec)
+    if group is not None:
+        dist.barrier(group)
 
 
 def read_config(spec: ModelSpec) -> PreTrainedConfig:

@@ -52,10 +52,13 @@ class Native:
 
     def __post_init__(self) -> None:
         if self.slots < 0:
-            raise ValueError(f"native.slots={self.slots}: use 0 to decode all rows at once.")
+            raise ValueError(
+                f"strategy.settings.generate.slots={self.slots}: use 0 to decode all rows at once."
+            )
         if self.refill < 1 or self.prefill_tokens < 1:
             raise ValueError(
-                f"native.refill={self.refill}, native.prefill_tokens={self.prefill_tokens}: use at least 1."
+                f"strategy.settings.generate.refill={self.refill} with prefill_tokens={self.prefill_tokens}: "
+                "use at least 1."
             )
 
 

@@ -85,20 +85,58 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def read_counters(state: Mapping[str, object], *, known: Iterable[str]) -> tuple[int, int, dict[str, int]]:
-    """The numbers of an optimizer's state: steps, skipped steps, and steps of each moment by parameter.
+class Counters:
+    """Optimizer steps so far, the rate that follows from them, and what is said of each.
 
-    Raises:
-        ValueError: it is the state of other parameters than those known.
+    Args:
+        spec: rates and schedule.
     """
-    steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
-    if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
-        raise ValueError(
-            "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
-        )
-    if unknown := sorted(set(moments) - set(known)):
-        raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
-    return steps, skipped, moments
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        self._spec, self.steps, self.skipped_steps = spec, 0, 0
+
+    def set_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer take its next step at the rate of the schedule."""
+        for settings in optimizer.param_groups:
+            settings["lr"] = learning_rate(self._spec, self.steps)
+
+    def count(self, norm: float, *, stepped: bool) -> dict[str, float]:
+        """Count a step, or one that was left out, and report it.
+
+        Returns:
+            grad_norm, lr and skipped_steps so far.
+        """
+        rate = learning_rate(self._spec, self.steps)
+        self.steps += stepped
+        self.skipped_steps += not stepped
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
+
+    def state(self, moment_steps: dict[str, int]) -> dict[str, object]:
+        """Plain numbers that `restore` continues from.
+
+        Args:
+            moment_steps: steps that each parameter's moments have seen.
+        """
+        return {"steps": self.steps, "skipped_steps": self.skipped_steps, "moment_steps": moment_steps}
+
+    def restore(self, state: Mapping[str, object], *, known: Iterable[str]) -> dict[str, int]:
+        """Take over the numbers of `state`.
+
+        Returns:
+            The steps that each parameter's moments have seen.
+
+        Raises:
+            ValueError: it is the state of other parameters than those known.
+        """
+        steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
+        if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
+            raise ValueError(
+                "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
+            )
+        if unknown := sorted(set(moments) - set(known)):
+            raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
+        self.steps, self.skipped_steps = steps, skipped
+        return moments
 
 
 class ClippedAdamW:
@@ -117,9 +155,7 @@ class ClippedAdamW:
         *,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self.spec = spec
-        self.steps = 0
-        self.skipped_steps = 0
+        self.spec, self._counters = spec, Counters(spec)
         self._parameters = dict(parameters)
         self._group = group
         self._adamw = torch.optim.AdamW(
@@ -135,18 +171,13 @@ class ClippedAdamW:
         """Clip, step and clear the gradients."""
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = float(gradient_norm(gradients, group=self._group))
-        rate = learning_rate(self.spec, self.steps)
         if math.isfinite(norm):
             if 0 < self.spec.grad_clip < norm:
                 torch._foreach_mul_([local(gradient) for gradient in gradients], self.spec.grad_clip / norm)
-            for settings in self._adamw.param_groups:
-                settings["lr"] = rate
+            self._counters.set_rate(self._adamw)
             self._adamw.step()
-            self.steps += 1
-        else:
-            self.skipped_steps += 1
         self._adamw.zero_grad()
-        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
+        return self._counters.count(norm, stepped=math.isfinite(norm))
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments by name, as far as they exist: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`."""
@@ -161,8 +192,9 @@ class ClippedAdamW:
     def state(self) -> dict[str, object]:
         """Plain numbers that `restore` continues from."""
         state = self._adamw.state
-        moments = {name: int(state[p]["step"]) for name, p in self._parameters.items() if p in state}
-        return {"steps": self.steps, "skipped_steps": self.skipped_steps, "moment_steps": moments}
+        return self._counters.state(
+            {name: int(state[p]["step"]) for name, p in self._parameters.items() if p in state}
+        )
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Take over the numbers of `state`, and make moments of 0 to be loaded in place.
@@ -170,7 +202,7 @@ class ClippedAdamW:
         Raises:
             ValueError: it is the state of other parameters.
         """
-        self.steps, self.skipped_steps, moments = read_counters(state, known=self._parameters)
+        moments = self._counters.restore(state, known=self._parameters)
         self._adamw.state.clear()
         for name, count in moments.items():
             parameter = self._parameters[name]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.attention import Packed
@@ -18,6 +19,8 @@ from rlhf_lightning.engines.sharing import Shared, share
 
 Place = Literal["before", "after"]
 """Which place speaks for a response token: the one that predicts it, or its own."""
+COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
+"""What every pass reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,25 @@ class PackedRows:
         """[K] -> [n, R] float32, 0 where the mask is False; differentiable."""
         zeros = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
         return zeros.masked_scatter(self.mask, values.float())
+
+
+def select(
+    rows: TensorDict, index: list[int], columns: Sequence[str], *, filler: int = 1, device: torch.device
+) -> dict[str, Tensor]:
+    """`COLUMNS` and others of some rows, on the device; `filler` fully masked rows where there are none.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    names, have = (*COLUMNS, *columns), set(rows.keys())
+    missing = [name for name in names if name not in have]
+    if missing:
+        raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
+    whole = {name: cast(Tensor, rows[name]) for name in names}
+    return {
+        name: (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)
+        for name, column in whole.items()
+    }
 
 
 def last_valid(response_mask: Tensor) -> Tensor:

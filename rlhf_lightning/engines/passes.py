@@ -6,8 +6,7 @@ has run out of rows computes on one filler token that no loss sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,10 +15,8 @@ from torch import Tensor, nn
 
 from rlhf_lightning.engines.forward import Head, forward
 from rlhf_lightning.engines.kept import Kept
-from rlhf_lightning.engines.packing import micro_batches, row_lengths
+from rlhf_lightning.engines.packing import COLUMNS, micro_batches, row_lengths, select
 from rlhf_lightning.functional.aggregate import Counts, Loss
-
-_COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
 
 
 class Backward(Protocol):
@@ -53,7 +50,7 @@ class Passes:
         kept_tokens: int = 0,
     ) -> None:
         self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
-        self._kept = Kept(kept_tokens, _COLUMNS)
+        self._kept = Kept(kept_tokens, COLUMNS)
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
@@ -63,7 +60,7 @@ class Passes:
         if keep:
             self._kept.begin(rows, temperature=temperature)
         for index in self._plan(rows):
-            part = self._select(rows, index, ())
+            part = select(rows, index, (), device=self._device)
             kept = keep and self._kept.admits(part)
             wide = entropy or kept  # the update's loss may look at it
             with torch.set_grad_enabled(kept):
@@ -100,7 +97,7 @@ class Passes:
         totals: dict[str, Tensor] = {}
         self._kept.resume(rows, temperature=temperature)
         for number, index in enumerate(plan):
-            part = self._select(rows, index, loss.columns, filler=loss.rows_together)
+            part = select(rows, index, loss.columns, filler=loss.rows_together, device=self._device)
             outputs = self._kept.pop(index, entropy=entropy) or forward(
                 self._root, part, head=self._head, temperature=temperature, entropy=entropy
             )
@@ -122,19 +119,3 @@ class Passes:
         if self._group is not None:
             dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
         return parts + [[] for _ in range(int(count) - len(parts))]
-
-    def _select(
-        self, rows: TensorDict, index: list[int], columns: Sequence[str], *, filler: int = 1
-    ) -> dict[str, Tensor]:
-        """Columns of some rows on the device; `filler` fully masked rows of zeros where there are none."""
-        names, have = (*_COLUMNS, *columns), set(rows.keys())
-        missing = [name for name in names if name not in have]
-        if missing:
-            raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
-        whole = {name: cast(Tensor, rows[name]) for name in names}
-        if not index:
-            return {
-                name: column.new_zeros(filler, *column.shape[1:]).to(self._device)
-                for name, column in whole.items()
-            }
-        return {name: column[index].to(self._device) for name, column in whole.items()}

@@ -8,13 +8,13 @@ from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.engine import TrainEngine
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
-from rlhf_lightning.engines.megatron import Megatron
+from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.unadapted import note_adapted
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec
 
 
-def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: FSDP | Megatron | ZeRO) -> TrainEngine:
+def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfig) -> TrainEngine:
     """Load a model's part for one rank.
 
     Raises:

@@ -76,8 +76,6 @@ class Hardware:
     """Of a device's memory."""
     peak_flops: float
     """Of matrix products in bfloat16, dense; on a CPU in float32."""
-    peak_flops_fp8: float = 0.0
-    """Of matrix products in 8 bits; 0 where there are none."""
     intra_bandwidth: float
     """From a device to the others of its node."""
     inter_bandwidth: float
@@ -94,7 +92,7 @@ class Hardware:
     """Times that do not shrink."""
 
     def __post_init__(self) -> None:
-        _check(self.name, self, at_least_zero=("peak_flops_fp8", "intra_latency", "inter_latency"))
+        _check(self.name, self, at_least_zero=("intra_latency", "inter_latency"))
         _check(self.name, self.efficiency)
         _check(self.name, self.overhead, at_least_zero=tuple(f.name for f in dataclasses.fields(Overhead)))
         shares = {**dataclasses.asdict(self.efficiency), "usable_memory": self.usable_memory}
@@ -136,7 +134,6 @@ H100 = dataclasses.replace(
     name="h100-80gb",
     memory_bandwidth=3.35e12,
     peak_flops=989e12,
-    peak_flops_fp8=1979e12,
     intra_bandwidth=450e9,
     inter_bandwidth=400e9,
 )
@@ -154,6 +151,8 @@ CPU = Hardware(
     overhead=Overhead(layer=1e-3, decode_step=1e-3, decode_layer=1e-3, transition=0.01, call=3e-3),
 )
 
+_IGNORED = "peak_flops_fp8"
+"""Nothing is predicted from it; `rlhf calibrate` once wrote it."""
 KNOWN = {hardware.name: hardware for hardware in (A100, H100, H200, CPU)}
 """Hardware by name."""
 
@@ -189,7 +188,8 @@ def build(source: str, values: dict[str, Any]) -> Hardware:
     """
     parts = {"efficiency": Efficiency, "overhead": Overhead}
     built = {key: _build(source, kind, values[key]) for key, kind in parts.items() if values.get(key)}
-    hardware: Hardware = _build(source, Hardware, {**values, **built})
+    known = {key: value for key, value in values.items() if key != _IGNORED}
+    hardware: Hardware = _build(source, Hardware, {**known, **built})
     return hardware
 
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from rlhf_lightning.controller import CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.engines.source import resolve
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.dataflow import Kind, kind_of
 from rlhf_lightning.mapping.phases import Phase
 from rlhf_lightning.mapping.shapes import ModelShape
-from rlhf_lightning.mapping.workload import Sharding, Workload
+from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.workers import Actor, Generator, Role, Settings
 
@@ -57,34 +56,20 @@ class Lengths:
 
 def recipe(role: Role, settings: Settings) -> Workload:
     """How a model's engine computes, with the rows and tokens of an iteration left open."""
-    on_cpu = not num_gpus()
-    engines: dict[str, FSDP | Megatron | ZeRO]
-    engines = {"fsdp": settings.train, "megatron": settings.megatron, "zero": settings.zero}
-    schedule, engine = settings.train.schedule(on_cpu=on_cpu), settings.engine
-    once = not schedule.reshard_after_forward and schedule.defer_reduction
+    on_cpu, training = not num_gpus(), settings.training
     return Workload(
         packed=True,
         max_resident=settings.vllm.max_num_seqs if settings.generator == "vllm" else settings.generate.slots,
-        micro_batch_tokens=engines[engine].micro_batch_tokens(on_cpu=on_cpu),
-        kept_tokens=settings.train.kept_tokens if settings.keeps_passes and role.trains else 0,
+        micro_batch_tokens=training.micro_batch_tokens(on_cpu=on_cpu),
+        kept_tokens=training.kept_tokens if role.trains else 0,
         recompute=role.gradient_checkpointing,
-        sequence_parallel=engine == "megatron" and settings.megatron.sequence_parallel,
-        sharding=_sharding(role, settings),
-        held_once=engine != "megatron" or not settings.megatron.distributed_optimizer,
-        gathered_once=engine == "fsdp" and once,
+        sequence_parallel=training.sequence_parallel,
+        sharding="none" if isinstance(role, Generator) else training.sharding,
+        held_once=training.held_once,
+        gathered_once=training.gathers_once(on_cpu=on_cpu),
         element=2 if role.computes_in == "bfloat16" else 4,
         masters=role.computes_in == "bfloat16",
     )
-
-
-def _sharding(role: Role, settings: Settings) -> Sharding:
-    if isinstance(role, Generator):
-        return "none"
-    if settings.engine == "megatron":
-        return "states" if settings.megatron.distributed_optimizer else "none"
-    if settings.engine == "fsdp" and settings.train.shard == 1:
-        return "none"
-    return "states" if settings.engine == "zero" and settings.zero.stage < 3 else "full"
 
 
 def shape_of(role: Role) -> ModelShape:

@@ -29,8 +29,6 @@ class Task:
     work: Work
     seconds: float
     """The change to the generation layout included."""
-    transition_s: float
-    """Of that; 0 for work that changes no layout."""
     bound: str
     """What most of the seconds are spent on."""
     memory_bytes: float
@@ -92,12 +90,11 @@ class Plan:
                 for work in costs.work(role)[i]:
                     estimate = costs.estimate(role, layout, work, free)
                     used = sum(resident.values()) - resident[role] + costs.used(role, layout, work, free)
-                    change, rows = 0.0, 0
+                    seconds, rows = estimate.seconds, 0
                     if work.kind == "generate":
-                        change = costs.transition(role, layout).seconds
+                        seconds += costs.transition(role, layout).seconds
                         rows = costs.rows_at_once(role, layout, work, free)
-                    seconds = estimate.seconds + change
-                    result.append(Task(role, stage, work, seconds, change, estimate.bound, used, rows))
+                    result.append(Task(role, stage, work, seconds, estimate.bound, used, rows))
         return result
 
 

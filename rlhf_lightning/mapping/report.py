@@ -210,13 +210,3 @@ def _sizes(layout: Layout) -> str:
     sizes = layout.generation
     generate = f", generate: {{p: {sizes.pg}, t: {sizes.tg}}}" if sizes else ""
     return f"{{p: {layout.train.p}, t: {layout.train.t}{generate}}}"
-
-
-def stage_bounds(plan: Plan, mapping: Mapping) -> Sequence[str]:
-    """What bounds each stage: the longest task of its slowest pool."""
-    result = []
-    for i, stage in enumerate(plan.stages):
-        slowest = max(mapping.pools, key=lambda pool: pool.seconds[i])
-        tasks = [task for task in plan.tasks(slowest) if task.stage == stage]
-        result.append(max(tasks, key=lambda task: task.seconds).bound)
-    return result

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Sharding = Literal["none", "states", "full"]
-"""What data-parallel ranks share out: nothing; optimizer states (ZeRO-1); parameters too (ZeRO-3, FSDP)."""
+from rlhf_lightning.parallel.layout import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)

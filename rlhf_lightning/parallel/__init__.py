@@ -1,7 +1,7 @@
 """Where each rank of a model stands, training and generating; its groups; how parameters are divided."""
 
 from rlhf_lightning.parallel.groups import ModelGroups, all_ranks, named_groups
-from rlhf_lightning.parallel.layout import Generation, GenerationLayout, ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, GenerationLayout, ParallelLayout, Sharding
 from rlhf_lightning.parallel.link import Link, Moved
 from rlhf_lightning.parallel.sharding import Sharded, even_stages, holds
 from rlhf_lightning.parallel.world import Seat, World, WorldSpec, subgroups
@@ -15,6 +15,7 @@ __all__ = [
     "ParallelLayout",
     "Seat",
     "Sharded",
+    "Sharding",
     "World",
     "WorldSpec",
     "all_ranks",

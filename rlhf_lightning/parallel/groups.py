@@ -92,3 +92,8 @@ def all_ranks(layout: ParallelLayout) -> list[Ranks]:
     """The members of every group of a layout, each once, in an order that all ranks share."""
     every = (tuple(ranks) for groups in named_groups(layout).values() for ranks in groups)
     return list(dict.fromkeys(every))
+
+
+def several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group, None where it is of one rank."""
+    return group if group is not None and dist.get_world_size(group) > 1 else None

@@ -52,8 +52,6 @@ class HybridBuffer:
     """The rank's micro-DP group, ranks in the order of the micro index."""
     parameters: Mapping[str, nn.Parameter]
     """This rank's training shards by name, in the shape `Sharded.shard_shape(t)`."""
-    keep: bool = False
-    """Whether the remote part stays allocated after generation, so that no pointer ever changes."""
     received_bytes: int = field(default=0, init=False)
     """What the last `gather` asked of other ranks."""
     sent_bytes: int = field(default=0, init=False)
@@ -102,9 +100,7 @@ class HybridBuffer:
         return shard
 
     def release(self) -> None:
-        """Free what other ranks train, unless it is kept; the own part moves into memory of its own."""
-        if self.keep:
-            return
+        """Free what other ranks train; the own part moves into memory of its own."""
         with torch.inference_mode(mode=False), torch.no_grad():
             for slot in self._slots():
                 store = self._stores.pop(slot.params[0].name, None)

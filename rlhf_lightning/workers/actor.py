@@ -121,6 +121,14 @@ class Actor(Role):
             ValueError: heads, layers or sizes do not divide, or vLLM is not there or does not take the model.
         """
         super().check_layout(layout, settings)
+        self.check_generation(layout, settings)
+
+    def check_generation(self, layout: ParallelLayout, settings: Settings) -> None:
+        """Refuse a layout in which the model cannot generate.
+
+        Raises:
+            ValueError: vLLM is not there, or does not take the model or the layout.
+        """
         if settings.generator == "vllm":
             check_vllm(read_config(self), layout, settings=settings.vllm)
 

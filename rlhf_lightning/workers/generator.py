@@ -28,7 +28,7 @@ from rlhf_lightning.controller import (
     register,
 )
 from rlhf_lightning.controller.register import Method, methods_of
-from rlhf_lightning.engines import FSDP, WeightSource, be_deterministic, train_engine
+from rlhf_lightning.engines import WeightSource, be_deterministic, train_engine
 from rlhf_lightning.parallel import Link, ParallelLayout
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
@@ -98,8 +98,8 @@ class Generator(Role):
             place.engine = engine
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
-        """See `Actor.check_layout`; the copy is never divided."""
-        self.actor.check_layout(layout, dataclasses.replace(settings, engine="fsdp", train=FSDP()))
+        """See `Actor.check_generation`; the copy is never divided, and nothing trains it."""
+        self.actor.check_generation(layout, settings)
 
     def offload(self) -> None:
         """See `Role.offload`; vLLM keeps what it has."""

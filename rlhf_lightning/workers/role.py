@@ -26,17 +26,14 @@ from rlhf_lightning.engines import (
     Head,
     Megatron,
     Native,
+    TrainConfig,
     TrainEngine,
     ZeRO,
     be_deterministic,
     check_adapters,
     check_checkpoint,
-    check_layout,
-    check_shared,
-    check_zero,
     deterministic_here,
     located,
-    read_config,
     require_vllm,
     train_engine,
 )
@@ -69,15 +66,14 @@ class Settings:
     """Let runs repeat bit by bit; `--trainer.deterministic true` says so too."""
 
     def __post_init__(self) -> None:
-        if self.engine == "zero":
-            check_zero()
+        self.training.require()
         if self.generator == "vllm":
             require_vllm()
 
     @property
-    def keeps_passes(self) -> bool:
-        """Whether updates go back from passes that evaluated the same rows."""
-        return self.engine == "fsdp" and self.train.kept_tokens > 0
+    def training(self) -> TrainConfig:
+        """The configuration of the engine that trains the models."""
+        return {"fsdp": self.train, "megatron": self.megatron, "zero": self.zero}[self.engine]
 
     def completed(self) -> Settings:
         """The same with what Lightning's trainer has told this process, for the devices."""
@@ -172,9 +168,7 @@ class Role(ModelSpec, Remote):
         settings = self.settings
         be_deterministic(settings.deterministic, seed=self.init_seed or 0)
         if self.path:
-            configs: dict[str, FSDP | Megatron | ZeRO]
-            configs = {"fsdp": settings.train, "megatron": settings.megatron, "zero": settings.zero}
-            config = configs[settings.engine]
+            config = settings.training
             self.place.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
     def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
@@ -259,29 +253,18 @@ class Role(ModelSpec, Remote):
         Raises:
             ValueError: heads, layers or sizes do not divide.
         """
-        if settings.engine == "megatron":
-            check_layout(read_config(self), layout, head=self.head, settings=settings.megatron)
-        if settings.engine == "zero":
-            check_zero(layout)
-        if settings.engine == "fsdp":
-            settings.train.check_layout(layout)
-            check_shared(self, self.head, layout.t)
+        settings.training.check(self, self.head, layout)
         self._check_lora(settings)
 
     def _check_lora(self, settings: Settings) -> None:
         if self.lora is None:
             return
         option = f"{type(self).__name__.lower()}.lora"
-        if settings.engine != "fsdp":
+        if not settings.training.trains_adapters:
             raise ValueError(
                 f"{option} with strategy.settings.engine={settings.engine}: only the FSDP engine trains "
                 f"adapters. Try --strategy.settings.engine fsdp under a strategy that takes it, or leave "
                 f"{option} out."
-            )
-        if settings.train.tensor > 1:
-            raise ValueError(
-                f"{option} with strategy.settings.train.tensor={settings.train.tensor}: layers with adapters "
-                f"are not divided. Try tensor=1, or leave {option} out."
             )
         if not self.trains:
             raise ValueError(f"{option}: this model is not trained. Leave it out.")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, DP_METRIC, register
+from rlhf_lightning.controller import DP_METRIC, register
 from rlhf_lightning.engines import Head
 from rlhf_lightning.functional import Loss
 from rlhf_lightning.spec import OptimizerSpec
@@ -25,11 +25,6 @@ class Scorer(Role):
     head: ClassVar[Head] = "reward"
     trains: ClassVar[bool] = True
     evaluates: ClassVar[bool] = True
-
-    @register(transfer=DP, reads=SEQUENCES, returns=("values",))
-    def compute_scores(self, rows: TensorDict) -> TensorDict:
-        """Numbers [B, R] float32 after each response token; a response's score is the last."""
-        return self.engine.infer(rows, temperature=1.0)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_scorer(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:

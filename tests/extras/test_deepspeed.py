@@ -16,7 +16,7 @@ from deepspeed.comm import comm
 from deepspeed.utils import groups
 from torch import Tensor
 
-from rlhf_lightning.engines import Head, ZeRO, check_zero
+from rlhf_lightning.engines import Head, ZeRO
 from rlhf_lightning.engines.deepspeed import config
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
@@ -203,11 +203,17 @@ def test_engines_on_overlapping_ranks_share_a_process(paths: dict[str, Path]) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stage": 4}, r"zero.stage=4: ZeRO has stages 1, 2 and 3"),
-        ({"max_tokens_per_micro_batch": -1}, r"zero.max_tokens_per_micro_batch=-1: is negative"),
-        ({"whole_below": -1}, r"zero.whole_below=-1: is negative"),
-        ({"bucket_numbers": 3}, r"zero.bucket_numbers=3: must be even"),
-        ({"offload_parameters": True}, r"zero.stage=2: only stage 3 .* Try zero.stage=3"),
+        ({"stage": 4}, r"^strategy.settings.zero.stage=4: ZeRO has stages 1, 2 and 3"),
+        (
+            {"max_tokens_per_micro_batch": -1},
+            r"^strategy.settings.zero.max_tokens_per_micro_batch=-1: is negative",
+        ),
+        ({"whole_below": -1}, r"^strategy.settings.zero.whole_below=-1: is negative"),
+        ({"bucket_numbers": 3}, r"^strategy.settings.zero.bucket_numbers=3: must be even"),
+        (
+            {"offload_parameters": True},
+            r"^strategy.settings.zero.offload_parameters with stage=2: only stage 3 .* Try stage=3",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -217,7 +223,10 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 def test_what_zero_cannot_do_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"p=1, t=2: under ZeRO every rank computes the whole model"):
-        check_zero(ParallelLayout(t=2))
+        ZeRO().check(ModelSpec(path=""), "lm", ParallelLayout(t=2))
     monkeypatch.setattr(config, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"DeepSpeed is not installed. Try: pip install .*\[deepspeed\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"^strategy.settings.engine=zero: DeepSpeed is not installed. Try: pip install .*\[deepspeed\]",
+    ):
         Settings(engine="zero")

@@ -22,11 +22,14 @@ def model(head_dim: int = 32) -> PreTrainedConfig:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu_memory_utilization": 0.0}, r"vllm.gpu_memory_utilization=0.0: is a share in \(0, 1\]"),
+        (
+            {"gpu_memory_utilization": 0.0},
+            r"^strategy.settings.vllm.gpu_memory_utilization=0.0: is a share in \(0, 1\]",
+        ),
         ({"gpu_memory_utilization": 1.5}, r"Try 0.4"),
-        ({"max_num_seqs": 0}, "vllm.max_num_seqs=0: must be at least 1"),
-        ({"kv_cache_gib": -1.0}, "vllm.kv_cache_gib=-1.0: is negative"),
-        ({"max_model_len": -1}, "vllm.max_model_len=-1: is negative"),
+        ({"max_num_seqs": 0}, "^strategy.settings.vllm.max_num_seqs=0: must be at least 1"),
+        ({"kv_cache_gib": -1.0}, "^strategy.settings.vllm.kv_cache_gib=-1.0: is negative"),
+        ({"max_model_len": -1}, "^strategy.settings.vllm.max_model_len=-1: is negative"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, float], message: str) -> None:
@@ -62,7 +65,9 @@ def test_what_vllm_does_not_take_is_refused(
 def test_what_vllm_takes_is_not_refused() -> None:
     check_vllm(model(), ParallelLayout(p=2, t=4, generation=Generation(p=1, t=2)), on_cpu=True)
     check_vllm(model(head_dim=16), ParallelLayout(), on_cpu=False)
-    with pytest.raises(ValueError, match=r"vllm.max_model_len=65: the model has 64 positions"):
+    with pytest.raises(
+        ValueError, match=r"^strategy.settings.vllm.max_model_len=65: the model has 64 positions"
+    ):
         check_vllm(model(), ParallelLayout(), settings=VLLM(max_model_len=65), on_cpu=True)
 
 

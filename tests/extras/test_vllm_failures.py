@@ -124,7 +124,7 @@ def test_a_lack_of_memory_says_which_options_take_it(
         patch.setattr(
             awake._runner, "_model_forward", Fails(awake._runner, "_model_forward", at=1, error=error)
         )
-        said = r"OutOfMemoryError: CUDA out of memory.*Try less than settings\.vllm\.kv_cache_gib=0\.02"
+        said = r"OutOfMemoryError: CUDA out of memory.*less than strategy\.settings\.vllm\.kv_cache_gib=0\.02"
         with pytest.raises(VLLMError, match=said):
             awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
 
@@ -136,9 +136,8 @@ def test_a_lack_of_memory_says_which_options_take_it(
 )
 def test_a_cache_that_is_too_small_says_how_to_make_it_larger(spec: ModelSpec, config: VLLM) -> None:
     here = dist.is_initialized()
-    said = (
-        rf"^vLLM failed to start: ValueError: .*more than settings\.vllm\.kv_cache_gib={config.kv_cache_gib}"
-    )
+    gib = config.kv_cache_gib
+    said = rf"^vLLM failed to start: ValueError: .*more than strategy\.settings\.vllm\.kv_cache_gib={gib}"
     with pytest.raises(VLLMError, match=said):
         vllm_of(FSDPEngine(spec), spec, config)
     assert dist.is_initialized() == here

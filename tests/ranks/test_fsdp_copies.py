@@ -150,9 +150,11 @@ def test_copies_with_different_numbers_of_micro_batches_stay_equal(
 
 
 def test_a_division_that_leaves_ranks_over_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fsdp.shard=3 on 4 ranks: 3 does not divide 4. Try 1, 2, 4."):
+    with pytest.raises(
+        ValueError, match=r"^strategy.settings.train.shard=3 on 4 ranks: 3 does not divide 4. Try 1, 2, 4."
+    ):
         FSDP(shard=3).check_ranks(4)
-    with pytest.raises(ValueError, match=r"fsdp.shard=-1: is negative"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.train.shard=-1: is negative"):
         FSDP(shard=-1)
     for ranks in (1, 2, 4):
         FSDP(shard=2).check_ranks(ranks)

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import Qwen2Config
 
-from rlhf_lightning.engines import Head, Megatron, check_layout
-from rlhf_lightning.engines.megatron import parts
+from rlhf_lightning.engines import Head, Megatron
+from rlhf_lightning.engines.megatron import check_layout, parts
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
@@ -230,7 +230,12 @@ def test_recomputation_recomputes_and_a_step_without_a_number_is_left_out(models
         ("qwen", ParallelLayout(t=8), 1, r"t=8\): t does not divide .* Try train t=4\."),
         ("qwen", ParallelLayout(p=4), 1, r"p=4 stages of 1 chunks for 3 layers.* Try p=3"),
         ("qwen", ParallelLayout(p=2), 2, r"p=2 stages of 2 chunks for 3 layers.* Try p=1"),
-        ("qwen", ParallelLayout(), 2, r"chunks=2 with train p=1: .* Try megatron.chunks=1"),
+        (
+            "qwen",
+            ParallelLayout(),
+            2,
+            r"^strategy.settings.megatron.chunks=2 with train p=1: .* Try chunks=1",
+        ),
         ("tied", ParallelLayout(t=4), 1, ""),
     ],
 )

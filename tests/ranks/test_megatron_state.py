@@ -128,7 +128,7 @@ def refused(group: dist.ProcessGroup, spec: ModelSpec, other: Path, empty: Path)
         engine.load(empty)
     with pytest.raises(ValueError, match=r"is of another model"):
         engine.load(other)
-    with pytest.raises(ValueError, match=f"cannot follow one of {len(before) + 1}"):
+    with pytest.raises(ValueError, match=f"cannot follow a model of {len(before) + 1}"):
         engine.follow_weights(torch.zeros(len(before) + 1), decay=0.5)
     assert torch.equal(engine.give_weights(), before)
     engine.follow_weights(torch.arange(len(before)).float(), decay=0.75)

@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.generation_shard import generation_shard
 from rlhf_lightning.engines.kv import Cache
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.sampling import sample
@@ -26,6 +25,7 @@ from rlhf_lightning.parallel import Generation, GenerationLayout, ModelGroups, P
 from rlhf_lightning.spec import Sampling
 from tests.unit import spmd
 from tests.unit.engines.decoders import VOCAB, token_lists
+from tests.unit.engines.generation_shard import generation_shard
 from tests.unit.engines.test_native import PAD, table
 
 STOPS = tuple(range(16))

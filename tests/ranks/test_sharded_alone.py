@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines.attention import Packed, use_interface
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.generation_shard import generation_shard
 from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from tests.ranks.test_sharded import GREEDY, KINDS, Case, answers, expected, whole
 from tests.unit import spmd
 from tests.unit.engines.decoders import token_lists
+from tests.unit.engines.generation_shard import generation_shard
 
 
 def alone(

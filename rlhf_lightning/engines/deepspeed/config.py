@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import ClassVar, Literal
 
+from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp_config import FSDP
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.engines.train_config import TrainConfig
+from rlhf_lightning.parallel import ParallelLayout, Sharding
 from rlhf_lightning.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeRO:
+class ZeRO(TrainConfig):
     """How the engine spends memory (ZeRO, Rajbhandari 2020, section 5).
 
     Raises:
         ValueError: a value is outside its range, or does not go with another.
     """
 
+    option: ClassVar[str] = "strategy.settings.zero"
+
     stage: Literal[1, 2, 3] = 2
     """What is divided over the ranks: 1 masters and moments, 2 gradients too, 3 parameters too."""
-    max_tokens_per_micro_batch: int = 0
-    """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
     offload_optimizer: bool = False
     """Keep masters and moments on the host, and step there."""
     offload_parameters: bool = False
@@ -33,24 +35,43 @@ class ZeRO:
     """Parameters of fewer numbers stay whole on every rank; stage 3."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens_per_micro_batch", "whole_below"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"zero.{name}={value}: is negative. Try 0.")
+        super().__post_init__()
+        if self.whole_below < 0:
+            raise ValueError(f"strategy.settings.zero.whole_below={self.whole_below}: is negative. Try 0.")
         if self.stage not in (1, 2, 3):
-            raise ValueError(f"zero.stage={self.stage}: ZeRO has stages 1, 2 and 3. Try 2.")
+            raise ValueError(f"strategy.settings.zero.stage={self.stage}: ZeRO has stages 1, 2 and 3. Try 2.")
         if self.bucket_numbers < 2 or self.bucket_numbers % 2:
             raise ValueError(
-                f"zero.bucket_numbers={self.bucket_numbers}: must be even and above 0. Try {1 << 26}."
+                f"strategy.settings.zero.bucket_numbers={self.bucket_numbers}: must be even and above 0. "
+                f"Try {1 << 26}."
             )
         if self.offload_parameters and self.stage != 3:
             raise ValueError(
-                f"zero.offload_parameters with zero.stage={self.stage}: only stage 3 divides the parameters. "
-                "Try zero.stage=3."
+                f"strategy.settings.zero.offload_parameters with stage={self.stage}: only stage 3 divides "
+                "the parameters. Try stage=3."
             )
 
-    def micro_batch_tokens(self, *, on_cpu: bool) -> int:
-        """Tokens computed at once: as told, else what suits the device."""
-        return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
+    @classmethod
+    def require(cls) -> None:
+        """See `TrainConfig.require`."""
+        if find_spec("deepspeed") is None:
+            raise ValueError(
+                "strategy.settings.engine=zero: DeepSpeed is not installed. Try: "
+                "pip install 'rlhf-lightning[deepspeed]'; or engine=fsdp."
+            )
+
+    def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
+        """See `TrainConfig.check`: a layout of replicas alone."""
+        if layout.p * layout.t > 1:
+            raise ValueError(
+                f"strategy.settings.engine=zero with train p={layout.p}, t={layout.t}: under ZeRO every rank "
+                "computes the whole model. Try p=1 and t=1, or engine=megatron."
+            )
+
+    @property
+    def sharding(self) -> Sharding:
+        """See `TrainConfig.sharding`."""
+        return "full" if self.stage == 3 else "states"
 
     def for_frozen(self) -> FSDP:
         """What keeps as much of a model that nothing trains: all of it, or in stage 3 a share."""
@@ -91,24 +112,3 @@ class ZeRO:
             "zero_force_ds_cpu_optimizer": False,  # it is compiled on first use
             "zero_optimization": memory,
         }
-
-
-def check_zero(layout: ParallelLayout | None = None) -> None:
-    """Refuse what ZeRO cannot do, before anything is started; DeepSpeed is looked up but not imported.
-
-    Args:
-        layout: of a model, where it is known.
-
-    Raises:
-        ValueError: DeepSpeed is not installed, or the layout has more than replicas.
-    """
-    if find_spec("deepspeed") is None:
-        raise ValueError(
-            "settings.engine=zero: DeepSpeed is not installed. Try: pip install 'rlhf-lightning[deepspeed]'; "
-            "or settings.engine=fsdp."
-        )
-    if layout is not None and layout.p * layout.t > 1:
-        raise ValueError(
-            f"settings.engine=zero with train p={layout.p}, t={layout.t}: under ZeRO every rank computes the "
-            "whole model. Try p=1 and t=1, or settings.engine=megatron."
-        )

@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.deepspeed.config import ZeRO, check_zero
+from rlhf_lightning.engines.deepspeed.config import ZeRO
 from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
-from rlhf_lightning.engines.deepspeed.state import Counters, load, save
+from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
-from rlhf_lightning.engines.exchange import joined
+from rlhf_lightning.engines.exchange import cut, joined
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.models import ScalarModel, export_model, load_causal_lm, load_scalar
+from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away, size_bytes
-from rlhf_lightning.engines.optimizer import learning_rate
+from rlhf_lightning.engines.optimizer import Counters
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.world import Seat
@@ -55,9 +55,9 @@ class ZeROEngine(TrainEngine):
     def __init__(
         self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO | None = None
     ) -> None:
-        check_zero(seat.layout)
-        assert seat.groups is not None
         self._spec, self._head, self._config = model, head, config or ZeRO()
+        self._config.check(model, head, seat.layout)
+        assert seat.groups is not None
         self._group, self._device = seat.groups.data, seat.device
         self._ranks = dist.get_world_size(self._group)
         if self._device.type == "cuda":
@@ -74,7 +74,7 @@ class ZeROEngine(TrainEngine):
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
         )
         self._away = Away(model.path, device=self._device)
-        self._counters, self._version, self._last = Counters(), 0, Transition()
+        self._counters, self._version, self._last = Counters(model.optimizer), 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
@@ -103,17 +103,12 @@ class ZeROEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`; the norm of a step that is left out is inf."""
         self._away.refuse(*PARTS)
-        rate = learning_rate(self._spec.optimizer, self._counters.steps)
-        for settings in self._adamw.param_groups:
-            settings["lr"] = rate
+        self._counters.set_rate(self._adamw)
         with self._scope.entered():
             self._module.step()
-        if self._module.was_step_applied():
-            self._counters.steps, self._version = self._counters.steps + 1, self._version + 1
-        else:
-            self._counters.skipped_steps += 1
-        norm, skipped = float(self._module.get_global_grad_norm()), float(self._counters.skipped_steps)
-        return {"grad_norm": norm, "lr": rate, "skipped_steps": skipped}
+        stepped = bool(self._module.was_step_applied())
+        self._version += stepped
+        return self._counters.count(float(self._module.get_global_grad_norm()), stepped=stepped)
 
     @contextmanager
     def generating(self) -> Iterator[Decoder]:
@@ -156,16 +151,12 @@ class ZeROEngine(TrainEngine):
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of another engine, or of other ranks, will do."""
         self._away.refuse("parameters", "optimizer")
-        self._counters = load(directory, self._masters)
+        load(directory, self._masters, self._counters)
         self._changed()
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
-        first = dist.get_rank(self._group) == 0
-        whole = {name: weight.cpu() for name, weight in self.weights() if first}
-        if first:
-            export_model(directory, whole, like=self._model, spec=self._spec)
-        dist.barrier(self._group)
+        export_gathered(directory, self.weights(), like=self._model, spec=self._spec, group=self._group)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
@@ -177,13 +168,9 @@ class ZeROEngine(TrainEngine):
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
         self._away.refuse("parameters", "optimizer")
-        sizes = {name: shape.numel() for name, shape in self._masters.shapes.items()}
-        if len(weights) != sum(sizes.values()):
-            raise ValueError(
-                f"{self._spec.path}: has {sum(sizes.values())} weights and cannot follow a model of "
-                f"{len(weights)}. Give both the same architecture."
-            )
-        for name, part in zip(sizes, weights.split(list(sizes.values())), strict=True):
+        shapes = self._masters.shapes
+        parts = cut(weights, [shape.numel() for shape in shapes.values()], path=self._spec.path)
+        for name, part in zip(shapes, parts, strict=True):
             self._masters.approach(name, part, weight=1 - decay)
         self._changed()
 

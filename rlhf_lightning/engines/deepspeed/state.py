@@ -7,7 +7,6 @@ model than that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,15 +17,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_gathered
 from rlhf_lightning.engines.deepspeed.masters import Masters
-from rlhf_lightning.engines.optimizer import MOMENTS, read_counters
-
-
-@dataclass
-class Counters:
-    """Optimizer steps so far."""
-
-    steps: int = 0
-    skipped_steps: int = 0
+from rlhf_lightning.engines.optimizer import MOMENTS, Counters
 
 
 def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.ProcessGroup) -> None:
@@ -38,26 +29,22 @@ def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.P
             {name: values.cpu()} if number % ranks == rank else {}
             for number, (name, values) in enumerate(_collected(masters))
         ),
-        {
-            "steps": counters.steps,
-            "skipped_steps": counters.skipped_steps,
-            "moment_steps": {} if seen is None else dict.fromkeys(masters.shapes, seen),
-        },
+        counters.state({} if seen is None else dict.fromkeys(masters.shapes, seen)),
         shapes={f"{kind}.{n}": shape for kind in _kinds(masters) for n, shape in masters.shapes.items()},
         rank=rank,
         wait=partial(dist.barrier, group),
     )
 
 
-def load(directory: Path, masters: Masters) -> Counters:
-    """Fill masters and moments from a checkpoint; each rank reads tensor by tensor and keeps its piece.
+def load(directory: Path, masters: Masters, counters: Counters) -> None:
+    """Fill masters, moments and counters from a checkpoint; each rank reads one tensor at a time.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
     """
     empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in masters.shapes.items()}
     state = read_state(directory, empty)
-    steps, skipped, moments = read_counters(state, known=masters.shapes)
+    moments = counters.restore(state, known=masters.shapes)
     masters.make_moments(max(moments.values(), default=None))
     for name, shape in masters.shapes.items():
         kinds: dict[str, str | None] = {f"model.{name}": None}
@@ -66,7 +53,6 @@ def load(directory: Path, masters: Masters) -> Counters:
         load_checkpoint(directory, tensors, group=None)
         for key, moment in kinds.items():
             masters.write(name, tensors[key], moment)
-    return Counters(steps, skipped)
 
 
 def _collected(masters: Masters) -> Iterator[tuple[str, Tensor]]:

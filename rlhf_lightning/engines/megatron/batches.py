@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.megatron.schedule import Rows
-from rlhf_lightning.engines.packing import PackedRows, Place, micro_batches, pack, row_lengths
+from rlhf_lightning.engines.packing import PackedRows, Place, micro_batches, pack, row_lengths, select
 from rlhf_lightning.engines.vocabulary import parallel_token_log_probs
 from rlhf_lightning.functional.aggregate import Loss
-
-_COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
 
 
 def plan(rows: TensorDict, budget: int, *, loss: Loss | None, multiple: int) -> list[list[int]]:
@@ -40,15 +36,8 @@ def packed(
     Raises:
         ValueError: there is no such column.
     """
-    names, have = (*_COLUMNS, *(loss.columns if loss else ())), set(rows.keys())
-    missing = [name for name in names if name not in have]
-    if missing:
-        raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
-    part = {}
-    for name in names:
-        column = cast(Tensor, rows[name])
-        filler = loss.rows_together if loss else 1
-        part[name] = (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)
+    columns, filler = (loss.columns, loss.rows_together) if loss else ((), 1)
+    part = select(rows, index, columns, filler=filler, device=device)
     return part, pack(part, place=place)
 
 

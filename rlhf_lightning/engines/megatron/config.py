@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.forward import Head
-from rlhf_lightning.parallel.layout import ParallelLayout
-from rlhf_lightning.parallel.sharding import even_stages
+from rlhf_lightning.engines.models import read_config
+from rlhf_lightning.engines.train_config import TrainConfig
+from rlhf_lightning.parallel import ParallelLayout, Sharding, even_stages
+from rlhf_lightning.spec import ModelSpec
 
 _ROPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Megatron:
+class Megatron(TrainConfig):
     """How the engine spends memory and time.
 
     Raises:
         ValueError: a value is outside its range.
     """
 
-    max_tokens_per_micro_batch: int = 0
-    """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
+    option: ClassVar[str] = "strategy.settings.megatron"
+    takes_sizes: ClassVar[bool] = True
+
     sequence_parallel: bool = False
     """Divide norms and residuals over the tensor ranks by token; without effect where t = 1."""
     chunks: int = 1
@@ -32,17 +36,25 @@ class Megatron:
     """Divide masters and moments over the replicas; parameters then lie in one buffer that is Megatron's."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens_per_micro_batch < 0:
-            raise ValueError(
-                f"megatron.max_tokens_per_micro_batch={self.max_tokens_per_micro_batch}: is negative. "
-                "Try 16384, or 0 to derive it."
-            )
+        super().__post_init__()
         if self.chunks < 1:
-            raise ValueError(f"megatron.chunks={self.chunks}: a stage has a run of layers. Try 1.")
+            raise ValueError(
+                f"strategy.settings.megatron.chunks={self.chunks}: a stage has a run of layers. Try 1."
+            )
 
-    def micro_batch_tokens(self, *, on_cpu: bool) -> int:
-        """Tokens computed at once: as told, else what suits the device."""
-        return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
+    def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
+        """See `TrainConfig.check`."""
+        check_layout(read_config(spec), layout, head=head, settings=self)
+
+    @property
+    def sharding(self) -> Sharding:
+        """See `TrainConfig.sharding`."""
+        return "states" if self.distributed_optimizer else "none"
+
+    @property
+    def held_once(self) -> bool:
+        """See `TrainConfig.held_once`; a distributed optimizer keeps the training shard in its buffer."""
+        return not self.distributed_optimizer
 
 
 def check_layout(
@@ -74,8 +86,8 @@ def check_layout(
         )
     if layout.p == 1 and chunks > 1:
         raise ValueError(
-            f"megatron.chunks={chunks} with train p=1: one stage has nothing to interleave. "
-            "Try megatron.chunks=1, or train p=2."
+            f"strategy.settings.megatron.chunks={chunks} with train p=1: one stage has nothing to "
+            "interleave. Try chunks=1, or train p=2."
         )
     even_stages(config.num_hidden_layers, layout.p, chunks=chunks)
 

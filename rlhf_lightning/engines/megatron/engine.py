@@ -133,10 +133,9 @@ class MegatronEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._away.refuse(*PARTS)
-        assert isinstance(self._optimizer, ShardedAdamW)
         with self._scope.entered():
             finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
-            report = self._optimizer.step()
+            report = self._stepping.step()
             for run in self._wrapped:
                 run.zero_grad_buffer()
         self._accumulated, self._version = False, self._version + 1
@@ -188,14 +187,12 @@ class MegatronEngine(TrainEngine):
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
         self._away.refuse("parameters", "optimizer")
-        assert isinstance(self._optimizer, ShardedAdamW)
-        save(directory, self._weights, self._optimizer, seat=self._seat)
+        save(directory, self._weights, self._stepping, seat=self._seat)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
         self._away.refuse("parameters", "optimizer")
-        assert isinstance(self._optimizer, ShardedAdamW)
-        load(directory, self._weights, self._optimizer)
+        load(directory, self._weights, self._stepping)
         self._version += 1
 
     def export(self, directory: Path) -> None:
@@ -213,7 +210,7 @@ class MegatronEngine(TrainEngine):
         self._away.refuse(*self._mastered)
         size = sum(shape.numel() for shape in self._weights.shapes.values())
         found = torch.empty(size if wanted else 0)
-        places = self._weights.in_order(found) if wanted else {}
+        places = self._weights.in_order(found, path=self._spec.path) if wanted else {}
         for name, value in self._weights.everything(self._optimizer.read):
             if wanted:
                 places[name].copy_(value)
@@ -222,7 +219,7 @@ class MegatronEngine(TrainEngine):
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
         self._away.refuse(*self._mastered)
-        theirs = self._weights.in_order(weights)
+        theirs = self._weights.in_order(weights, path=self._spec.path)
         for param in self._weights.held:
             own = self._optimizer.read(param.name).clone()
             self._weights.fill(param, theirs.__getitem__)
@@ -303,6 +300,12 @@ class MegatronEngine(TrainEngine):
         return probabilities(
             output, packed, vocabulary=words, temperature=temperature, entropy=entropy, group=group
         )
+
+    @property
+    def _stepping(self) -> ShardedAdamW:
+        """The optimizer; of a model that trains only."""
+        assert isinstance(self._optimizer, ShardedAdamW)
+        return self._optimizer
 
     @property
     def _mastered(self) -> tuple[Part, ...]:

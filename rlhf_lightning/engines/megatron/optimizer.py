@@ -23,7 +23,7 @@ from megatron.core.optimizer.optimizer import (
 )
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.optimizer import MOMENTS, gradient_norm, learning_rate
+from rlhf_lightning.engines.optimizer import MOMENTS, Counters, gradient_norm
 from rlhf_lightning.parallel.groups import ModelGroups
 from rlhf_lightning.spec import OptimizerSpec
 
@@ -84,7 +84,7 @@ class ShardedAdamW:
         *,
         groups: ModelGroups,
     ) -> None:
-        self.spec, self.steps, self.skipped_steps = spec, 0, 0
+        self.spec, self.counters = spec, Counters(spec)
         self._parameters, self._groups = dict(parameters), groups
         self._distributed = bool(runs[0].ddp_config.use_distributed_optimizer)
         self._optimizer = self._wrap(runs)
@@ -94,19 +94,14 @@ class ShardedAdamW:
         """Clip and step; whoever owns the gradients clears them."""
         self._optimizer.prepare_grads()
         norm = self._norm()
-        rate = learning_rate(self.spec, self.steps)
         if math.isfinite(norm):
             gradients = [p.grad for p in self._optimizer.get_parameters() if p.grad is not None]
             if 0 < self.spec.grad_clip < norm:
                 torch._foreach_mul_(gradients, self.spec.grad_clip / norm)
-            for settings in self._adamw.param_groups:
-                settings["lr"] = rate
+            self.counters.set_rate(self._adamw)
             self._optimizer.step_with_ready_grads()
-            self.steps += 1
-        else:
-            self.skipped_steps += 1
         self._optimizer.zero_grad()
-        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
+        return self.counters.count(norm, stepped=math.isfinite(norm))
 
     def _norm(self) -> float:
         """Of all gradients of the model, each number once."""

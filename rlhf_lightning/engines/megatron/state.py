@@ -18,7 +18,7 @@ from torch import Tensor
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_gathered
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
 from rlhf_lightning.engines.megatron.weights import Weights
-from rlhf_lightning.engines.optimizer import MOMENTS, read_counters
+from rlhf_lightning.engines.optimizer import MOMENTS
 from rlhf_lightning.parallel.world import Seat
 
 
@@ -33,11 +33,7 @@ def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Se
             {name: tensor.clone() for name, tensor in found.items()} if wanted else {}
             for found in _collected(weights, optimizer, seat=seat)
         ),
-        {
-            "steps": optimizer.steps,
-            "skipped_steps": optimizer.skipped_steps,
-            "moment_steps": {} if steps is None else dict.fromkeys(weights.shapes, steps),
-        },
+        optimizer.counters.state({} if steps is None else dict.fromkeys(weights.shapes, steps)),
         shapes={f"{kind}.{name}": shape for kind in kinds for name, shape in weights.shapes.items()},
         rank=seat.rank,
         wait=partial(_wait, seat),
@@ -52,8 +48,7 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
     """
     empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in weights.shapes.items()}
     state = read_state(directory, empty)
-    steps, skipped, moments = read_counters(state, known=weights.shapes)
-    optimizer.steps, optimizer.skipped_steps = steps, skipped
+    moments = optimizer.counters.restore(state, known=weights.shapes)
     optimizer.make_moments(max(moments.values(), default=None))
     kinds: dict[str, str | None] = {"model": None, **{moment: moment for moment in MOMENTS if moments}}
     for _, group in groupby(weights.held, key=lambda param: param.place):

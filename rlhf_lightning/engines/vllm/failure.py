@@ -38,15 +38,15 @@ def _advice(err: Exception, config: VLLM) -> str:
     said = str(err).lower()
     if any(words in said for words in _CACHE):
         return (
-            f"Try more than settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), or less than "
-            f"settings.vllm.max_model_len={config.max_model_len} (0: what the cache can hold)."
+            f"Try more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), or "
+            f"less than max_model_len={config.max_model_len} (0: what the cache can hold)."
         )
     if isinstance(err, MemoryError) or any(words in said for words in _MEMORY):
         return (
-            f"Try less than settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: the default), "
+            f"Try less than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: the default), "
             f"gpu_memory_utilization={config.gpu_memory_utilization} or max_num_seqs={config.max_num_seqs}."
         )
     return (
         "VLLM_LOGGING_LEVEL=INFO in the environment shows what it did before; "
-        "settings.generator=native answers without it."
+        "strategy.settings.generator=native answers without it."
     )

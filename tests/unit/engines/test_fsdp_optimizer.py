@@ -81,6 +81,9 @@ def test_a_step_that_is_not_finite_is_left_out_and_counted(gradient: float) -> N
     assert not torch.equal(parameters["a"], before)
     state = optimizer.state()
     assert state == {"steps": 2, "skipped_steps": 1, "moment_steps": {"a": 2, "b": 2}}
+    later = ClippedAdamW(_parameters(), optimizer.spec, group=None)
+    later.restore(state)
+    assert later.state() == state
 
 
 def test_the_state_of_other_parameters_is_refused() -> None:

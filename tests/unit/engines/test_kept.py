@@ -195,7 +195,7 @@ def test_a_model_in_parts_keeps_nothing() -> None:
         ValueError, match=r"kept_tokens=64 with shard=0 and tensor=1 on 4 ranks: .* Try shard=1"
     ):
         keeping.check_ranks(4)
-    with pytest.raises(ValueError, match=r"fsdp.kept_tokens=-1: is negative"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.train.kept_tokens=-1: is negative"):
         FSDP(kept_tokens=-1)
     divided = Settings(train=FSDP(kept_tokens=64, tensor=2, shard=1))
     with pytest.raises(ValueError, match=r"tensor=2 on 1 ranks: only a device with all weights keeps passes"):

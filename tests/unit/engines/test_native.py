@@ -283,9 +283,9 @@ def test_a_layer_that_attends_twice_is_refused() -> None:
 
 
 def test_wrong_configurations_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"native.slots=-1"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.generate.slots=-1"):
         Native(slots=-1)
-    with pytest.raises(ValueError, match=r"native.refill=0"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.generate.refill=0"):
         Native(refill=0)
     with pytest.raises(ValueError, match=r"Call use_interface\(module\) first"):
         NativeGenerator(decoder("llama"), device="cpu", pad_token_id=0, eos_token_ids=())

@@ -131,7 +131,7 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not recipe(Actor(), divided).held_once
     assert recipe(Actor(), megatron).held_once
     assert recipe(Actor(), divided).micro_batch_tokens == 99
-    monkeypatch.setattr("rlhf_lightning.workers.role.check_zero", lambda: None)  # DeepSpeed is an extra
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
     zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (2, 3)]
     assert [(one.sharding, one.gathered_once) for one in zero] == [("states", False), ("full", False)]
     monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)

@@ -190,7 +190,9 @@ def test_given_sizes() -> None:
 def test_sizes_that_cannot_be() -> None:
     strategy = Auto(mapping=MappingOption(pools=(PoolOption(roles=ROLES, devices=2, sizes=SIZES),)))
     strategy.place(ROLES, None)
-    with pytest.raises(ValueError, match=r"fsdp divides no layers. Add --strategy.settings.engine megatron"):
+    with pytest.raises(
+        ValueError, match=r"engine=fsdp takes replicas only here. Add --strategy.settings.engine megatron"
+    ):
         strategy.layout(Actor(), "actor", 2)
     pools = (PoolOption(roles=ROLES, devices=2, sizes={"cost": RoleSizes(t=2)}),)
     with pytest.raises(ValueError, match=r"sizes of cost.*no pool has such a role"):

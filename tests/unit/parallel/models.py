@@ -115,7 +115,7 @@ class Case:
             found[param.name] = whole if param.dim is None else torch.cat(chunks, dim=param.dim)
         return found
 
-    def buffer(self, *, keep: bool = False) -> HybridBuffer:
+    def buffer(self) -> HybridBuffer:
         """This rank's, with a new group; every rank calls it."""
         rank = dist.get_rank()
         group, _ = dist.new_subgroups_by_enumeration(self.layout.generating.groups("micro"))
@@ -128,7 +128,6 @@ class Case:
             rank=rank,
             group=group,
             parameters=parameters,
-            keep=keep,
         )
 
     def gathered(self) -> GatheredShard:

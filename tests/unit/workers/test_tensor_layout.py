@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config
 
-from rlhf_lightning.engines import FSDP
+from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto, Colocated, OpenRLHF
@@ -43,7 +43,9 @@ def test_a_number_of_devices_that_does_not_divide_is_refused(path: str) -> None:
         )
         with pytest.raises(ValueError, match=message):
             Colocated(settings=SETTINGS).layout(Actor(path=path), "actor", devices)
-    with pytest.raises(ValueError, match=r"fsdp.tensor=0: a layer has one device at least"):
+    with pytest.raises(
+        ValueError, match=r"^strategy.settings.train.tensor=0: a layer has one device at least"
+    ):
         FSDP(tensor=0)
 
 
@@ -66,7 +68,7 @@ def test_adapters_on_divided_layers_are_refused(path: str) -> None:
 def test_copies_count_groups_of_tensor_ranks(path: str) -> None:
     settings = Settings(train=FSDP(tensor=2, shard=2))
     Actor(path=path).check_layout(ParallelLayout(t=2, d=4), settings)
-    with pytest.raises(ValueError, match=r"fsdp.shard=2 on 3 ranks"):
+    with pytest.raises(ValueError, match=r"^strategy.settings.train.shard=2 on 3 ranks"):
         Actor(path=path).check_layout(ParallelLayout(t=2, d=3), settings)
 
 
@@ -77,3 +79,11 @@ def test_a_strategy_with_layouts_of_its_own_refuses_it(path: str) -> None:
     ):
         Actor(path=path).check_layout(layout, SETTINGS)
     Actor(path=path).check_layout(layout, replace(SETTINGS, engine="megatron"))
+
+
+def test_groups_that_a_model_computes_in() -> None:
+    whole, divided = ParallelLayout(d=2), ParallelLayout(t=2)
+    assert FSDP().groups(whole, (4, 5)) == [(4, 5)]
+    assert FSDP().groups(ParallelLayout(), (4,)) == []
+    assert {(4, 5), (4,), (5,)} == set(FSDP(tensor=2).groups(divided, (4, 5)))
+    assert set(Megatron().groups(whole, (4, 5))) == set(ZeRO().groups(whole, (4, 5))) == {(4, 5), (4,), (5,)}
