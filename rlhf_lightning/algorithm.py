@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,6 +26,7 @@ from rlhf_lightning.data import MixedData, RowData, load_tokenizer
 from rlhf_lightning.engines import check_model, max_positions
 from rlhf_lightning.functional import Estimator, PolicyLoss, kl_estimate, masked_mean, rollout_metrics
 from rlhf_lightning.optimizer import RemoteOptimizer
+from rlhf_lightning.options import options
 from rlhf_lightning.reporting import per_token, plain, texts, timings
 from rlhf_lightning.rewards import preflight
 from rlhf_lightning.spec import run_seed
@@ -73,14 +74,9 @@ class RLHFAlgorithm(LightningModule):
     """Metrics that the progress bar shows."""
 
     def __init_subclass__(cls) -> None:
-        """Make the subclass a dataclass, unless it writes its own constructor."""
+        """Make the fields of the subclass options."""
         super().__init_subclass__()
-        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # The command line reads types, and a subclass elsewhere could not resolve the names of its base.
-        hints = get_type_hints(cls.__init__)
-        cls.__init__.__annotations__ = hints
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            field.type = hints.get(field.name, field.type)
+        options(cls)
 
     def __new__(cls, *_args: object, **_options: object) -> Self:
         """Prepare the module before the generated constructor sets fields on it."""

@@ -22,6 +22,7 @@ from rlhf_lightning.mapping.search import Mapping
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies.hybrid3d import Sizes
 from rlhf_lightning.strategy import Strategy
@@ -64,32 +65,16 @@ class Auto(Strategy):
     It decides which models share devices, and how many; with `settings.engine=megatron` also each model's
     (p, t, d) and the actor's (pg, tg). The other engines run data parallel only, so that the search leaves
     shards and stages out for them. Roles without a model, and those that no step calls, stand with the first.
-
-    Args:
-        mapping: what is known beforehand.
-        devices: as for every strategy; by default all GPUs, or one device for each core of the CPU.
-        address: as for every strategy.
-        settings: as for every strategy.
-        offload: as for every strategy.
-        timeout_s: as for every strategy.
+    Without `devices` it takes all GPUs, or a device for each core of the CPU.
     """
 
     strategy_name = "auto"
 
-    def __init__(
-        self,
-        *,
-        mapping: MappingOption | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
-        )
-        self.mapping = mapping or MappingOption()
+    mapping: MappingOption = unless_given(factory=MappingOption)
+    """What is known beforehand."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._sizes: dict[str, RoleSizes] = {}
         self._slots: dict[str, int] = {}
         self._found: dict[Hashable, Plan] = {}

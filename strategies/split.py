@@ -6,39 +6,17 @@ from collections.abc import Sequence
 
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Settings
 
 ACTOR_SIDE = ("actor", "reference")
 
 
 class Split(Strategy):
-    """Two pools: {actor, reference} and {everything else}, which work side by side.
-
-    Args:
-        actor_devices: devices of the first pool; half of all by default.
-        devices: as for every strategy.
-        address: as for every strategy.
-        settings: as for every strategy.
-        offload: as for every strategy.
-        timeout_s: as for every strategy.
-    """
+    """Two pools: {actor, reference} and {everything else}, which work side by side."""
 
     strategy_name = "split"
 
-    def __init__(
-        self,
-        *,
-        actor_devices: int | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
-        )
-        self.actor_devices = actor_devices
+    actor_devices: int | None = None
+    """Devices of the first pool; half of all by default."""
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """Halve the devices, or give the actor's side as many as asked for.
