@@ -29,7 +29,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if min(self.p, self.t) < 1:
-            raise ValueError(f"HybridEngine3D(p={self.p}, t={self.t}): every size is at least 1.")
+            raise ValueError(f"{type(self).__name__}(p={self.p}, t={self.t}): every size is at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class HybridEngine3D(Strategy):
         Raises:
             ValueError: `roles` names one that the algorithm does not have.
         """
-        known = self.algorithm.roles()
+        known = self.models()
         if unknown := sorted(set(self.parallel.roles) - set(known)):
             raise ValueError(
-                f"HybridEngine3D(parallel.roles={unknown}): the algorithm has no such role. "
+                f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role. "
                 f"It has {', '.join(known)}."
             )
         needed = [self._sizes(known[name], name) for name in roles]
@@ -81,8 +81,8 @@ class HybridEngine3D(Strategy):
         each = sizes.p * sizes.t
         if devices % each:
             raise ValueError(
-                f"HybridEngine3D(devices={devices}): {name} has p={sizes.p} x t={sizes.t} = {each} ranks a "
-                f"replica, which does not divide {devices}. Try --strategy.devices "
+                f"{type(self).__name__}(devices={devices}): {name} has p={sizes.p} x t={sizes.t} = {each} "
+                f"ranks a replica, which does not divide {devices}. Try --strategy.devices "
                 f"{max(each, devices // each * each)}."
             )
         generate = self.parallel.generate if isinstance(role, Actor) else None

@@ -32,14 +32,21 @@ class NeMoAligner(HybridEngine3D):
         """Halve the devices.
 
         Raises:
-            ValueError: they are not two equal halves.
+            ValueError: they are not two equal halves, or no whole copies of the models fit there.
         """
-        known = self.algorithm.roles()
-        each = math.lcm(*(s.p * s.t for s in (self._sizes(known[name], name) for name in roles)))
+        name, known = type(self).__name__, self.models()
+        each = math.lcm(*(s.p * s.t for s in (self._sizes(known[role], role) for role in roles)))
         total = devices or 2 * each
         if total % 2:
             raise ValueError(
-                f"NeMoAligner(devices={total}): {total} devices are not two equal halves. "
-                f"Try devices={total + 1}."
+                f"{name}(devices={total}): {total} devices are not two equal halves. Try devices={total + 1}."
             )
-        return two_sides(roles, total, actor_devices=total // 2)
+        pools = two_sides(roles, total, actor_devices=total // 2, name=name)
+        fewest = each * len(pools)
+        if total % fewest:
+            raise ValueError(
+                f"{name}(devices={total}): p={self.parallel.p} x t={self.parallel.t} = {each} ranks a "
+                f"replica, which does not divide {total // len(pools)}. "
+                f"Try devices={max(1, total // fewest) * fewest}."
+            )
+        return pools

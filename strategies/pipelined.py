@@ -43,8 +43,8 @@ class Pipelined(OpenRLHF):
         """
         if devices is not None and devices < len(roles):
             raise ValueError(
-                f"Pipelined(devices={devices}): {len(roles)} models ({', '.join(roles)}) would share "
-                f"{devices} devices, and on one device they take turns. Try devices={len(roles)}, or "
+                f"{type(self).__name__}(devices={devices}): {len(roles)} models ({', '.join(roles)}) would "
+                f"share {devices} devices, and on one device they take turns. Try devices={len(roles)}, or "
                 f"--strategy colocated --strategy.devices {devices}."
             )
         return super().place(roles, devices)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategies import (
     Auto,
     Colocated,
@@ -24,9 +25,9 @@ from rlhf_lightning.strategies import (
     Split,
 )
 from rlhf_lightning.strategies.auto import MappingOption
-from rlhf_lightning.strategies.hybrid3d import Parallel3D
+from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Reference, Role, Settings
 from tests.conftest import ROOT
 from tests.unit.rlhf import Rlhf
 
@@ -214,3 +215,63 @@ def test_models_with_devices_of_their_own_are_not_offloaded(rlhf: Rlhf, strategy
     assert f"{name}(offload=True): every model has devices of its own" in message
     assert "try --strategy colocated --strategy.offload true" in message
     assert OpenRLHF(offload=True).offload
+
+
+class Mine(Split):
+    """One's own."""
+
+
+class Judged(NeMoAligner):
+    """Adds a role."""
+
+    def models(self) -> dict[str, Role]:
+        return super().models() | {"second": Reference(path="embedded")}
+
+
+class JudgedToo(HybridEngine3D):
+    """Adds a role."""
+
+    def models(self) -> dict[str, Role]:
+        return super().models() | {"second": Reference(path="embedded")}
+
+
+def placed(strategy: Strategy, devices: int | None) -> Sequence[ResourcePool]:
+    strategy.connect(PPO())
+    pools = strategy.place(tuple(strategy.models()), devices)
+    for pool in pools:
+        for name in pool.roles:
+            strategy.layout(strategy.models()[name], name, pool.num_devices)
+    return pools
+
+
+@pytest.mark.parametrize("strategy", [Judged(parallel=Sizes(t=2)), JudgedToo(parallel=Parallel3D(t=2))])
+def test_a_role_that_a_strategy_adds_is_placed(strategy: Strategy) -> None:
+    assert "second" in [role for pool in placed(strategy, 4) for role in pool.roles]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "says"),
+    [
+        (Mine(), 3, r"^Mine\(devices=3\): 3 devices are not two equal halves"),
+        (Judged(), 3, r"^Judged\(devices=3\): 3 devices are not two equal halves"),
+        (
+            Judged(parallel=Sizes(t=2)),
+            6,
+            r"^Judged\(devices=6\): p=1 x t=2 = 2 .* not divide 3\. Try devices=4",
+        ),
+        (JudgedToo(parallel=Parallel3D(t=2)), 3, r"^JudgedToo\(devices=3\): .* Try --strategy\.devices 2"),
+        (
+            JudgedToo(parallel=Parallel3D(roles={"critik": Sizes()})),
+            2,
+            r"^JudgedToo\(parallel\.roles=\['critik'\]\): .* It has actor, critic, reference, reward, second",
+        ),
+    ],
+)
+def test_errors_name_the_strategy_that_was_chosen(strategy: Strategy, devices: int, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        placed(strategy, devices)
+
+
+def test_errors_name_the_sizes_that_were_written() -> None:
+    with pytest.raises(ValueError, match=r"^Sizes\(p=0, t=1\): every size is at least 1"):
+        NeMoAligner(parallel=Sizes(p=0))
