@@ -170,14 +170,7 @@ class Auto(Strategy):
 
     def _given(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         pools = self.mapping.pools
-        named = [role for pool in pools for role in pool.roles]
-        if missing := [role for role in roles if role not in named]:
-            raise ValueError(
-                f"Auto(mapping.pools of {', '.join(named)}): "
-                f"lacks {', '.join(missing)}. Add each to one pool."
-            )
-        if twice := sorted({role for role in named if named.count(role) > 1}):
-            raise ValueError(f"Auto(mapping.pools): {', '.join(twice)} stand in two pools. Keep one.")
+        self._check_roles(roles)
         total = sum(pool.devices for pool in pools)
         if min(pool.devices for pool in pools) < 1 or (devices is not None and total > devices):
             raise ValueError(
@@ -185,10 +178,25 @@ class Auto(Strategy):
                 f"each needs at least 1, and all {total}. Try devices={max(total, len(pools))}."
             )
         self._sizes = {name: sizes for pool in pools for name, sizes in pool.sizes.items()}
-        if unknown := sorted(set(self._sizes) - set(named)):
-            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unknown)}): no pool has such a role.")
-        kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
-        return [ResourcePool(names[0], pool.devices, names) for pool, names in kept if names]
+        return [ResourcePool(pool.roles[0], pool.devices, pool.roles) for pool in pools if pool.roles]
+
+    def _check_roles(self, roles: Sequence[str]) -> None:
+        """Refuse pools that do not hold every role once, and sizes of others."""
+        pools = self.mapping.pools
+        named = [role for pool in pools for role in pool.roles]
+        if unknown := sorted(set(named) - set(roles)):
+            raise ValueError(
+                f"Auto(mapping.pools): the algorithm has no {', '.join(unknown)}. It has {', '.join(roles)}."
+            )
+        if missing := [role for role in roles if role not in named]:
+            raise ValueError(
+                f"Auto(mapping.pools of {', '.join(named)}): "
+                f"lacks {', '.join(missing)}. Add each to one pool."
+            )
+        if twice := sorted({role for role in named if named.count(role) > 1}):
+            raise ValueError(f"Auto(mapping.pools): {', '.join(twice)} stand in two pools. Keep one.")
+        if unsized := sorted({name for pool in pools for name in pool.sizes} - set(named)):
+            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unsized)}): no pool has such a role.")
 
 
 def _sizes(found: Mapping) -> dict[str, RoleSizes]:
