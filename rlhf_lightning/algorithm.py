@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,6 +26,7 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.functional import Estimator
 from rlhf_lightning.optimizer import RemoteOptimizer
+from rlhf_lightning.options import options
 from rlhf_lightning.reporting import described, per_token, plain, returned, texts, timings, warn_of_skips
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role
@@ -72,14 +73,9 @@ class RLHFAlgorithm(LightningModule):
     """Metrics that the progress bar shows."""
 
     def __init_subclass__(cls) -> None:
-        """Make the subclass a dataclass, unless it writes its own constructor."""
+        """Make the fields of the subclass options."""
         super().__init_subclass__()
-        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # The command line reads types, and a subclass elsewhere could not resolve the names of its base.
-        hints = get_type_hints(cls.__init__)
-        cls.__init__.__annotations__ = hints
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            field.type = hints.get(field.name, field.type)
+        options(cls)
 
     def __new__(cls, *_args: object, **_options: object) -> Self:
         """Prepare the module before the generated constructor sets fields on it."""

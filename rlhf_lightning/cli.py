@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -115,6 +116,8 @@ class CommandLine(LightningCLI):
     datamodule: LightningDataModule
 
     def __init__(self, arguments: Sequence[str]) -> None:
+        # What stands below fields is read from the sources: half a second, for help alone.
+        set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in arguments))
         super().__init__(
             RLHFAlgorithm,
             args=list(arguments),

@@ -3,6 +3,10 @@
 Trainer.fit -> data and algorithm checked -> Strategy.setup: place -> pools -> devices -> world -> roles built
             -> algo.actor, algo.critic, ... become handles -> the fit loop, which calls algo.step
 any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this job started it
+
+    class Mine(Strategy):                fields are options, on the command line too
+        reward_devices: int = 1
+        def place(self, roles, devices): ...
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, dataclass_transform
 
 import torch
 from lightning.pytorch import Trainer
@@ -27,6 +31,7 @@ from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
+from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.workers import Role, Settings
 
@@ -34,38 +39,54 @@ MODELS = "models"
 """Key of a checkpoint under which the trained roles' architectures stand."""
 
 
+@dataclass_transform(
+    kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field, unless_given)
+)
+@options
 class Strategy(SingleDeviceStrategy):
     """Owns placement, devices and checkpoints; a subclass says only which roles share devices.
 
-    Args:
-        devices: devices of the job; by default all GPUs, or on a CPU as few as the placement needs.
-        address: host:port of a Ray cluster's head, `auto` for one that runs on this machine, or `local` to
-            start Ray here; by default RAY_ADDRESS, else `local`.
-        settings: how the models compute.
-        offload: keep only the role that computes on its devices, the others in host memory.
-        timeout_s: longest wait for any remote call, seconds.
+    Every subclass is made a keyword-only dataclass, so that its options need no constructor.
     """
 
     strategy_name = "rlhf"
     engine: ClassVar[Literal["fsdp", "megatron", "zero"] | None] = None
     """What trains the models, where the strategy leaves no choice."""
 
-    def __init__(
-        self,
-        *,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(device="cpu")
-        if devices is not None and devices < 1:
-            raise ValueError(f"strategy.devices={devices}: a job needs at least 1 device.")
-        self.devices, self.address, self.settings = devices, address, settings or Settings()
+    devices: int | None = None
+    """Devices of the job; by default all GPUs, or on a CPU as few as the placement needs."""
+    address: str | None = None
+    """host:port of a Ray cluster's head, `auto` for one that runs on this machine, or `local` to start Ray
+    here; by default RAY_ADDRESS, else `local`."""
+    settings: Settings = unless_given(factory=Settings)
+    """How the models compute."""
+    offload: bool = False
+    """Keep only the role that computes on its devices, the others in host memory."""
+    timeout_s: float = 1800.0
+    """Longest wait for any remote call, seconds."""
+
+    def __init_subclass__(cls) -> None:
+        """Make the fields of the subclass options."""
+        super().__init_subclass__()
+        options(cls)
+
+    def __new__(cls, *_args: object, **_options: object) -> Self:
+        """Prepare the Lightning strategy before the generated constructor sets fields on it."""
+        self = super().__new__(cls)
+        SingleDeviceStrategy.__init__(self, device="cpu")
+        return self
+
+    def __post_init__(self) -> None:
+        """Refuse a job without devices, settle how the models compute, and begin with nothing placed.
+
+        Raises:
+            ValueError: as said.
+        """
+        complete(self)
+        if self.devices is not None and self.devices < 1:
+            raise ValueError(f"strategy.devices={self.devices}: a job needs at least 1 device.")
         if self.engine is not None:
             self.settings = dataclasses.replace(self.settings, engine=self.engine)
-        self.offload, self.timeout_s = offload, timeout_s
         self.transport: Transport | None = None
         self.reports: tuple[CallReport, ...] = ()
         """Of the calls of the last drain."""

@@ -22,6 +22,7 @@ from rlhf_lightning.mapping.search import Mapping
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies.hybrid3d import Sizes
 from rlhf_lightning.strategy import Strategy
@@ -64,32 +65,16 @@ class Auto(Strategy):
     It decides which models share devices, and how many; with `settings.engine=megatron` also each model's
     (p, t, d) and the actor's (pg, tg). The other engines take replicas only here, so that the search leaves
     shards and stages out for them. Roles without a model, and those that no step calls, stand with the first.
-
-    Args:
-        mapping: what is known beforehand.
-        devices: as for every strategy; by default all GPUs, or one device for each core of the CPU.
-        address: as for every strategy.
-        settings: as for every strategy.
-        offload: as for every strategy.
-        timeout_s: as for every strategy.
+    Without `devices` it takes all GPUs, or a device for each core of the CPU.
     """
 
     strategy_name = "auto"
 
-    def __init__(
-        self,
-        *,
-        mapping: MappingOption | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
-        )
-        self.mapping = mapping or MappingOption()
+    mapping: MappingOption = unless_given(factory=MappingOption)
+    """What is known beforehand."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._sizes: dict[str, RoleSizes] = {}
         self._slots: dict[str, int] = {}
         self._found: dict[Hashable, Plan] = {}
@@ -185,14 +170,7 @@ class Auto(Strategy):
 
     def _given(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         pools = self.mapping.pools
-        named = [role for pool in pools for role in pool.roles]
-        if missing := [role for role in roles if role not in named]:
-            raise ValueError(
-                f"Auto(mapping.pools of {', '.join(named)}): "
-                f"lacks {', '.join(missing)}. Add each to one pool."
-            )
-        if twice := sorted({role for role in named if named.count(role) > 1}):
-            raise ValueError(f"Auto(mapping.pools): {', '.join(twice)} stand in two pools. Keep one.")
+        self._check_roles(roles)
         total = sum(pool.devices for pool in pools)
         if min(pool.devices for pool in pools) < 1 or (devices is not None and total > devices):
             raise ValueError(
@@ -200,10 +178,25 @@ class Auto(Strategy):
                 f"each needs at least 1, and all {total}. Try devices={max(total, len(pools))}."
             )
         self._sizes = {name: sizes for pool in pools for name, sizes in pool.sizes.items()}
-        if unknown := sorted(set(self._sizes) - set(named)):
-            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unknown)}): no pool has such a role.")
-        kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
-        return [ResourcePool(names[0], pool.devices, names) for pool, names in kept if names]
+        return [ResourcePool(pool.roles[0], pool.devices, pool.roles) for pool in pools if pool.roles]
+
+    def _check_roles(self, roles: Sequence[str]) -> None:
+        """Refuse pools that do not hold every role once, and sizes of others."""
+        pools = self.mapping.pools
+        named = [role for pool in pools for role in pool.roles]
+        if unknown := sorted(set(named) - set(roles)):
+            raise ValueError(
+                f"Auto(mapping.pools): the algorithm has no {', '.join(unknown)}. It has {', '.join(roles)}."
+            )
+        if missing := [role for role in roles if role not in named]:
+            raise ValueError(
+                f"Auto(mapping.pools of {', '.join(named)}): "
+                f"lacks {', '.join(missing)}. Add each to one pool."
+            )
+        if twice := sorted({role for role in named if named.count(role) > 1}):
+            raise ValueError(f"Auto(mapping.pools): {', '.join(twice)} stand in two pools. Keep one.")
+        if unsized := sorted({name for pool in pools for name in pool.sizes} - set(named)):
+            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unsized)}): no pool has such a role.")
 
 
 def _sizes(found: Mapping) -> dict[str, RoleSizes]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.parallel.layout import Order
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Role, Settings
+from rlhf_lightning.workers import Actor, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if min(self.p, self.t) < 1:
-            raise ValueError(f"HybridEngine3D(p={self.p}, t={self.t}): every size is at least 1.")
+            raise ValueError(f"{type(self).__name__}(p={self.p}, t={self.t}): every size is at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,33 +48,13 @@ class HybridEngine3D(Strategy):
     """One pool; every role has its own p x t x d ranks there, and the actor moves to (pg, tg) to generate.
 
     HybridFlow section 5, the 3D-HybridEngine. d is what is left of the devices. Megatron-core trains.
-
-    Args:
-        parallel: how the models are divided; by default not at all.
-        devices: as for every strategy; on a CPU as few as p t of all roles need.
-        address: as for every strategy.
-        settings: as for every strategy; the engine is always Megatron's.
-        offload: as for every strategy.
-        timeout_s: as for every strategy.
     """
 
     strategy_name = "hybrid3d"
     engine = "megatron"
 
-    def __init__(
-        self,
-        *,
-        parallel: Parallel3D | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
-        )
-        self.parallel = parallel or Parallel3D()
+    parallel: Parallel3D = unless_given(factory=Parallel3D)
+    """How the models are divided; by default not at all."""
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """All devices, or as few as the sizes need, for all roles.
@@ -81,10 +62,10 @@ class HybridEngine3D(Strategy):
         Raises:
             ValueError: `roles` names one that the algorithm does not have.
         """
-        known = self.algorithm.roles()
+        known = self.models()
         if unknown := sorted(set(self.parallel.roles) - set(known)):
             raise ValueError(
-                f"HybridEngine3D(parallel.roles={unknown}): the algorithm has no such role. "
+                f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role. "
                 f"It has {', '.join(known)}."
             )
         needed = [self._sizes(known[name], name) for name in roles]
@@ -100,8 +81,8 @@ class HybridEngine3D(Strategy):
         each = sizes.p * sizes.t
         if devices % each:
             raise ValueError(
-                f"HybridEngine3D(devices={devices}): {name} has p={sizes.p} x t={sizes.t} = {each} ranks a "
-                f"replica, which does not divide {devices}. Try --strategy.devices "
+                f"{type(self).__name__}(devices={devices}): {name} has p={sizes.p} x t={sizes.t} = {each} "
+                f"ranks a replica, which does not divide {devices}. Try --strategy.devices "
                 f"{max(each, devices // each * each)}."
             )
         generate = self.parallel.generate if isinstance(role, Actor) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 import torch
 
@@ -11,22 +12,22 @@ from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.parallel import WorldSpec
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Role, Settings
+from rlhf_lightning.workers import Role
 
 
 class Local(Strategy):
-    """One device, this process, no Ray: for debugging, tests and small models.
-
-    Args:
-        settings: how the models compute.
-        num_threads: of computation; 0 leaves the process's own number.
-    """
+    """One device, this process, no Ray: for debugging, tests and small models."""
 
     strategy_name = "local"
 
-    def __init__(self, *, settings: Settings | None = None, num_threads: int = 0) -> None:
-        super().__init__(devices=1, settings=settings)
-        self.num_threads = num_threads
+    num_threads: int = 0
+    """Of computation; 0 leaves the process's own number."""
+
+    # One device, this process: there is nothing to choose.
+    devices: int | None = field(default=1, init=False)
+    address: str | None = field(default=None, init=False)
+    offload: bool = field(default=False, init=False)
+    timeout_s: float = field(default=1800.0, init=False)
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """The one device for all roles."""

@@ -12,8 +12,8 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.checkpoint import can_hold
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
-from rlhf_lightning.strategies.openrlhf import OpenRLHF
-from rlhf_lightning.workers import GenerationAhead, PartialGeneration, Settings
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_offload
+from rlhf_lightning.workers import GenerationAhead, PartialGeneration
 
 logger = logging.getLogger(__name__)
 
@@ -27,43 +27,28 @@ class OneStepOff(OpenRLHF):
     The policy loss compares with the log-probabilities of those weights; with `actor.recompute_log_probs` and
     `policy_loss.correction` it compares with the present ones, and weighs each token for what the two differ.
     An iteration that continues from a checkpoint answers what was in flight anew, by the weights that it has.
-
-    Args:
-        max_staleness: by how many versions the weights behind a token may be older than the generator's. 1:
-            all rows of a batch are waited for. From 2 on a batch is what ends first, and answers that are not
-            whole when the weights change are gone on with by the new ones.
-        generator_devices: as for OpenRLHF.
-        devices: as for every strategy, those of the generator among them.
-        address: as for every strategy.
-        settings: as for every strategy.
-        timeout_s: as for every strategy.
     """
 
     strategy_name = "one-step-off"
 
-    def __init__(
-        self,
-        *,
-        max_staleness: int = 1,
-        generator_devices: int | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            generator_devices=generator_devices,
-            devices=devices,
-            address=address,
-            settings=settings,
-            timeout_s=timeout_s,
-        )
-        if max_staleness < 1:
+    max_staleness: int = 1
+    """By how many versions the weights behind a token may be older than the generator's. 1: all rows of a
+    batch are waited for. From 2 on a batch is what ends first, and answers that are not whole when the
+    weights change are gone on with by the new ones."""
+
+    def __post_init__(self) -> None:
+        """Refuse answers by the present weights, and offloading.
+
+        Raises:
+            ValueError: as said.
+        """
+        super().__post_init__()
+        refuse_offload(self)
+        if self.max_staleness < 1:
             raise ValueError(
-                f"strategy.max_staleness={max_staleness}: answers are at least one version behind. Try 1, or "
-                "--strategy openrlhf."
+                f"strategy.max_staleness={self.max_staleness}: answers are at least one version behind. "
+                "Try 1, or --strategy openrlhf."
             )
-        self.max_staleness = max_staleness
         self.separated: GenerationAhead | PartialGeneration | None = None
         self._restored: Batch | None = None
 
@@ -88,15 +73,17 @@ class OneStepOff(OpenRLHF):
                 )
         super().setup(trainer)
 
-    def separate(self, actor: Caller, generator: Caller) -> GenerationAhead | PartialGeneration:
+    def separate(
+        self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
+    ) -> GenerationAhead | PartialGeneration:
         """What the actor's handle calls."""
-        again = self.algorithm.main_actor.recompute_log_probs
+        ahead: GenerationAhead | PartialGeneration
         if self.max_staleness > 1:
-            ahead: GenerationAhead | PartialGeneration = PartialGeneration(
-                actor, generator, recompute_log_probs=again, max_staleness=self.max_staleness
+            ahead = PartialGeneration(
+                actor, generator, recompute_log_probs=recompute_log_probs, max_staleness=self.max_staleness
             )
         else:
-            ahead = GenerationAhead(actor, generator, recompute_log_probs=again)
+            ahead = GenerationAhead(actor, generator, recompute_log_probs=recompute_log_probs)
         ahead.in_flight, self._restored = self._restored, None
         return ahead
 

@@ -8,40 +8,22 @@ from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategies.standalone import one_each
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration, Settings
+from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
 
 GENERATOR = "generator"
 """Name of the role that the strategy adds."""
 
 
 class OpenRLHF(Strategy):
-    """One pool a role, and one for the generator, which is sent the actor's weights after every update.
-
-    Args:
-        generator_devices: devices of the generator; by default as many as each role has.
-        devices: as for every strategy, those of the generator among them.
-        address: as for every strategy.
-        settings: as for every strategy.
-        offload: as for every strategy.
-        timeout_s: as for every strategy.
-    """
+    """One pool a role, and one for the generator, which is sent the actor's weights after every update."""
 
     strategy_name = "openrlhf"
 
-    def __init__(
-        self,
-        *,
-        generator_devices: int | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
-        )
-        self.generator_devices = generator_devices
+    generator_devices: int | None = None
+    """Devices of the generator, of all that there are; by default as many as each role has."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.separated: SeparateGeneration | None = None
         """What the actor's handle calls, during a run with a generator."""
 
@@ -81,7 +63,8 @@ class OpenRLHF(Strategy):
         """The actor's calls find the generator."""
         if GENERATOR not in workers:
             return workers
-        self.separated = self.separate(workers["actor"], workers[GENERATOR])
+        again = self.algorithm.main_actor.recompute_log_probs
+        self.separated = self.separate(workers["actor"], workers[GENERATOR], recompute_log_probs=again)
         return {**workers, "actor": self.separated}
 
     def learned(self) -> None:
@@ -89,7 +72,19 @@ class OpenRLHF(Strategy):
         if self.separated is not None:
             self.separated.synchronize()
 
-    def separate(self, actor: Caller, generator: Caller) -> SeparateGeneration:
+    def separate(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> SeparateGeneration:
         """What the actor's handle calls."""
-        again = self.algorithm.main_actor.recompute_log_probs
-        return SeparateGeneration(actor, generator, recompute_log_probs=again)
+        return SeparateGeneration(actor, generator, recompute_log_probs=recompute_log_probs)
+
+
+def refuse_offload(strategy: OpenRLHF) -> None:
+    """Refuse to send models away from devices that they have for themselves.
+
+    Raises:
+        ValueError: as said.
+    """
+    if strategy.offload:
+        raise ValueError(
+            f"{type(strategy).__name__}(offload=True): every model has devices of its own, and makes room "
+            "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
+        )

@@ -6,39 +6,17 @@ from collections.abc import Sequence
 
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Settings
 
 ACTOR_SIDE = ("actor", "reference")
 
 
 class Split(Strategy):
-    """Two pools: {actor, reference} and {everything else}, which work side by side.
-
-    Args:
-        actor_devices: devices of the first pool; half of all by default.
-        devices: as for every strategy.
-        address: as for every strategy.
-        settings: as for every strategy.
-        offload: as for every strategy.
-        timeout_s: as for every strategy.
-    """
+    """Two pools: {actor, reference} and {everything else}, which work side by side."""
 
     strategy_name = "split"
 
-    def __init__(
-        self,
-        *,
-        actor_devices: int | None = None,
-        devices: int | None = None,
-        address: str | None = None,
-        settings: Settings | None = None,
-        offload: bool = False,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        super().__init__(
-            devices=devices, address=address, settings=settings, offload=offload, timeout_s=timeout_s
-        )
-        self.actor_devices = actor_devices
+    actor_devices: int | None = None
+    """Devices of the first pool; half of all by default."""
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """Halve the devices, or give the actor's side as many as asked for.
@@ -46,16 +24,19 @@ class Split(Strategy):
         Raises:
             ValueError: a side would have no device, or the halves would differ and none was asked for.
         """
-        return two_sides(roles, devices, actor_devices=self.actor_devices)
+        return two_sides(roles, devices, actor_devices=self.actor_devices, name=type(self).__name__)
 
 
-def two_sides(roles: Sequence[str], devices: int | None, *, actor_devices: int | None) -> list[ResourcePool]:
+def two_sides(
+    roles: Sequence[str], devices: int | None, *, actor_devices: int | None, name: str
+) -> list[ResourcePool]:
     """The pools of {actor, reference} and of {everything else}.
 
     Args:
         roles: names of all roles.
         devices: devices there are; None takes as few as it can.
         actor_devices: devices of the first pool; half of all where None.
+        name: of the strategy, for errors.
 
     Raises:
         ValueError: a side would have no device, or the halves would differ and none was asked for.
@@ -69,12 +50,12 @@ def two_sides(roles: Sequence[str], devices: int | None, *, actor_devices: int |
     if actor_devices is None and total % 2:
         uneven = f", or say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}"
         raise ValueError(
-            f"Split(devices={total}): {total} devices are not two equal halves. Try "
+            f"{name}(devices={total}): {total} devices are not two equal halves. Try "
             f"devices={total - 1 or 2}{uneven if total > 1 else ''}."
         )
     if not 0 < actor < total:
         raise ValueError(
-            f"Split(devices={total}, actor_devices={actor}): {actor} for {first} leaves "
+            f"{name}(devices={total}, actor_devices={actor}): {actor} for {first} leaves "
             f"{total - actor} for {second}. Try actor_devices between 1 and {total - 1}."
         )
     return [ResourcePool("actor", actor, first), ResourcePool("critic", total - actor, second)]

@@ -19,7 +19,7 @@ class Standalone(Strategy):
         Raises:
             ValueError: the devices do not divide by the number of roles.
         """
-        return one_each(roles, devices, name="Standalone")
+        return one_each(roles, devices, name=type(self).__name__)
 
 
 def one_each(roles: Sequence[str], devices: int | None, *, name: str) -> list[ResourcePool]:

@@ -143,6 +143,7 @@ def test_a_truncated_weight_file(rlhf: Rlhf) -> None:
         ("openrlhf", 3, "OpenRLHF(devices=3): 3 devices cannot be divided over 5 roles"),
         ("pipelined", 8, "Pipelined(devices=8): 8 devices cannot be divided over 5 roles"),
         ("pipelined", 2, "would share 2 devices, and on one device they take turns. Try devices=5, or --st"),
+        ("one-step-off", 3, "OneStepOff(devices=3): 3 devices cannot be divided over 5 roles"),
         ("nemo-aligner", 3, "NeMoAligner(devices=3): 3 devices are not two equal halves. Try devices=4"),
         ("split", 3, "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
         ("standalone", 6, "6 devices cannot be divided over 4 roles (actor, critic, reference, reward)"),
@@ -158,7 +159,7 @@ def test_devices_that_cannot_be_divided(rlhf: Rlhf, strategy: str, devices: int,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("parallel.p 0", "HybridEngine3D(p=0, t=1): every size is at least 1"),
+        ("parallel.p 0", "Parallel3D(p=0, t=1): every size is at least 1"),
         (
             "parallel.t 4 parallel.generate.t 3",
             "generate t=3): generate t must divide train t. Try generate t=1 or 2 or 4",

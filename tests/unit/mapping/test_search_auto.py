@@ -112,13 +112,14 @@ def test_given_pools() -> None:
         (2, ("actor", "reward")),
         (1, ("critic", "reference")),
     ]
-    assert [(p.num_devices, p.roles) for p in strategy.place(("actor",), 3)] == [(2, ("actor",))]
 
 
 @pytest.mark.parametrize(
     ("pools", "says"),
     [
         ([("actor", 1)], "lacks critic"),
+        ([("actor", 1), ("critik", 1)], "the algorithm has no critik. It has actor, critic."),
+        ([("actor critic cost", 1)], "the algorithm has no cost. It has actor, critic."),
         ([("actor critic", 1), ("critic", 1)], "critic stand in two"),
         ([("actor", 2), ("critic", 1)], r"devices=2.*all 3"),
         ([("actor", 1), ("critic", 0)], "at least 1"),

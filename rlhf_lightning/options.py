@@ -1,0 +1,49 @@
+"""Fields as options: how algorithms and strategies take theirs, in Python and on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+
+_FACTORY = "unless_given"
+"""Key of a field's metadata under which stands what makes its value."""
+
+
+def unless_given(*, factory: Callable[[], T]) -> T:
+    """A field that is null, in configurations too, until `complete`; its many numbers would hide the rest.
+
+    Args:
+        factory: makes the value where none is given.
+    """
+    return cast(T, dataclasses.field(default=None, metadata={_FACTORY: factory}))
+
+
+@dataclass_transform(
+    kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field, unless_given)
+)
+def options(cls: type[T]) -> type[T]:
+    """Make a class a keyword-only dataclass, unless it, or a base of it, writes its own constructor."""
+    made = getattr(cls, "__dataclass_params__", None)
+    by_hand = "__init__" in vars(cls) or (made is not None and not made.init)
+    dataclasses.dataclass(kw_only=True, eq=False, repr=False, init=not by_hand)(cls)
+    # The command line reads types, and a subclass elsewhere could not resolve the names of its base.
+    hints = get_type_hints(cls.__init__)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in hints and _FACTORY in field.metadata:
+            hints[field.name] |= None
+        field.type = hints.get(field.name, field.type)
+    cls.__init__.__annotations__ = hints
+    return cls
+
+
+def complete(holder: object) -> None:
+    """Make the values that were not given."""
+    for field in dataclasses.fields(cast("DataclassInstance", holder)):
+        if _FACTORY in field.metadata and vars(holder)[field.name] is None:
+            setattr(holder, field.name, field.metadata[_FACTORY]())
