@@ -35,6 +35,7 @@ class DAPO(GRPO):
         super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}: prompts are answered at least once. Try 2.")
+        self.draws_again = self.rounds > 1
         if self.overlong is not None:
             self.overlong.penalty(torch.zeros(1), max_tokens=self.main_actor.sampling.max_new_tokens)
 

@@ -1,7 +1,7 @@
 """An algorithm from scratch: answers as good as they can be within a mean length that is yours to choose.
 
     python examples/length_budget.py --steps 20
-    rlhf fit --algo examples.length_budget.LengthBudget --algo.budget 6 --strategy colocated
+    rlhf fit --algo examples.length_budget.LengthBudget --algo.budget 5 --strategy colocated
 
 REINFORCE with the other answers as the baseline. A token costs `price`, which rises while answers are longer
 than the budget on average, and falls while they are shorter.
@@ -37,9 +37,9 @@ class LengthBudget(RLHFAlgorithm):
     """The actor's loss."""
     group_size: int = 4
     """Answers to each prompt."""
-    budget: float = 5.0
+    budget: float = 6.0
     """Mean length to stay within, tokens."""
-    speed: float = 0.01
+    speed: float = 0.001
     """By how much the price of a token follows a token too many."""
 
     def __post_init__(self) -> None:

@@ -61,6 +61,8 @@ class RLHFAlgorithm(LightningModule):
     """Where `estimate` computes; the strategy sets it."""
     rows_stay = False
     """Whether an update of the whole batch leaves rows where they were evaluated; the strategy sets it."""
+    draws_again = False
+    """Whether a step may answer some of the prompts again, as a batch of another size."""
     pretraining: Batch | None = None
     """The second batch of this iteration, where the data module gives one under `ptx`."""
     needs: tuple[str, ...] = ()

@@ -56,8 +56,17 @@ class OneStepOff(OpenRLHF):
         """See `Strategy.setup`.
 
         Raises:
-            ValueError: the last batch of an epoch is smaller than the others.
+            ValueError: the last batch of an epoch is smaller than the others, or a step draws again.
         """
+        if trainer.state.fn == "fit" and self.algorithm.draws_again:
+            raise ValueError(
+                f"{type(self.algorithm).__name__} answers some prompts again within an iteration, and "
+                "generation that is a batch ahead needs batches of one size. Try --algo.rounds 1, or --strategy openrlhf."
+            )
+        self._check_batches(trainer)
+        super().setup(trainer)
+
+    def _check_batches(self, trainer: Trainer) -> None:
         data = row_data(trainer)
         generates = "response_ids" not in self.algorithm.needs
         if trainer.state.fn == "fit" and generates and data is not None:
@@ -71,7 +80,6 @@ class OneStepOff(OpenRLHF):
                     f"batch of {rest}, and generation that is a batch ahead needs batches of one size. Try "
                     "--data.drop_last true."
                 )
-        super().setup(trainer)
 
     def separate(
         self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
