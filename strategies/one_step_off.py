@@ -61,7 +61,8 @@ class OneStepOff(OpenRLHF):
         if trainer.state.fn == "fit" and self.algorithm.draws_again:
             raise ValueError(
                 f"{type(self.algorithm).__name__} answers some prompts again within an iteration, and "
-                "generation that is a batch ahead needs batches of one size. Try --algo.rounds 1, or --strategy openrlhf."
+                "generation that is a batch ahead needs batches of one size. Try --algo.rounds 1, or "
+                "--strategy openrlhf."
             )
         self._check_batches(trainer)
         super().setup(trainer)
