@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Self, cast
 
 import torch
@@ -111,12 +112,10 @@ class Generator(Role):
         if self.place.engine is not None:
             super().reload()
 
-    @property
+    @cached_property
     def underway(self) -> Underway:
         """The generation that `start_sequences` began, made on first use; on a worker only."""
-        found = self.__dict__.setdefault("_underway", Underway())
-        assert isinstance(found, Underway)
-        return found
+        return Underway()
 
     @register(transfer=ONE_TO_ALL)
     def receive_weights(self) -> None:
@@ -158,12 +157,10 @@ class Generator(Role):
         """The answers that end next, as many as there are rows, and row_numbers [n] of their prompts."""
         return self.underway.more()
 
-    @property
+    @cached_property
     def in_hand(self) -> InHand:
         """Rows of `hold_sequences` and `carry_sequences` without an answer; on a worker only."""
-        found = self.__dict__.setdefault("_in_hand", InHand())
-        assert isinstance(found, InHand)
-        return found
+        return InHand()
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
     def hold_sequences(self, rows: TensorDict, *, carry: Carry) -> TensorDict:

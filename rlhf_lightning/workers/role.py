@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, Self, cast
 
@@ -108,12 +109,10 @@ class Role(ModelSpec, Remote):
         """Whether its weights change here; checkpoints hold it."""
         return self.trains
 
-    @property
+    @cached_property
     def place(self) -> Place:
         """Where the role is, which `bound` and `build` set; made on first use, since it is no option."""
-        place = self.__dict__.setdefault("_place", Place())
-        assert isinstance(place, Place)
-        return place
+        return Place()
 
     def caller(self) -> Caller | None:
         """Where calls go; None on a worker."""
