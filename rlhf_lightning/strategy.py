@@ -28,6 +28,7 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.parallel import ParallelLayout, all_ranks, subgroups
+from rlhf_lightning.resume import recount_epochs
 from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
@@ -316,6 +317,7 @@ class Strategy(SingleDeviceStrategy):
             raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm keeps {wanted}.")
         for name in wanted:
             self._check_architecture(name, directory / name)
+        recount_epochs(state)
         self._resume = directory.absolute()
         return state
 

@@ -1,0 +1,156 @@
+"""A run that goes on from a checkpoint ends like one that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load_file
+
+from rlhf_lightning import checkpoint as files
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Reward
+from tests.ray.model import write_tiny
+
+VALIDATED = {"limit_val_batches": 1}
+Options = dict[str, int]
+Saving = Callable[[Path], ModelCheckpoint]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    write_tiny(directory)
+    return directory
+
+
+class Steps(Callback):
+    """Notes the number of each iteration in the logs and its rows, and the validations, without rows."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: dict[str, torch.Tensor],
+        batch_idx: int,
+    ) -> None:
+        """Note them."""
+        logged = trainer.fit_loop.epoch_loop._batches_that_stepped
+        self.seen.append((logged, batch["row_ids"].tolist()))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note after which iteration there was one."""
+        self.seen.append((trainer.global_step, []))
+
+
+def fit(model: Path, saving: ModelCheckpoint, options: Options, **until: int) -> list[tuple[int, list[int]]]:
+    """Train up to an iteration or epoch, from the last checkpoint where there is one."""
+    noting = Steps()
+    settings: dict[str, Any] = {"limit_val_batches": 0, "max_steps": -1, **options, **until}
+    rows = settings.pop("rows")
+    trainer = Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        logger=False,
+        callbacks=[noting, saving],
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    actor = Actor(path=str(model), sampling=Sampling(max_new_tokens=4))
+    algorithm = GRPO(actor=actor, reward=Reward(functions={"length": 1.0}), group_size=2)
+    data = TaskData(num_rows=rows, num_val_rows=2, batch_size=2)
+    found = saving._find_last_checkpoints(trainer)
+    trainer.fit(algorithm, datamodule=data, ckpt_path="last" if found else None, weights_only=False)
+    return noting.seen
+
+
+def ours(directory: Path) -> ModelCheckpoint:
+    return LastCheckpoint(directory)
+
+
+def after_epochs(directory: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(directory, "last", save_on_train_epoch_end=True, enable_version_counter=False)
+
+
+def after_steps(directory: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(directory, "last", every_n_train_steps=1, enable_version_counter=False)
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    every = (load_file(path) for path in sorted((directory / "last.ckpt" / "actor").glob("*.safetensors")))
+    return {name: tensor for part in every for name, tensor in part.items()}
+
+
+def counts(directory: Path) -> object:
+    """What the fit loop and the sampler count."""
+    state = files.read_state(files.find(directory / "last.ckpt"))
+    loops = cast(dict[str, dict[str, Any]], state["loops"])["fit_loop"]
+    (loader,) = loops["state_dict"]["combined_loader"]
+    sampler = loader["_sampler_iter_state"]["sampler_state"]
+    names = ("epoch_loop.state_dict", "epoch_loop.batch_progress")
+    progress = {name: loops[name] for name in names}
+    return progress, loops["epoch_progress"]["total"], sampler
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("saving", "stops", "options"),
+    [
+        pytest.param(ours, (2, 4), {"rows": 32}, id="in an epoch"),
+        pytest.param(after_epochs, (2, 4), {"rows": 32}, id="in an epoch, by another callback"),
+        pytest.param(after_steps, (2, 4), {"rows": 32}, id="in an epoch, saved before its end"),
+        pytest.param(ours, (1, 2, 3), {"rows": 32}, id="twice in an epoch"),
+        pytest.param(ours, (6, 9), {"rows": 8}, id="in the second epoch"),
+        pytest.param(ours, (4, 6, 7), {"rows": 8}, id="after an epoch"),
+        pytest.param(after_steps, (4, 6, 7), {"rows": 8}, id="after an epoch, saved before its end"),
+        pytest.param(after_epochs, (4, 6, 7), {"rows": 8}, id="after an epoch, by another callback"),
+        pytest.param(ours, (2, 5), {"rows": 32, "limit_train_batches": 3}, id="in a shortened epoch"),
+        pytest.param(ours, (3, 5), {"rows": 32, "limit_train_batches": 3}, id="after a shortened epoch"),
+        pytest.param(
+            ours,
+            (2, 5),
+            {"rows": 8, "limit_val_batches": 1, "val_check_interval": 2},
+            id="after a validation",
+        ),
+        pytest.param(
+            ours, (4, 6, 7), {"rows": 8, "limit_val_batches": 1}, id="after an epoch and a validation"
+        ),
+    ],
+)
+def test_a_run_that_is_extended(
+    saving: Saving, stops: tuple[int, ...], options: Options, tiny: Path, tmp_path: Path
+) -> None:
+    check(tiny, tmp_path, saving, [{"max_steps": steps} for steps in stops], options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("limit_val_batches", [0, 1])
+def test_a_run_that_is_extended_by_an_epoch(limit_val_batches: int, tiny: Path, tmp_path: Path) -> None:
+    stops = [{"max_epochs": 1}, {"max_epochs": 1}, {"max_epochs": 2}]
+    check(tiny, tmp_path, ours, stops, {"rows": 8, "limit_val_batches": limit_val_batches})
+
+
+def check(model: Path, root: Path, saving: Saving, stops: Sequence[dict[str, int]], options: Options) -> None:
+    """Stopped and extended it has the same rows, counts and weights as uninterrupted."""
+    whole = fit(model, saving(root / "whole"), options, **stops[-1])
+    parts = [step for until in stops for step in fit(model, saving(root / "part"), options, **until)]
+    assert parts == whole
+    assert counts(root / "part") == counts(root / "whole")
+    first, second = tensors(root / "whole"), tensors(root / "part")
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
