@@ -1,9 +1,14 @@
-"""What is set right in the state of a checkpoint before a run goes on from it."""
+"""What is compared and set right in the state of a checkpoint before a run goes on from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
+
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
 
 
 def recount_epochs(state: Mapping[str, object]) -> None:
@@ -31,3 +36,33 @@ def recount_epochs(state: Mapping[str, object]) -> None:
         batches[name]["completed"] = batches[name]["processed"] - 1
     batches["is_last_batch"] = False
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] -= not iterating
+
+
+def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) -> None:
+    """Refuse the tensors of another algorithm.
+
+    Args:
+        held: the algorithm's own tensors in the checkpoint.
+        own: those of the algorithm that goes on.
+        path: of the checkpoint, for the message.
+        name: of the algorithm, for the message.
+
+    Raises:
+        ValueError: they differ in names or shapes.
+    """
+    there, here = _described(held), _described(own)
+    if there != here:
+        raise ValueError(
+            f"checkpoint {path}: is of another algorithm, or of one with other options: beside its models it "
+            f"holds {', '.join(there) or 'nothing'}, and {name} has {', '.join(here) or 'nothing'}. Type a "
+            "checkpoint of this algorithm, or begin with the model that `rlhf export` makes of this one."
+        )
+
+
+def fitting(held: Tensors, own: Tensors) -> dict[str, Tensor]:
+    """The algorithm's tensors, as in the checkpoint where that holds them in the same shape."""
+    return {n: held[n] if n in held and held[n].shape == own[n].shape else own[n] for n in own}
+
+
+def _described(tensors: Tensors) -> list[str]:
+    return sorted(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())

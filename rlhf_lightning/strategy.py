@@ -11,7 +11,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -28,7 +28,7 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.parallel import ParallelLayout, all_ranks, subgroups
-from rlhf_lightning.resume import recount_epochs
+from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
 from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
@@ -320,6 +320,18 @@ class Strategy(SingleDeviceStrategy):
         recount_epochs(state)
         self._resume = directory.absolute()
         return state
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
+        """Give the algorithm its own tensors; `validate` and `predict`, for the models, take what fits.
+
+        Raises:
+            ValueError: the checkpoint is of another algorithm.
+        """
+        algorithm = self.algorithm
+        held, own = cast(Mapping[str, torch.Tensor], checkpoint["state_dict"]), algorithm.state_dict()
+        if strict and algorithm.trainer.state.fn == "fit":
+            check_tensors(held, own, path=self._resume, name=type(algorithm).__name__)
+        super().load_model_state_dict({"state_dict": fitting(held, own)}, strict=strict)
 
     def _check_architecture(self, name: str, directory: Path) -> None:
         self.algorithm.roles()[name].check_checkpoint(directory)

@@ -154,3 +154,56 @@ def check(model: Path, root: Path, saving: Saving, stops: Sequence[dict[str, int
     first, second = tensors(root / "whole"), tensors(root / "part")
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def saved(model: Path, root: Path) -> Path:
+    """A checkpoint of GRPO, which has no tensors of its own."""
+    fit(model, ours(root), {"rows": 8}, max_steps=1)
+    return root / "last.ckpt"
+
+
+class Counting(GRPO):
+    """Has a tensor of its own."""
+
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        self.register_buffer("counts", torch.zeros(self.size))
+
+
+def run(algorithm: GRPO, checkpoint: Path, *, command: str) -> None:
+    """`fit` or `validate` from a checkpoint."""
+    trainer = Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=1,
+    )
+    data = TaskData(num_rows=8, num_val_rows=2, batch_size=2)
+    getattr(trainer, command)(algorithm, datamodule=data, ckpt_path=checkpoint, weights_only=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_another_algorithm(tiny: Path, tmp_path: Path) -> None:
+    checkpoint = saved(tiny, tmp_path)
+
+    def counting(size: int = 2) -> Counting:
+        actor = Actor(path=str(tiny), sampling=Sampling(max_new_tokens=4))
+        return Counting(actor=actor, reward=Reward(functions={"length": 1.0}), group_size=2, size=size)
+
+    said = r"last\.ckpt: is of another algorithm.* holds nothing, and Counting has counts \[2\]\."
+    with pytest.raises(ValueError, match=said):
+        run(counting(), checkpoint, command="fit")
+    run(counting(), checkpoint, command="validate")
+    state = files.read_state(checkpoint) | {"state_dict": {"counts": torch.ones(3)}}
+    files.write_state(checkpoint, state)
+    with pytest.raises(ValueError, match=r"holds counts \[3\], and Counting has counts \[2\]\."):
+        run(counting(), checkpoint, command="fit")
+    run(counting(), checkpoint, command="validate")
+    fits = counting(size=3)
+    run(fits, checkpoint, command="validate")
+    assert fits.state_dict()["counts"].tolist() == [1, 1, 1]
