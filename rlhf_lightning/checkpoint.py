@@ -12,6 +12,7 @@ falls back to it, and `ckpt_path="last"` finds it by its name.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -29,6 +30,8 @@ from safetensors.torch import load_file, save_file
 STATE = "trainer.json"
 TENSORS = "tensors.safetensors"
 FORMAT = 1
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where a disk has no room; of a device there is only the text."""
 
 
 @contextmanager
@@ -37,6 +40,9 @@ def replacing(target: Path) -> Iterator[Path]:
 
     Args:
         target: the checkpoint's directory; one that is there is replaced.
+
+    Raises:
+        OSError: it cannot be written there; named after the target where the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for unfinished in target.parent.glob(".saving-*"):
@@ -53,6 +59,11 @@ def replacing(target: Path) -> Iterator[Path]:
         fresh.rename(target)
         _flush(target.parent)
         remove(old)
+    except Exception as err:
+        if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
+            reason = f"{os.strerror(full)}; the checkpoint before it, if there is one, is as it was"
+            raise OSError(full, reason, str(target)) from err
+        raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -234,9 +234,9 @@ class CommandLine(LightningCLI):
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
         """Answer the prompts; the answers go to <root>/predictions.jsonl."""
-        found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
         out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
         out.parent.mkdir(parents=True, exist_ok=True)
+        found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
         with out.open("w") as file:
             for batch in found:
                 assert isinstance(batch, dict)
@@ -267,6 +267,11 @@ def main() -> None:
             CommandLine(resolved(arguments))
     except (ValueError, MisconfigurationException, WorkerError, WorkerTimeoutError) as err:
         sys.stderr.write(f"rlhf: error: {err}\n")
+        sys.exit(1)
+    except OSError as err:
+        if err.filename is None:  # not of a file
+            raise
+        sys.stderr.write(f"rlhf: error: {err.filename}: {err.strerror}.\n")
         sys.exit(1)
 
 

@@ -336,37 +336,6 @@ def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Tr
     assert prepared(*FIT, *SHORT, "--trainer.enable_checkpointing", "false").checkpoint_callbacks == []
 
 
-def test_a_run_with_a_checkpoint_callback_of_the_users_own_goes_on(rlhf: Rlhf) -> None:
-    mine = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
-    local = ("--strategy", "local", "--trainer.logger", "false", "--data.batch_size", "2")
-    words = (*FIT, *SHORT, *local, *mine, "--algo.actor.sampling.max_new_tokens", "2", "--ckpt_path", "last")
-    code, _, err = rlhf.run(*words, "--trainer.max_steps", "1")
-    assert code == 0, err
-    place = Path("runs/checkpoints").absolute()
-    assert f"rlhf: --ckpt_path last: {place} is not there. The run begins anew.\n" in err
-    assert "save_last" not in err
-    code, _, err = rlhf.run(*words, "--trainer.max_steps", "2")
-    assert code == 0, err
-    assert "begins anew" not in err
-    assert checkpoint.read_state(place / "last.ckpt")["global_step"] == 2
-
-
-@pytest.mark.parametrize("command", ["validate", "predict"])
-def test_no_last_checkpoint_to_evaluate(rlhf: Rlhf, command: str) -> None:
-    words = (command, "--algo", "ppo", *SHORT, "--strategy", "local", "--ckpt_path", "last")
-    place = Path("runs/checkpoints").absolute()
-    assert f"--ckpt_path last: {place} is not there. Type the path of one" in rlhf.refused(*words)
-    checkpoint.write_state(make(place / "step=3.ckpt"), {})
-    assert f"{place} holds no last.ckpt, but step=3.ckpt. Type" in rlhf.refused(*words)
-    off = ("--trainer.enable_checkpointing", "false")
-    assert "nothing is kept with enable_checkpointing false" in rlhf.refused(*words, *off)
-
-
-def make(directory: Path) -> Path:
-    directory.mkdir(parents=True)
-    return directory
-
-
 def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> None:
     logger = (
         "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: ., version: 2026-01-05}}"

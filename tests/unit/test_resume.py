@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algos import GRPO
@@ -207,3 +210,24 @@ def test_a_checkpoint_of_another_algorithm(tiny: Path, tmp_path: Path) -> None:
     fits = counting(size=3)
     run(fits, checkpoint, command="validate")
     assert fits.state_dict()["counts"].tolist() == [1, 1, 1]
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("writes", ["the engine", "the trainer"])
+def test_a_full_disk_leaves_the_checkpoint_before(
+    writes: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = saved(tiny, tmp_path)
+    if writes == "the engine":
+        monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", full)
+    else:
+        monkeypatch.setattr(files, "write_state", full)
+    with pytest.raises(OSError, match="No space left on device; the checkpoint before it") as caught:
+        fit(tiny, ours(tmp_path), {"rows": 8}, max_steps=2)
+    assert caught.value.filename == str(checkpoint)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    assert files.read_state(checkpoint)["global_step"] == 1
