@@ -344,7 +344,9 @@ class Strategy(SingleDeviceStrategy):
         return {n: r for n, r in self._handles.items() if r.kept}
 
     def _restore(self, directory: Path) -> None:
-        loading = [role.load(directory=directory / name) for name, role in self._kept().items()]
+        trained = self.algorithm.trainer.state.fn == "fit"
+        kept = self._kept()
+        loading = [role.load(directory=directory / name, trained=trained) for name, role in kept.items()]
         for ranks in loading:
             ranks.fetch()
         self._resume = None

@@ -19,6 +19,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.engines import fsdp
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
@@ -210,6 +211,21 @@ def test_a_checkpoint_of_another_algorithm(tiny: Path, tmp_path: Path) -> None:
     fits = counting(size=3)
     run(fits, checkpoint, command="validate")
     assert fits.state_dict()["counts"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_evaluates_reads_no_moments(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = saved(tiny, tmp_path)
+    read: list[str] = []
+
+    def noted(directory: Path, tensors: dict[str, torch.Tensor], **_: object) -> None:
+        read.extend(tensors)
+
+    monkeypatch.setattr(fsdp, "load_checkpoint", noted)
+    actor = Actor(path=str(tiny), sampling=Sampling(max_new_tokens=4))
+    algorithm = GRPO(actor=actor, reward=Reward(functions={"length": 1.0}), group_size=2)
+    run(algorithm, checkpoint, command="validate")
+    assert {name.partition(".")[0] for name in read} == {"model"}
 
 
 def full(*_: object, **__: object) -> None:

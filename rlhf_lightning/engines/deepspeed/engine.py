@@ -159,6 +159,12 @@ class ZeROEngine(TrainEngine):
         self._counters = load(directory, self._masters)
         self._changed()
 
+    def load_weights(self, directory: Path) -> None:
+        """See `TrainEngine.load_weights`."""
+        self._away.refuse("parameters", "optimizer")
+        self._counters = load(directory, self._masters, trained=False)
+        self._changed()
+
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
         first = dist.get_rank(self._group) == 0

@@ -49,8 +49,8 @@ def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.P
     )
 
 
-def load(directory: Path, masters: Masters) -> Counters:
-    """Fill masters and moments from a checkpoint; each rank reads tensor by tensor and keeps its piece.
+def load(directory: Path, masters: Masters, *, trained: bool = True) -> Counters:
+    """Fill masters, and moments if they are trained, from a checkpoint; each rank keeps its piece.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
@@ -58,6 +58,7 @@ def load(directory: Path, masters: Masters) -> Counters:
     empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in masters.shapes.items()}
     state = read_state(directory, empty)
     steps, skipped, moments = read_counters(state, known=masters.shapes)
+    moments = moments if trained else {}
     masters.make_moments(max(moments.values(), default=None))
     for name, shape in masters.shapes.items():
         kinds: dict[str, str | None] = {f"model.{name}": None}

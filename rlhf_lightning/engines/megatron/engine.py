@@ -198,6 +198,13 @@ class MegatronEngine(TrainEngine):
         load(directory, self._weights, self._optimizer)
         self._version += 1
 
+    def load_weights(self, directory: Path) -> None:
+        """See `TrainEngine.load_weights`."""
+        self._away.refuse("parameters", "optimizer")
+        assert isinstance(self._optimizer, ShardedAdamW)
+        load(directory, self._weights, self._optimizer, trained=False)
+        self._version += 1
+
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
         whole = {name: value.cpu() for name, value in self.weights() if self.rank == 0}
