@@ -12,12 +12,15 @@ falls back to it, and `ckpt_path="last"` finds it by its name.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from socket import gethostname
 from uuid import uuid4
 
 import numpy as np
@@ -27,6 +30,8 @@ from safetensors.torch import load_file, save_file
 STATE = "trainer.json"
 TENSORS = "tensors.safetensors"
 FORMAT = 1
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where a disk has no room; of a device there is only the text."""
 
 
 @contextmanager
@@ -35,10 +40,14 @@ def replacing(target: Path) -> Iterator[Path]:
 
     Args:
         target: the checkpoint's directory; one that is there is replaced.
+
+    Raises:
+        OSError: it cannot be written there; named after the target where the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for stale in target.parent.glob(".saving-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    for unfinished in target.parent.glob(".saving-*"):
+        if _is_left_over(unfinished, target):
+            shutil.rmtree(unfinished, ignore_errors=True)
     fresh, old = _unfinished(target), _replaced(target)
     fresh.mkdir()
     try:
@@ -50,6 +59,11 @@ def replacing(target: Path) -> Iterator[Path]:
         fresh.rename(target)
         _flush(target.parent)
         remove(old)
+    except Exception as err:
+        if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
+            reason = f"{os.strerror(full)}; the checkpoint before it, if there is one, is as it was"
+            raise OSError(full, reason, str(target)) from err
+        raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -120,7 +134,28 @@ def read_state(directory: Path) -> dict[str, object]:
 
 
 def _unfinished(target: Path) -> Path:
-    return target.parent / f".saving-{uuid4().hex}"
+    """A new name beside the target, which says who writes what: `.saving-<host>-<pid>-<target>-<unique>`."""
+    return target.parent / f".saving-{_mark(gethostname())}-{os.getpid()}-{_mark(target.name)}-{uuid4().hex}"
+
+
+def _mark(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _is_left_over(unfinished: Path, target: Path) -> bool:
+    """Whether its writer has died; on another host, which cannot be asked, whether it wrote this target."""
+    _, host, pid, name, *_ = [*unfinished.name.split("-"), "", "", ""]
+    if host != _mark(gethostname()):
+        return name == _mark(target.name)
+    return int(pid) == os.getpid() or not _is_alive(int(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as err:
+        return not isinstance(err, ProcessLookupError)  # else it is somebody else's
+    return True
 
 
 def _replaced(target: Path) -> Path:

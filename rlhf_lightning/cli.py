@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -191,33 +191,69 @@ class CommandLine(LightningCLI):
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
         strategy = self._get(self.config_init, "strategy")
-        given = self._get(self.config_init, "trainer").get("callbacks") or []
-        saves = any(isinstance(c, Checkpoint) for c in (given if isinstance(given, list) else [given]))
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
-        checkpointing = self._get(self.config_init, "trainer").get("enable_checkpointing") is not False
-        if checkpointing and not saves and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._get(self.config_init, "trainer").get("enable_checkpointing") is not False:
             self._keep_last_checkpoint()
         if path := self._get(self.config_init, "trace"):
             self.trainer.callbacks.append(Trace(path))  # type: ignore[attr-defined]
 
     def _keep_last_checkpoint(self) -> None:
-        """Instead of Lightning's own choice keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`."""
+        """Keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`, beside the user's own checkpoints."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        given = self._get(self.config_init, "trainer").get("callbacks") or []
+        own = given if isinstance(given, list) else [given]
         for theirs in self.trainer.checkpoint_callbacks:
-            self.trainer.callbacks.remove(theirs)  # type: ignore[attr-defined]
-        last = LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints")
-        self.trainer.callbacks.append(last)  # type: ignore[attr-defined]
+            if theirs not in own:  # Lightning's choice where there is none
+                callbacks.remove(theirs)
+        if not any(isinstance(callback, LastCheckpoint) for callback in own):
+            callbacks.append(LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints"))
+
+    def before_fit(self) -> None:
+        """Say so where `--ckpt_path last` finds nothing, as in the first of several jobs of one script."""
+        if missing := self._missing_last():
+            sys.stderr.write(f"rlhf: {missing} The run begins anew.\n")
+            self.config_init[self.subcommand]["ckpt_path"] = None
+
+    def before_validate(self) -> None:
+        """Refuse a model that nothing has trained, where a trained one is asked for.
+
+        Raises:
+            ValueError: `--ckpt_path last`, and there is no checkpoint.
+        """
+        if missing := self._missing_last():
+            raise ValueError(f"{missing} Type the path of one, or its run's --trainer.default_root_dir.")
+
+    before_predict = before_validate
+
+    def _missing_last(self) -> str:
+        """Where `--ckpt_path last` looks in vain, and what is there; empty where it finds something."""
+        if self._get(self.config_init, "ckpt_path") != "last":
+            return ""
+        callbacks = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        if any(callback._find_last_checkpoints(self.trainer) for callback in callbacks):
+            return ""
+        found = [_searched(Path(c.dirpath)) for c in callbacks if c.dirpath]
+        return f"--ckpt_path last: {'; '.join(found) or 'nothing is kept with enable_checkpointing false'}."
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
         """Answer the prompts; the answers go to <root>/predictions.jsonl."""
-        found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
         out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
         out.parent.mkdir(parents=True, exist_ok=True)
+        found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
         with out.open("w") as file:
             for batch in found:
                 assert isinstance(batch, dict)
                 for prompt, response in zip(batch["prompts"], batch["responses"], strict=True):
                     file.write(json.dumps({"prompt": prompt, "response": response}) + "\n")
         sys.stdout.write(f"predictions: {out}\n")
+
+
+def _searched(directory: Path) -> str:
+    """What there is in a directory without a last checkpoint."""
+    if not directory.is_dir():
+        return f"{directory} is not there"
+    beside = sorted(path.name for path in directory.glob("*.ckpt"))
+    return f"{directory} holds no last.ckpt, but {', '.join(beside) or 'nothing else either'}"
 
 
 def main() -> None:
@@ -234,6 +270,11 @@ def main() -> None:
             CommandLine(resolved(arguments))
     except (ValueError, MisconfigurationException, WorkerError, WorkerTimeoutError) as err:
         sys.stderr.write(f"rlhf: error: {err}\n")
+        sys.exit(1)
+    except OSError as err:
+        if err.filename is None:  # not of a file
+            raise
+        sys.stderr.write(f"rlhf: error: {err.filename}: {err.strerror}.\n")
         sys.exit(1)
 
 

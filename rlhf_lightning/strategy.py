@@ -15,7 +15,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self, dataclass_transform
+from typing import ClassVar, Literal, Self, cast, dataclass_transform
 
 import torch
 from lightning.pytorch import Trainer
@@ -33,6 +33,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
 from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
@@ -331,8 +332,21 @@ class Strategy(SingleDeviceStrategy):
             raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm keeps {wanted}.")
         for name in wanted:
             self._check_architecture(name, directory / name)
+        recount_epochs(state)
         self._resume = directory.absolute()
         return state
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
+        """Give the algorithm its own tensors; `validate` and `predict`, for the models, take what fits.
+
+        Raises:
+            ValueError: the checkpoint is of another algorithm.
+        """
+        algorithm = self.algorithm
+        held, own = cast(Mapping[str, torch.Tensor], checkpoint["state_dict"]), algorithm.state_dict()
+        if strict and algorithm.trainer.state.fn == "fit":
+            check_tensors(held, own, path=self._resume, name=type(algorithm).__name__)
+        super().load_model_state_dict({"state_dict": fitting(held, own)}, strict=strict)
 
     def _check_architecture(self, name: str, directory: Path) -> None:
         self.algorithm.roles()[name].check_checkpoint(directory)
@@ -345,7 +359,9 @@ class Strategy(SingleDeviceStrategy):
         return {n: r for n, r in self._handles.items() if r.kept}
 
     def _restore(self, directory: Path) -> None:
-        loading = [role.load(directory=directory / name) for name, role in self._kept().items()]
+        trained = self.algorithm.trainer.state.fn == "fit"
+        kept = self._kept()
+        loading = [role.load(directory=directory / name, trained=trained) for name, role in kept.items()]
         for ranks in loading:
             ranks.fetch()
         self._resume = None

@@ -17,6 +17,7 @@ from typing import cast
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -41,7 +42,7 @@ def save_checkpoint(
     writer = HuggingFaceStorageWriter(
         str(directory), fqn_to_index_mapping=_files(tensors), save_distributed=True
     )
-    with _one_process_is_meant():
+    with _one_process_is_meant(), _named_failures():
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
     if first:
         _end(directory, state, {name: tensor.shape for name, tensor in tensors.items()})
@@ -113,7 +114,7 @@ def load_checkpoint(
 ) -> None:
     """Fill tensors, whole or sharded, in place."""
     reader = HuggingFaceStorageReader(str(directory))
-    with _one_process_is_meant():
+    with _one_process_is_meant(), _named_failures():
         load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
 
 
@@ -149,6 +150,16 @@ def _one_process_is_meant() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """What failed on the first rank instead of an exception that is none, and that no handler would catch."""
+    try:
+        yield
+    except CheckpointException as err:
+        cause, _ = next(iter(err.failures.values()))
+        raise cause from None
 
 
 def _wait(group: dist.ProcessGroup | None) -> None:

@@ -143,6 +143,14 @@ class TrainEngine(WeightSource):
             ValueError: there is no complete checkpoint, or it is of another model.
         """
 
+    def load_weights(self, directory: Path) -> None:
+        """Take the weights of a checkpoint, to evaluate them; the rest too where an engine reads no less.
+
+        Raises:
+            ValueError: there is no complete checkpoint, or it is of another model.
+        """
+        self.load(directory)
+
     @abstractmethod
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory with the weights in the type of the computation."""

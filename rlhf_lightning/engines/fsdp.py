@@ -167,11 +167,7 @@ class FSDPEngine(TrainEngine):
         self._changed()
 
     def load_weights(self, directory: Path) -> None:
-        """Take the weights of a checkpoint alone, without the optimizer's moments.
-
-        Raises:
-            ValueError: there is no complete checkpoint, or it is of another model.
-        """
+        """See `TrainEngine.load_weights`."""
         self._away.refuse("parameters")
         self._state_of(directory)
         load_checkpoint(directory, self._saved_weights(), group=self._group)

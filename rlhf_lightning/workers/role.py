@@ -222,14 +222,14 @@ class Role(ModelSpec, Remote):
         self.engine.save(directory)
 
     @register(transfer=ONE_TO_ALL)
-    def load(self, *, directory: Path) -> None:
-        """Continue from `save`, whatever the number of ranks was.
+    def load(self, *, directory: Path, trained: bool = True) -> None:
+        """Continue from `save`, whatever the number of ranks was; with the weights alone to evaluate.
 
         Raises:
             ValueError: the checkpoint is incomplete, or of another model, or on a disk of another node.
         """
         _require_shared(directory)
-        self.engine.load(directory)
+        (self.engine.load if trained else self.engine.load_weights)(directory)
 
     @register(transfer=ONE_TO_ALL)
     def export(self, *, directory: Path) -> None:

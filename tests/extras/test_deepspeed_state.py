@@ -140,8 +140,12 @@ def loaded(
     for stage in stages:
         engine = zero.zero(group, spec, stage)
         zero.step(engine, zero.own(group))
+        engine.load_weights(directory)
+        alone, moments = engine.give_weights(), engine._masters.moment_steps
         engine.load(directory)
         read = engine.give_weights()
+        assert torch.equal(alone, read)
+        assert moments is None
         report = zero.step(engine, zero.own(group))
         found.append((read, engine.give_weights(), report))
     return found

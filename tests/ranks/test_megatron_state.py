@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.engines import PARTS, Megatron, check_checkpoint
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
+from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.parallel.layout import Generation
 from rlhf_lightning.spec import ModelSpec
@@ -45,7 +46,12 @@ def lived(group: dist.ProcessGroup, spec: ModelSpec, job: Job) -> tuple[Tensor, 
     config = Megatron(max_tokens_per_micro_batch=20, distributed_optimizer=job.distributed_optimizer)
     engine = three_d.megatron(three_d.seat(group, job.layout), spec, "lm", config)
     if job.load is not None:
+        engine.load_weights(job.load)
+        alone, optimizer = engine.give_weights(), engine._optimizer
+        assert isinstance(optimizer, ShardedAdamW)
+        assert optimizer.moment_steps is None
         engine.load(job.load)
+        assert torch.equal(alone, engine.give_weights())
     loaded = engine.give_weights()
     replica, d = job.layout.coordinate(group.rank()).d, job.layout.d
     for _ in range(job.steps):

@@ -22,6 +22,7 @@ algo:
   init_args:
     actor: {{path: {model}, optimizer: {{lr: 3.0e-4}}, sampling: {{max_new_tokens: 6}}}}
     critic: {{optimizer: {{lr: 1.0e-3, warmup_steps: 2}}}}
+    reward: {{functions: {{exact_match: 1.0, length: 0.001}}}}
     policy_loss: {{kl_coef: 0.1}}
 data: {{class_path: taskdata, init_args: {{num_rows: 32, num_val_rows: 8, batch_size: 8}}}}
 trainer:
@@ -123,7 +124,7 @@ def test_wandb_holds_the_sample_table(logged: Path) -> None:
     for step, prompt, _, score in data:
         assert step == STEPS
         assert re.fullmatch(r"Sort \d{6}: ", str(prompt))
-        assert score in (0.0, 1.0)
+        assert float(str(score)) % 1 < 0.05  # a match, and a little for the length
 
 
 def test_pages_show_numbers_of_every_token(logged: Path) -> None:

@@ -79,3 +79,28 @@ def test_a_checkpoint_is_removed_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not there; beside it: no checkpoint"):
         files.find(target)
     files.remove(target)
+
+
+def test_what_another_run_writes_in_the_directory_stays(tmp_path: Path) -> None:
+    with files.replacing(tmp_path / "last.ckpt") as unfinished:
+        child = os.fork()
+        if child == 0:
+            write(tmp_path / "best.ckpt", 5)
+            write(tmp_path / "last.ckpt", 6)
+            os._exit(0 if unfinished.is_dir() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        files.write_state(unfinished, {"global_step": 7})
+    assert [step_of(tmp_path / name) for name in ("best.ckpt", "last.ckpt")] == [5, 7]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_another_machine_left_of_the_same_checkpoint_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        there.setattr(files, "gethostname", lambda: "node-7")
+        same, other = (files._unfinished(tmp_path / name) for name in ("last.ckpt", "best.ckpt"))
+    for path in (same, other):
+        path.mkdir()
+    write(tmp_path / "last.ckpt", 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", other.name}

@@ -323,11 +323,18 @@ def prepared(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Train
 
 def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Trainer]) -> None:
     mine = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
-    (found,) = prepared(*FIT, *SHORT, *mine).checkpoint_callbacks
+    found, last = prepared(*FIT, *SHORT, *mine).checkpoint_callbacks
     assert type(found) is ModelCheckpoint
     assert found._every_n_train_steps == 50
     (usual,) = prepared(*FIT, *SHORT).checkpoint_callbacks
-    assert type(usual) is LastCheckpoint
+    assert type(last) is type(usual) is LastCheckpoint
+    assert vars(last)["dirpath"] == vars(usual)["dirpath"] == str(Path("runs/checkpoints").absolute())
+    assert found.state_key != last.state_key
+    (own,) = prepared(
+        *FIT, *SHORT, "--trainer.callbacks+=LastCheckpoint", "--trainer.callbacks.directory=mine"
+    ).checkpoint_callbacks
+    assert vars(own)["dirpath"] == str(Path("mine").absolute())
+    assert prepared(*FIT, *SHORT, "--trainer.enable_checkpointing", "false").checkpoint_callbacks == []
 
 
 def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> None:

@@ -154,6 +154,12 @@ class ZeROEngine(TrainEngine):
         load(directory, self._masters, self._counters)
         self._changed()
 
+    def load_weights(self, directory: Path) -> None:
+        """See `TrainEngine.load_weights`."""
+        self._away.refuse("parameters", "optimizer")
+        load(directory, self._masters, self._counters, trained=False)
+        self._changed()
+
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
         export_gathered(directory, self.weights(), like=self._model, spec=self._spec, group=self._group)

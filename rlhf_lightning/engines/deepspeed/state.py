@@ -36,8 +36,8 @@ def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.P
     )
 
 
-def load(directory: Path, masters: Masters, counters: Counters) -> None:
-    """Fill masters, moments and counters from a checkpoint; each rank reads one tensor at a time.
+def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool = True) -> None:
+    """Fill masters and counters, and moments if they are trained; each rank reads one tensor at a time.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
@@ -45,6 +45,7 @@ def load(directory: Path, masters: Masters, counters: Counters) -> None:
     empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in masters.shapes.items()}
     state = read_state(directory, empty)
     moments = counters.restore(state, known=masters.shapes)
+    moments = moments if trained else {}
     masters.make_moments(max(moments.values(), default=None))
     for name, shape in masters.shapes.items():
         kinds: dict[str, str | None] = {f"model.{name}": None}

@@ -195,6 +195,12 @@ class MegatronEngine(TrainEngine):
         load(directory, self._weights, self._stepping)
         self._version += 1
 
+    def load_weights(self, directory: Path) -> None:
+        """See `TrainEngine.load_weights`."""
+        self._away.refuse("parameters", "optimizer")
+        load(directory, self._weights, self._stepping, trained=False)
+        self._version += 1
+
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
         whole = {name: value.cpu() for name, value in self.weights() if self.rank == 0}

@@ -40,8 +40,8 @@ def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Se
     )
 
 
-def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
-    """Continue from a checkpoint; each rank reads what it needs.
+def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained: bool = True) -> None:
+    """Continue from a checkpoint; each rank reads what it needs, the moments only where it is trained.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
@@ -49,6 +49,7 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW) -> None:
     empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in weights.shapes.items()}
     state = read_state(directory, empty)
     moments = optimizer.counters.restore(state, known=weights.shapes)
+    moments = moments if trained else {}
     optimizer.make_moments(max(moments.values(), default=None))
     kinds: dict[str, str | None] = {"model": None, **{moment: moment for moment in MOMENTS if moments}}
     for _, group in groupby(weights.held, key=lambda param: param.place):

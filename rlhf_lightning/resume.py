@@ -1,0 +1,68 @@
+"""What is compared and set right in the state of a checkpoint before a run goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+
+
+def recount_epochs(state: Mapping[str, object]) -> None:
+    """Let a checkpoint of the end of an epoch or of the fit be as one of the iteration before.
+
+    Lightning counts an epoch as ended where `max_steps` or an early stop ends the fit in its middle: whoever
+    goes on would leave out its other rows. After a whole epoch the next one would have a single iteration.
+
+    Args:
+        state: of a checkpoint; the counts of its fit loop are changed.
+    """
+    loops = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {}))
+    if "fit_loop" not in loops:
+        return
+    fit = loops["fit_loop"]
+    epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
+    whole, processed = batches["is_last_batch"], epochs["total"]["processed"]
+    iterating = batches["total"]["completed"] < batches["total"]["processed"]
+    if not (whole if iterating else processed >= epochs["total"]["ready"] > 0):
+        return
+    left = int(not whole)
+    ended = processed + iterating - left
+    for name in ("total", "current"):
+        epochs[name] = {"ready": ended + 1, "started": ended + left, "processed": ended, "completed": ended}
+        batches[name]["completed"] = batches[name]["processed"] - 1
+    batches["is_last_batch"] = False
+    fit["epoch_loop.state_dict"]["_batches_that_stepped"] -= not iterating
+
+
+def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) -> None:
+    """Refuse the tensors of another algorithm.
+
+    Args:
+        held: the algorithm's own tensors in the checkpoint.
+        own: those of the algorithm that goes on.
+        path: of the checkpoint, for the message.
+        name: of the algorithm, for the message.
+
+    Raises:
+        ValueError: they differ in names or shapes.
+    """
+    there, here = _described(held), _described(own)
+    if there != here:
+        raise ValueError(
+            f"checkpoint {path}: is of another algorithm, or of one with other options: beside its models it "
+            f"holds {', '.join(there) or 'nothing'}, and {name} has {', '.join(here) or 'nothing'}. Type a "
+            "checkpoint of this algorithm, or begin with the model that `rlhf export` makes of this one."
+        )
+
+
+def fitting(held: Tensors, own: Tensors) -> dict[str, Tensor]:
+    """The algorithm's tensors, as in the checkpoint where that holds them in the same shape."""
+    return {n: held[n] if n in held and held[n].shape == own[n].shape else own[n] for n in own}
+
+
+def _described(tensors: Tensors) -> list[str]:
+    return sorted(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
