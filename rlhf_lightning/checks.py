@@ -1,4 +1,4 @@
-"""What an algorithm refuses before any worker starts: fields, data, models and rewards that cannot be."""
+"""What is refused before any worker starts: fields, data, models, rewards and a trainer that cannot be."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlhf_lightning.workers import Actor, Judge, Role
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
 
@@ -39,6 +40,27 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := own.get(name, least)) < least:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
+
+
+def check_gradients(trainer: Trainer) -> None:
+    """Refuse options about gradients, which are with the models: their optimizers clip and add up.
+
+    Raises:
+        ValueError: as said.
+    """
+    if clip := trainer.gradient_clip_val:
+        raise ValueError(
+            f"Trainer(gradient_clip_val={clip}): each model has an optimizer of its own, which clips. Type "
+            f"--algo.actor.optimizer.grad_clip {clip}, in Python "
+            f"Actor(optimizer=OptimizerSpec(grad_clip={clip}))."
+        )
+    if (count := trainer.accumulate_grad_batches) != 1:
+        raise ValueError(
+            f"Trainer(accumulate_grad_batches={count}): an optimizer's step is over a whole mini-batch, of "
+            "which as many tokens as fit are computed at a time. Type --algo.mini_batch_size ROWS, and "
+            "--strategy.settings.train.max_tokens_per_micro_batch TOKENS, in Python "
+            "Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))."
+        )
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:

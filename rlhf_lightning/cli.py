@@ -31,15 +31,15 @@ from rlhf_lightning.usage import refusal
 
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 OWNED = {
-    "strategy",
-    "accelerator",
-    "devices",
-    "num_nodes",
-    "precision",
-    "sync_batchnorm",
-    "use_distributed_sampler",
+    "strategy": "The strategy stands for itself: --strategy NAME.",
+    "accelerator": "The strategy computes on the GPUs that there are, else on CPUs: leave the option out.",
+    "devices": "The strategy divides them: --strategy.devices N.",
+    "num_nodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
+    "precision": "Each model has a type: --algo.actor.dtype bfloat16.",
+    "sync_batchnorm": "The strategy divides the models: leave the option out.",
+    "use_distributed_sampler": "The strategy divides each batch: leave the option out.",
 }
-"""Trainer options that the strategy decides."""
+"""Trainer options that the strategy decides, and what to type instead."""
 STRICT = {"exit_on_error": False, "allow_abbrev": False}
 """Of every parser: errors are raised, and `--trainer.max_step` is an error."""
 HELP = {
@@ -176,7 +176,8 @@ class CommandLine(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as err:
-            raise ValueError(refusal(str(err), {"trainer": Trainer})) from err
+            elsewhere = {f"trainer.{name}": said for name, said in OWNED.items()}
+            raise ValueError(refusal(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:
         """Make the algorithm, the data and the trainer with its strategy.

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self, dataclass_transform
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.checks import check_gradients
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_gpus
 from rlhf_lightning.controller.collector import rest
@@ -156,6 +157,16 @@ class Strategy(SingleDeviceStrategy):
                 f"{type(self).__name__} places an RLHFAlgorithm, not {type(self.lightning_module)}."
             )
         return self.lightning_module
+
+    def connect(self, model: LightningModule) -> None:
+        """Take the algorithm, before Lightning has checked what the trainer was told.
+
+        Raises:
+            ValueError: the trainer was told what the models decide.
+        """
+        super().connect(model)
+        if model._trainer is not None:
+            check_gradients(model._trainer)
 
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started.

@@ -6,8 +6,9 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 
 _TRIED = re.compile(
     r"- (Expected a <class '(NoneType|list)'>|Expected a path but|Does not validate)|"
@@ -18,33 +19,37 @@ _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
 
-def refusal(message: str, owners: Mapping[str, type]) -> str:
+def refusal(
+    message: str, owners: Mapping[str, type], *, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Shorten a message of the parser, and add the options that an unknown one may have been meant for.
 
     Args:
         message: of an error of jsonargparse.
         owners: the classes whose options have a fixed prefix, by that prefix.
+        elsewhere: what to type instead of options that these classes have and the command does not take.
     """
     lines = [line.strip() for line in message.splitlines()]
     said = " ".join(line.removeprefix("- ") for line in lines if not _TRIED.match(line))
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
-    return re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said) + _known(message, owners)
+    said = re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
+    unknown = _UNKNOWN.search(message)
+    if unknown is None:
+        return said
+    return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
 
 
-def _known(message: str, owners: Mapping[str, type]) -> str:
+def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
     """What an unknown option was meant for, or else the options there are."""
-    found, classes = _UNKNOWN.search(message), _CLASS.findall(message)
-    if found is None:
-        return ""
-    *path, name = found[1].split(".")
+    *path, name = option.split(".")
     owner: object = _load(classes[-1]) if classes else None
     for part in path:
         owner = owners.get(part) if owner is None else _default_types(owner).get(part)
     if not isinstance(owner, type):
-        return ". Try --help."
+        return "Try --help."
     names = list(inspect.signature(owner).parameters)
     close = get_close_matches(name, names, n=1)
-    return f". Did you mean {close[0]}?" if close else f". {owner.__name__} has: {', '.join(names)}."
+    return f"Did you mean {close[0]}?" if close else f"{owner.__name__} has: {', '.join(names)}."
 
 
 def _default_types(owner: object) -> dict[str, object]:

@@ -69,6 +69,25 @@ def copy_model(*, without: str = "") -> Path:
         ((*FIT, "--strategy.device", "1"), ("Colocated", "'device'", "Did you mean devices?")),
         ((*FIT, "--data.batchsize", "8"), ("TaskData", "'batchsize'", "Did you mean batch_size?")),
         ((*FIT, "--trainer.max_step", "1"), ("--trainer.max_step", "Did you mean max_steps?")),
+        ((*FIT, "--trainer.devices", "2"), ("--trainer.devices 2", "them: --strategy.devices N.")),
+        ((*FIT, "--trainer.precision", "bf16"), ("--trainer.precision", "--algo.actor.dtype bfloat16")),
+        ((*FIT, "--trainer.strategy", "ddp"), ("--trainer.strategy", "--strategy NAME")),
+        (
+            (
+                *FIT,
+                "--trainer.accelerator=gpu",
+            ),
+            ("--trainer.accelerator=gpu", "leave the option out"),
+        ),
+        ((*FIT, "--trainer.num_nodes", "2"), ("--trainer.num_nodes", "--strategy.address HOST:PORT")),
+        (
+            (*FIT, *SHORT, "--trainer.gradient_clip_val", "0.5"),
+            ("gradient_clip_val=0.5", "Type --algo.actor.optimizer.grad_clip 0.5"),
+        ),
+        (
+            (*FIT, *SHORT, "--trainer.accumulate_grad_batches", "4"),
+            ("accumulate_grad_batches=4", "--algo.mini_batch_size ROWS", "max_tokens_per_micro_batch TOKENS"),
+        ),
         ((*FIT, "--bogus", "1"), ("--bogus", "--help")),
         ((*FIT, "--algo.gamma", "high"), ("gamma", "float", "high")),
         ((*FIT, "--algo.actor.sampling.top_p", "2"), ("sampling.top_p=2.0", "(0, 1]")),
@@ -94,6 +113,20 @@ def test_an_unknown_key_in_a_configuration(rlhf: Rlhf) -> None:
     assert "does not accept option 'trainer.max_step'. Did you mean max_steps?" in rlhf.refused(
         "fit", "-c", "mine.yaml"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("devices: 2", "'trainer.devices'. The strategy divides them: --strategy.devices N."),
+        ("precision: bf16-mixed", "'trainer.precision'. Each model has a type: --algo.actor.dtype bfloat16."),
+        ("gradient_clip_val: 1.0", "Type --algo.actor.optimizer.grad_clip 1.0"),
+    ],
+)
+def test_a_trainers_option_in_a_configuration_that_others_decide(rlhf: Rlhf, option: str, said: str) -> None:
+    text = f"algo: ppo\ndata: {{class_path: taskdata, init_args: {{num_rows: 200}}}}\ntrainer: {{{option}}}\n"
+    Path("mine.yaml").write_text(text, encoding="utf-8")
+    assert said in rlhf.refused("fit", "-c", "mine.yaml")
 
 
 def test_a_data_file_that_is_not_there(rlhf: Rlhf) -> None:

@@ -115,6 +115,22 @@ def test_batches_of_several_sizes_are_refused_before_anything_starts(tmp_path: P
         trainer(OneStepOff(), tmp_path).fit(DAPO(), datamodule=data)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gradient_clip_val": 0.5}, r"gradient_clip_val=0.5.*OptimizerSpec\(grad_clip=0.5"),
+        ({"accumulate_grad_batches": 2}, r"accumulate_grad_batches=2.*FSDP\(max_tokens_per_micro_batch"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_trainers_options_that_models_decide_are_refused(
+    options: dict[str, float], said: str, tmp_path: Path
+) -> None:
+    run = pl.Trainer(strategy=Local(), accelerator="cpu", logger=False, default_root_dir=tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=said):
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+
+
 @pytest.mark.parametrize("name", ["save", "load"])
 def test_a_node_that_does_not_see_the_controllers_disk(name: str, tmp_path: Path) -> None:
     method = methods_of(Actor)[name].function
