@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.checks import check_gradients
+from rlhf_lightning.checks import check_trainer
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_gpus
 from rlhf_lightning.controller.collector import rest
@@ -162,11 +162,11 @@ class Strategy(SingleDeviceStrategy):
         """Take the algorithm, before Lightning has checked what the trainer was told.
 
         Raises:
-            ValueError: the trainer was told what the models decide.
+            ValueError: the trainer was told what this strategy or the models decide.
         """
         super().connect(model)
         if model._trainer is not None:
-            check_gradients(model._trainer)
+            check_trainer(model._trainer, self)
 
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started.
