@@ -13,6 +13,7 @@ import sys
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
@@ -84,7 +85,7 @@ def resolved(arguments: Sequence[str]) -> list[str]:
         ValueError: an unknown name, or a configuration file that cannot be read.
     """
     result = list(arguments[:1])
-    rest = [part for word in arguments[1:] for part in _halves(word)]
+    rest = _ordered([part for word in arguments[1:] for part in _halves(word)])
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
@@ -99,6 +100,26 @@ def resolved(arguments: Sequence[str]) -> list[str]:
             result.append(word)
         previous = word
     return result
+
+
+def _ordered(words: Sequence[str]) -> list[str]:
+    """The words with `--algo ppo` and its like before the options of that class, wherever they were typed.
+
+    Nothing passes a configuration file: what comes later still overrides what came before.
+    """
+    done: list[str] = []
+    classes: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("-c", "--config"):
+            done += [*classes, *others, word, *islice(rest, 1)]
+            classes, others = [], []
+        elif word in {f"--{option}" for option in FOLDERS}:
+            classes += [word, *islice(rest, 1)]
+        else:
+            others.append(word)
+    return [*done, *classes, *others]
 
 
 def _halves(word: str) -> list[str]:

@@ -16,6 +16,7 @@ _TRIED = re.compile(
 )
 """Lines about the types that were tried in vain."""
 _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
 
@@ -47,7 +48,10 @@ def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> s
         owner = owners.get(part) if owner is None else _default_types(owner).get(part)
     if not isinstance(owner, type):
         return "Try --help."
-    names = list(inspect.signature(owner).parameters)
+    options = inspect.signature(owner).parameters.values()
+    names = [option.name for option in options if option.kind not in _ANY]
+    if not names:
+        return "Name the class before its options, such as --algo ppo or --data promptdata."
     close = get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]}?" if close else f"{owner.__name__} has: {', '.join(names)}."
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -361,6 +362,42 @@ def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Tr
     assert found._every_n_train_steps == 50
     (usual,) = prepared(*FIT, *SHORT).checkpoint_callbacks
     assert type(usual) is LastCheckpoint
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--algo.group_size", "4", "--algo", "grpo", *SHORT), ("GRPO", 4, 128)),
+        (("--algo", "grpo", "--data.batch_size", "4", "--data", "taskdata"), ("GRPO", 8, 4)),
+        (
+            ("--algo.group_size=4", *SHORT, "--algo=grpo", "--data.batch_size=2", "--data=taskdata"),
+            ("GRPO", 4, 2),
+        ),
+        (("--algo.group_size", "4", "--algo", "grpo", "-c", "later.yaml"), ("GRPO", 6, 4)),
+        (("-c", "later.yaml", "--algo.group_size", "4", "--algo", "rloo"), ("RLOO", 4, 4)),
+        (("--algo", "ppo", "--algo.group_size", "4", "--algo", "grpo", *SHORT), ("GRPO", 4, 128)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value[1], str) else "",
+)
+def test_the_options_of_a_class_may_stand_before_its_name(
+    rlhf: Rlhf, words: tuple[str, ...], expected: tuple[str, int, int]
+) -> None:
+    Path("later.yaml").write_text(
+        "algo: {class_path: grpo, init_args: {group_size: 6}}\n"
+        "data: {class_path: taskdata, init_args: {batch_size: 4}}\n",
+        encoding="utf-8",
+    )
+    code, out, err = rlhf.run("fit", *words, "--print_config")
+    assert code == 0, err
+    found = yaml.safe_load(out)
+    algo, data = found["algo"], found["data"]["init_args"]
+    said = (algo["class_path"].rpartition(".")[2], algo["init_args"]["group_size"], data["batch_size"])
+    assert said == expected
+
+
+def test_options_of_a_class_that_nobody_has_named(rlhf: Rlhf) -> None:
+    message = rlhf.refused("fit", "--algo.group_size", "4", "--data", "taskdata")
+    assert "'group_size' is not accepted. Name the class before its options, such as --algo ppo" in message
 
 
 def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> None:
