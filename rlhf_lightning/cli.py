@@ -41,8 +41,8 @@ OWNED = {
     "use_distributed_sampler": "The strategy divides each batch: leave the option out.",
 }
 """Trainer options that the strategy decides, and what to type instead."""
-STRICT = {"exit_on_error": False, "allow_abbrev": False}
-"""Of every parser: errors are raised, and `--trainer.max_step` is an error."""
+STRICT = {"exit_on_error": False}
+"""Of every parser: errors are raised."""
 HELP = {
     "description": "RLHF as a Lightning trainer. `rlhf fit --algo ppo --strategy colocated` trains the model "
     "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
@@ -129,6 +129,13 @@ def _halves(word: str) -> list[str]:
     return [name, value] if split else [word]
 
 
+class Parser(LightningArgumentParser):
+    """A parser that knows no abbreviations: of its kind are those that parse the options of a class."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **{**options, "allow_abbrev": False})  # type: ignore[arg-type]
+
+
 class CommandLine(LightningCLI):
     """LightningCLI with `algo`, `strategy` and `data` instead of `model` and `trainer.strategy`."""
 
@@ -147,6 +154,7 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_kwargs={"overwrite": True},
+            parser_class=Parser,
             parser_kwargs={**STRICT, **HELP, **{command: dict(STRICT) for command in self.subcommands()}},
             trainer_defaults={
                 "default_root_dir": "runs",

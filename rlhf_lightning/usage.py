@@ -43,17 +43,24 @@ def refusal(
 def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
     """What an unknown option was meant for, or else the options there are."""
     *path, name = option.split(".")
-    owner: object = _load(classes[-1]) if classes else None
+    tried = [_load(cls) for cls in classes]
+    owner: object = next((cls for cls in reversed(tried) if _options(cls)), None)
+    if tried and owner is None:
+        return "Name the class before its options, such as --algo ppo or --data promptdata."
     for part in path:
         owner = owners.get(part) if owner is None else _default_types(owner).get(part)
     if not isinstance(owner, type):
         return "Try --help."
-    options = inspect.signature(owner).parameters.values()
-    names = [option.name for option in options if option.kind not in _ANY]
-    if not names:
-        return "Name the class before its options, such as --algo ppo or --data promptdata."
-    close = get_close_matches(name, names, n=1)
+    names = _options(owner)
+    begun = [known for known in names if known.startswith(name)]
+    close = begun or get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]}?" if close else f"{owner.__name__} has: {', '.join(names)}."
+
+
+def _options(owner: object) -> list[str]:
+    """The options of a class by name; of a base that takes any, none."""
+    parameters = inspect.signature(owner).parameters.values() if isinstance(owner, type) else ()
+    return [parameter.name for parameter in parameters if parameter.kind not in _ANY]
 
 
 def _default_types(owner: object) -> dict[str, object]:

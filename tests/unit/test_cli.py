@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -70,25 +69,6 @@ def copy_model(*, without: str = "") -> Path:
         ((*FIT, "--strategy.device", "1"), ("Colocated", "'device'", "Did you mean devices?")),
         ((*FIT, "--data.batchsize", "8"), ("TaskData", "'batchsize'", "Did you mean batch_size?")),
         ((*FIT, "--trainer.max_step", "1"), ("--trainer.max_step", "Did you mean max_steps?")),
-        ((*FIT, "--trainer.devices", "2"), ("--trainer.devices 2", "them: --strategy.devices N.")),
-        ((*FIT, "--trainer.precision", "bf16"), ("--trainer.precision", "--algo.actor.dtype bfloat16")),
-        ((*FIT, "--trainer.strategy", "ddp"), ("--trainer.strategy", "--strategy NAME")),
-        (
-            (
-                *FIT,
-                "--trainer.accelerator=gpu",
-            ),
-            ("--trainer.accelerator=gpu", "leave the option out"),
-        ),
-        ((*FIT, "--trainer.num_nodes", "2"), ("--trainer.num_nodes", "--strategy.address HOST:PORT")),
-        (
-            (*FIT, *SHORT, "--trainer.gradient_clip_val", "0.5"),
-            ("gradient_clip_val=0.5", "Type --algo.actor.optimizer.grad_clip 0.5"),
-        ),
-        (
-            (*FIT, *SHORT, "--trainer.accumulate_grad_batches", "4"),
-            ("accumulate_grad_batches=4", "--algo.mini_batch_size ROWS", "max_tokens_per_micro_batch TOKENS"),
-        ),
         ((*FIT, "--bogus", "1"), ("--bogus", "--help")),
         ((*FIT, "--algo.gamma", "high"), ("gamma", "float", "high")),
         ((*FIT, "--algo.actor.sampling.top_p", "2"), ("sampling.top_p=2.0", "(0, 1]")),
@@ -114,20 +94,6 @@ def test_an_unknown_key_in_a_configuration(rlhf: Rlhf) -> None:
     assert "does not accept option 'trainer.max_step'. Did you mean max_steps?" in rlhf.refused(
         "fit", "-c", "mine.yaml"
     )
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("devices: 2", "'trainer.devices'. The strategy divides them: --strategy.devices N."),
-        ("precision: bf16-mixed", "'trainer.precision'. Each model has a type: --algo.actor.dtype bfloat16."),
-        ("gradient_clip_val: 1.0", "Type --algo.actor.optimizer.grad_clip 1.0"),
-    ],
-)
-def test_a_trainers_option_in_a_configuration_that_others_decide(rlhf: Rlhf, option: str, said: str) -> None:
-    text = f"algo: ppo\ndata: {{class_path: taskdata, init_args: {{num_rows: 200}}}}\ntrainer: {{{option}}}\n"
-    Path("mine.yaml").write_text(text, encoding="utf-8")
-    assert said in rlhf.refused("fit", "-c", "mine.yaml")
 
 
 def test_a_data_file_that_is_not_there(rlhf: Rlhf) -> None:
@@ -362,42 +328,6 @@ def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Tr
     assert found._every_n_train_steps == 50
     (usual,) = prepared(*FIT, *SHORT).checkpoint_callbacks
     assert type(usual) is LastCheckpoint
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("--algo.group_size", "4", "--algo", "grpo", *SHORT), ("GRPO", 4, 128)),
-        (("--algo", "grpo", "--data.batch_size", "4", "--data", "taskdata"), ("GRPO", 8, 4)),
-        (
-            ("--algo.group_size=4", *SHORT, "--algo=grpo", "--data.batch_size=2", "--data=taskdata"),
-            ("GRPO", 4, 2),
-        ),
-        (("--algo.group_size", "4", "--algo", "grpo", "-c", "later.yaml"), ("GRPO", 6, 4)),
-        (("-c", "later.yaml", "--algo.group_size", "4", "--algo", "rloo"), ("RLOO", 4, 4)),
-        (("--algo", "ppo", "--algo.group_size", "4", "--algo", "grpo", *SHORT), ("GRPO", 4, 128)),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value[1], str) else "",
-)
-def test_the_options_of_a_class_may_stand_before_its_name(
-    rlhf: Rlhf, words: tuple[str, ...], expected: tuple[str, int, int]
-) -> None:
-    Path("later.yaml").write_text(
-        "algo: {class_path: grpo, init_args: {group_size: 6}}\n"
-        "data: {class_path: taskdata, init_args: {batch_size: 4}}\n",
-        encoding="utf-8",
-    )
-    code, out, err = rlhf.run("fit", *words, "--print_config")
-    assert code == 0, err
-    found = yaml.safe_load(out)
-    algo, data = found["algo"], found["data"]["init_args"]
-    said = (algo["class_path"].rpartition(".")[2], algo["init_args"]["group_size"], data["batch_size"])
-    assert said == expected
-
-
-def test_options_of_a_class_that_nobody_has_named(rlhf: Rlhf) -> None:
-    message = rlhf.refused("fit", "--algo.group_size", "4", "--data", "taskdata")
-    assert "'group_size' is not accepted. Name the class before its options, such as --algo ppo" in message
 
 
 def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> None:
