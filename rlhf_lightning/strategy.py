@@ -34,6 +34,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.reporting import leave_out
 from rlhf_lightning.workers import Role, Settings
 
 MODELS = "models"
@@ -167,6 +168,7 @@ class Strategy(SingleDeviceStrategy):
         super().connect(model)
         if model._trainer is not None:
             check_trainer(model._trainer, self)
+            leave_out(model._trainer, model)
 
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started.

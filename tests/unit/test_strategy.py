@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO, SFT
@@ -156,6 +158,32 @@ def test_a_trainer_that_was_told_what_others_decide(
 )
 def test_what_says_nothing_else_is_taken(options: dict[str, object], tmp_path: Path) -> None:
     assert "it would start" in told(Started(devices=2), tmp_path, **{"accelerator": "cpu", **options})
+
+
+def test_what_lightning_says_of_other_modules_is_left_out(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=1)
+    run = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=1,
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[saves],
+    )
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert Path(saves.best_model_path).is_dir()
+    assert [str(w.message) for w in warned if "manual optimization" in str(w.message)] == []
+    assert not any(isinstance(c, ModelSummary) for c in run.callbacks)  # type: ignore[attr-defined]
+
+
+def test_a_summary_that_was_asked_for_stays(tmp_path: Path) -> None:
+    asked = ModelSummary(max_depth=2)
+    run, algorithm = pl.Trainer(strategy=Local(), accelerator="cpu", logger=False, callbacks=[asked]), grpo()
+    algorithm.trainer = run
+    run.strategy.connect(algorithm)
+    assert asked in run.callbacks  # type: ignore[attr-defined]
 
 
 def test_a_strategy_of_one_device_names_another(tmp_path: Path) -> None:
