@@ -1,9 +1,12 @@
-"""What an algorithm refuses before any worker starts: fields, data, models and rewards that cannot be."""
+"""What is refused before any worker starts: fields, data, models, rewards and a trainer that cannot be."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, cast
+
+from lightning.pytorch.plugins import Precision
 
 from rlhf_lightning.data import load_tokenizer, row_data
 from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
@@ -13,8 +16,10 @@ from rlhf_lightning.workers import Actor, Judge, Role
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
+    from rlhf_lightning.strategy import Strategy
 
 _AGREEING = 0.99
 """Share of the main model's tokens that another's tokenizer has to number alike; added tokens may differ."""
@@ -39,6 +44,55 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := own.get(name, least)) < least:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
+
+
+def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
+    """Refuse a trainer that was told what its strategy or the models decide: nothing would come of it.
+
+    Raises:
+        ValueError: as said.
+    """
+    told = trainer._accelerator_connector
+    devices = told._devices_flag if isinstance(told._devices_flag, int) else len(told._devices_flag)
+    if devices not in (1, told.accelerator.auto_device_count(), strategy.devices):
+        takes = "devices" in inspect.signature(type(strategy)).parameters
+        name = type(strategy).__name__ if takes else "Colocated"
+        raise ValueError(
+            f"Trainer(devices={devices}): the strategy divides the devices. Type "
+            f"Trainer(strategy={name}(devices={devices})) instead."
+        )
+    if (nodes := told._num_nodes_flag) != 1:
+        raise ValueError(
+            f"Trainer(num_nodes={nodes}): the nodes are those of the Ray cluster. Leave num_nodes out, and "
+            'type Trainer(strategy=Colocated(address="HOST:PORT")) for a cluster that runs.'
+        )
+    if type(trainer.precision_plugin) is not Precision:
+        raise ValueError(
+            f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
+            'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
+        )
+    _check_gradients(trainer)
+
+
+def _check_gradients(trainer: Trainer) -> None:
+    """Refuse options about gradients, which are with the models: their optimizers clip and add up.
+
+    Raises:
+        ValueError: as said.
+    """
+    if clip := trainer.gradient_clip_val:
+        raise ValueError(
+            f"Trainer(gradient_clip_val={clip}): each model has an optimizer of its own, which clips. Type "
+            f"--algo.actor.optimizer.grad_clip {clip}, in Python "
+            f"Actor(optimizer=OptimizerSpec(grad_clip={clip}))."
+        )
+    if (count := trainer.accumulate_grad_batches) != 1:
+        raise ValueError(
+            f"Trainer(accumulate_grad_batches={count}): an optimizer's step is over a whole mini-batch, of "
+            "which as many tokens as fit are computed at a time. Type --algo.mini_batch_size ROWS, and "
+            "--strategy.settings.train.max_tokens_per_micro_batch TOKENS, in Python "
+            "Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))."
+        )
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:

@@ -13,6 +13,7 @@ import sys
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
@@ -31,17 +32,17 @@ from rlhf_lightning.usage import refusal
 
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 OWNED = {
-    "strategy",
-    "accelerator",
-    "devices",
-    "num_nodes",
-    "precision",
-    "sync_batchnorm",
-    "use_distributed_sampler",
+    "strategy": "The strategy stands for itself: --strategy NAME.",
+    "accelerator": "The strategy computes on the GPUs that there are, else on CPUs: leave the option out.",
+    "devices": "The strategy divides them: --strategy.devices N.",
+    "num_nodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
+    "precision": "Each model has a type: --algo.actor.dtype bfloat16.",
+    "sync_batchnorm": "The strategy divides the models: leave the option out.",
+    "use_distributed_sampler": "The strategy divides each batch: leave the option out.",
 }
-"""Trainer options that the strategy decides."""
-STRICT = {"exit_on_error": False, "allow_abbrev": False}
-"""Of every parser: errors are raised, and `--trainer.max_step` is an error."""
+"""Trainer options that the strategy decides, and what to type instead."""
+STRICT = {"exit_on_error": False}
+"""Of every parser: errors are raised."""
 HELP = {
     "description": "RLHF as a Lightning trainer. `rlhf fit --algo ppo --strategy colocated` trains the model "
     "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
@@ -84,7 +85,7 @@ def resolved(arguments: Sequence[str]) -> list[str]:
         ValueError: an unknown name, or a configuration file that cannot be read.
     """
     result = list(arguments[:1])
-    rest = [part for word in arguments[1:] for part in _halves(word)]
+    rest = _ordered([part for word in arguments[1:] for part in _halves(word)])
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
@@ -101,11 +102,38 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     return result
 
 
+def _ordered(words: Sequence[str]) -> list[str]:
+    """The words with `--algo ppo` and its like before the options of that class, wherever they were typed.
+
+    Nothing passes a configuration file: what comes later still overrides what came before.
+    """
+    done: list[str] = []
+    classes: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("-c", "--config"):
+            done += [*classes, *others, word, *islice(rest, 1)]
+            classes, others = [], []
+        elif word in {f"--{option}" for option in FOLDERS}:
+            classes += [word, *islice(rest, 1)]
+        else:
+            others.append(word)
+    return [*done, *classes, *others]
+
+
 def _halves(word: str) -> list[str]:
     """`--algo=ppo` as two words; everything else as it is."""
     name, equals, value = word.partition("=")
     split = bool(equals) and name in {"--config", *(f"--{option}" for option in FOLDERS)}
     return [name, value] if split else [word]
+
+
+class Parser(LightningArgumentParser):
+    """A parser that knows no abbreviations: of its kind are those that parse the options of a class."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **{**options, "allow_abbrev": False})  # type: ignore[arg-type]
 
 
 class CommandLine(LightningCLI):
@@ -126,6 +154,7 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_kwargs={"overwrite": True},
+            parser_class=Parser,
             parser_kwargs={**STRICT, **HELP, **{command: dict(STRICT) for command in self.subcommands()}},
             trainer_defaults={
                 "default_root_dir": "runs",
@@ -176,7 +205,8 @@ class CommandLine(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as err:
-            raise ValueError(refusal(str(err), {"trainer": Trainer})) from err
+            elsewhere = {f"trainer.{name}": said for name, said in OWNED.items()}
+            raise ValueError(refusal(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:
         """Make the algorithm, the data and the trainer with its strategy.

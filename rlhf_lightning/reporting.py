@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelSummary, RichModelSummary
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +28,21 @@ logger = logging.getLogger(__name__)
 
 PER_TOKEN = ("kl", "values", "advantages")
 """Columns [B, R] that a table of samples shows where an algorithm explains them."""
+
+
+def leave_out(trainer: Trainer, model: LightningModule) -> None:
+    """Keep back what Lightning says by itself and is not so where the models are elsewhere.
+
+    That is its summary of a module without parameters, and its warning that a checkpoint holds what the last
+    step has made of the weights.
+    """
+    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")
+    if next(model.parameters(), None) is None:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        usual = [
+            type(c) in (ModelSummary, RichModelSummary) and vars(c) == vars(type(c)()) for c in callbacks
+        ]
+        callbacks[:] = [callback for callback, left in zip(callbacks, usual, strict=True) if not left]
 
 
 def timings(reports: Sequence[CallReport]) -> dict[str, float]:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self, cast, dataclass_transform
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.checks import check_trainer
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_gpus
 from rlhf_lightning.controller.collector import rest
@@ -33,6 +34,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.reporting import leave_out
 from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
 from rlhf_lightning.workers import Role, Settings
 
@@ -157,6 +159,17 @@ class Strategy(SingleDeviceStrategy):
                 f"{type(self).__name__} places an RLHFAlgorithm, not {type(self.lightning_module)}."
             )
         return self.lightning_module
+
+    def connect(self, model: LightningModule) -> None:
+        """Take the algorithm, before Lightning has checked what the trainer was told.
+
+        Raises:
+            ValueError: the trainer was told what this strategy or the models decide.
+        """
+        super().connect(model)
+        if model._trainer is not None:
+            check_trainer(model._trainer, self)
+            leave_out(model._trainer, model)
 
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started.

@@ -15,7 +15,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.callbacks.output import leaves_files, output_path
 from rlhf_lightning.data import row_data
-from rlhf_lightning.rewards import HTTPOptions, RewardSpec, preflight, score
+from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
 from rlhf_lightning.workers import Reward
 
 REWARD, SECOND, GAP = "val/reward", "val/second_reward", "val/reward_gap"
@@ -42,9 +42,9 @@ class SecondReward(Callback):
 
     def __init__(
         self,
-        functions: dict[str, float] | list[str] | str | None = None,
+        functions: Functions = None,
         *,
-        by_source: dict[str, dict[str, float]] | None = None,
+        by_source: Sources | None = None,
         http: HTTPOptions | None = None,
         path: str | None = None,
     ) -> None:
@@ -176,9 +176,7 @@ class SecondReward(Callback):
             )
 
 
-def _spec(
-    functions: dict[str, float] | list[str] | str, by_source: dict[str, dict[str, float]], http: HTTPOptions
-) -> RewardSpec:
+def _spec(functions: Functions, by_source: Sources, http: HTTPOptions) -> RewardSpec:
     if not functions and not by_source:
         raise ValueError(
             "no function is named. Type --trainer.callbacks.functions exact_match, or your own, such as "

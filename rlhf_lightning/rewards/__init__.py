@@ -1,7 +1,7 @@
 """Rewards: functions `(prompts, responses, rows) -> scores` or services, by data source, with weights."""
 
 from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError
-from rlhf_lightning.rewards.registry import REWARDS, resolve
+from rlhf_lightning.rewards.registry import REWARDS, Functions, Sources, named, named_sources, resolve
 from rlhf_lightning.rewards.score import preflight, score
 from rlhf_lightning.rewards.spec import Kind, RewardFunction, RewardSpec
 from rlhf_lightning.rewards.steps import step_ends
@@ -10,11 +10,15 @@ __all__ = [
     "RETRIES",
     "REWARDS",
     "SCHEMES",
+    "Functions",
     "HTTPOptions",
     "Kind",
     "RewardFunction",
     "RewardSpec",
     "ServiceError",
+    "Sources",
+    "named",
+    "named_sources",
     "preflight",
     "resolve",
     "score",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from rlhf_lightning.rewards.functions import (
     exact_match,
@@ -20,6 +21,14 @@ from rlhf_lightning.rewards.maths import maths_answer
 
 if TYPE_CHECKING:
     from rlhf_lightning.rewards.spec import Kind, RewardFunction
+
+    # Any: a mapping's type of keys is invariant, and mappings of str are to pass, too.
+    Weights: TypeAlias = Mapping[Any, float]
+    Functions: TypeAlias = Weights | Sequence[str | RewardFunction] | str | RewardFunction | None
+    Sources: TypeAlias = Mapping[str, Weights]
+else:  # what the command line takes
+    Functions = dict[str, float] | list[str] | str | None
+    Sources = dict[str, dict[str, float]]
 
 REWARDS: dict[str, RewardFunction] = {
     "exact_match": exact_match,
@@ -77,4 +86,48 @@ def _unknown(what: str, why: str) -> str:
     return (
         f"{what}: {why}. Short names: {', '.join(REWARDS)}. For your own function give its dotted path, such "
         "as mypackage.mymodule.myfunction; for a service its address, such as http://127.0.0.1:8000/score."
+    )
+
+
+def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | list[str] | str | None:
+    """Return the same with dotted paths instead of functions.
+
+    Raises:
+        ValueError: workers cannot import a function, or something else is given.
+    """
+    if functions is None or isinstance(functions, str):
+        return functions
+    if isinstance(functions, Mapping):
+        return {_path(function, kind): weight for function, weight in functions.items()}
+    if isinstance(functions, Sequence):
+        return [_path(function, kind) for function in functions]
+    return _path(functions, kind)
+
+
+def named_sources(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
+    """Return the same with dotted paths instead of functions.
+
+    Raises:
+        ValueError: workers cannot import a function.
+    """
+    return {
+        source: {_path(function, kind): weight for function, weight in weights.items()}
+        for source, weights in by_source.items()
+    }
+
+
+def _path(function: object, kind: Kind) -> str:
+    """The name by which workers import a function; what is a name stays."""
+    if isinstance(function, str):
+        return function
+    for short, known in REWARDS.items():
+        if function is known:
+            return short
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if module != "__main__" and name and vars(sys.modules[module]).get(name) is function:
+        return f"{module}.{name}"
+    why = "in the script itself" if module == "__main__" else "not under its name at the top of a module"
+    raise ValueError(
+        f"{kind}.functions: {function!r} is {why}, so workers cannot import it. Write it with `def` in a "
+        "module of its own, such as my_rewards.py beside the script, and import it from there."
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import defaultdict
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -83,7 +86,8 @@ def _call(
     """Call one function and count what it returns."""
     whose, first = f"{spec.kind} function {name}", f"the first with the prompt {prompts[0][:60]!r}"
     try:
-        returned: list[object] = list(resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows))
+        given = resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows)
+        returned: list[object] = list(_awaited(given) if isinstance(given, Awaitable) else given)
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
     except Exception as err:
@@ -96,6 +100,16 @@ def _call(
             "Return one number for each response."
         )
     return returned
+
+
+def _awaited(coming: Awaitable[Sequence[float]]) -> Sequence[float]:
+    """What an `async def` returns, on a thread of its own: a notebook's has a loop that runs."""
+
+    async def scores() -> Sequence[float]:
+        return await coming
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, scores()).result()
 
 
 def _finite(whose: str, value: object, number: int, prompt: str) -> float:

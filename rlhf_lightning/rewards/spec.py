@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlhf_lightning.rewards.http import HTTPOptions
+from rlhf_lightning.rewards.registry import Functions, Sources, named, named_sources
 
 if TYPE_CHECKING:
     from rlhf_lightning.spec import ModelSpec
@@ -22,8 +24,8 @@ class RewardFunction(Protocol):
 
     def __call__(
         self, prompts: list[str], responses: list[str], rows: list[dict[str, object]], /
-    ) -> Sequence[float]:
-        """Score the responses.
+    ) -> Sequence[float] | Awaitable[Sequence[float]]:
+        """Score the responses; an `async def` is awaited.
 
         Args:
             prompts: the texts that the model read.
@@ -40,19 +42,21 @@ class RewardSpec:
     """What the reward of a response is: a weighted sum of functions, a model, or both.
 
     A function is a short name (`exact_match`, `maths_answer`, ...), the dotted path of your own, such as
-    `mypackage.mymodule.brevity`, or the address of a service, such as `http://127.0.0.1:8000/score`.
+    `mypackage.mymodule.brevity`, or the address of a service, such as `http://127.0.0.1:8000/score`. In
+    Python it may be the function itself, if workers can import it.
 
     Raises:
-        ValueError: a weight is not a finite number, or a cost has neither functions nor a model.
+        ValueError: a weight is not a finite number, workers cannot import a function, or a cost has neither
+            functions nor a model.
 
     Example:
         >>> RewardSpec(functions={"exact_match": 1.0, "length": -0.1}).weights({"data_source": "any"})
         {'exact_match': 1.0, 'length': -0.1}
     """
 
-    functions: dict[str, float] | list[str] | str | None = None
+    functions: Functions = None
     """A function, a list of them, or a mapping of function to weight; exact_match where nothing is given."""
-    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+    by_source: Sources = field(default_factory=dict)
     """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
     model: ModelSpec | None = None
     """A reward model, whose score is added."""
@@ -62,6 +66,8 @@ class RewardSpec:
     """What messages call it; a cost has no default function."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "functions", named(self.functions, kind=self.kind))
+        object.__setattr__(self, "by_source", named_sources(self.by_source, kind=self.kind))
         if self.kind == "cost" and self.model is None and not self.names():
             raise ValueError(
                 "cost: it has neither functions nor a model, and there is no default. Type "
@@ -70,9 +76,10 @@ class RewardSpec:
             )
         for option, weights in [("functions", self.defaults()), *self.by_source.items()]:
             for name, weight in weights.items():
-                if not math.isfinite(weight):
+                if not _is_finite(weight):
                     raise ValueError(
-                        f"{self.kind} {option}: {name} has the weight {weight}. Give a finite number."
+                        f"{self.kind} {option}: {name} has the weight {weight!r}. A weight is a finite "
+                        "number, such as 1.0."
                     )
 
     def defaults(self) -> dict[str, float]:
@@ -80,10 +87,10 @@ class RewardSpec:
         if self.functions is None:
             scored = self.by_source or self.model is not None or self.kind == "cost"
             return {} if scored else {DEFAULT: 1.0}
-        if isinstance(self.functions, Mapping):
-            return dict(self.functions)
-        names = [self.functions] if isinstance(self.functions, str) else self.functions
-        return dict.fromkeys(names, 1.0)
+        functions = named(self.functions)
+        if isinstance(functions, dict):
+            return functions
+        return dict.fromkeys([functions] if isinstance(functions, str) else functions or [], 1.0)
 
     def weights(self, row: Mapping[str, object]) -> dict[str, float]:
         """Return the functions that score a row.
@@ -92,7 +99,7 @@ class RewardSpec:
             ValueError: there are none, and no model either.
         """
         source = str(row.get("data_source", ""))
-        weights = self.by_source.get(source, self.defaults())
+        weights = dict(self.by_source.get(source, self.defaults()))
         if not weights and self.model is None:
             raise ValueError(
                 f"{self.kind}: no function scores the data source {source!r}; by_source has: "
@@ -104,3 +111,7 @@ class RewardSpec:
         """Return all functions that are named, once each."""
         every = [self.defaults(), *self.by_source.values()]
         return list(dict.fromkeys(name for weights in every for name in weights))
+
+
+def _is_finite(weight: object) -> bool:
+    return isinstance(weight, Real) and math.isfinite(weight)

@@ -13,7 +13,18 @@ from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import Head, located
 from rlhf_lightning.functional import at_last_valid, last_valid
-from rlhf_lightning.rewards import RETRIES, SCHEMES, HTTPOptions, Kind, RewardSpec, score
+from rlhf_lightning.rewards import (
+    RETRIES,
+    SCHEMES,
+    Functions,
+    HTTPOptions,
+    Kind,
+    RewardSpec,
+    Sources,
+    named,
+    named_sources,
+    score,
+)
 from rlhf_lightning.spec import ModelSpec
 
 
@@ -27,9 +38,9 @@ class Judge(Remote):
 
     path: str = ""
     """A sequence-classification directory with one output; no model where empty."""
-    functions: dict[str, float] | list[str] | str | None = None
+    functions: Functions = None
     """A function's name, dotted path or http address, a list of them, or a mapping of them to weights."""
-    by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+    by_source: Sources = field(default_factory=dict)
     """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
     tokenizer: str = ""
     """The actor's where empty; it turns ids into the texts that functions read."""
@@ -43,6 +54,8 @@ class Judge(Remote):
     """What its numbers are."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "functions", named(self.functions, kind=self.kind))
+        object.__setattr__(self, "by_source", named_sources(self.by_source, kind=self.kind))
         if self.clip is not None and not self.clip > 0:
             raise ValueError(
                 f"{self.kind}.clip={self.clip}: no score is left. Give a positive number, such as 5."

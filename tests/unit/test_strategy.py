@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO, SFT
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import RowData, TaskData
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import Local, OneStepOff, OpenRLHF, Standalone
+from rlhf_lightning.strategies import Colocated, Local, OneStepOff, OpenRLHF, Standalone
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Reward
 
@@ -113,6 +115,79 @@ def test_batches_of_several_sizes_are_refused_before_anything_starts(tmp_path: P
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
     with pytest.raises(ValueError, match=r"DAPO answers some prompts again .*Try --algo.rounds 1"):
         trainer(OneStepOff(), tmp_path).fit(DAPO(), datamodule=data)
+
+
+class Started(Colocated):
+    """Fails once it is to start."""
+
+    def setup_environment(self) -> None:
+        """Refuse."""
+        raise KeyError("it would start")
+
+
+def told(strategy: Strategy, root: Path, **options: object) -> str:
+    """With what a run ends whose trainer has these options."""
+    run = pl.Trainer(strategy=strategy, logger=False, default_root_dir=root, **options)  # type: ignore[arg-type]
+    with pytest.raises((ValueError, KeyError)) as error:
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": 2}, "Type Trainer(strategy=Started(devices=2))"),
+        ({"num_nodes": 2}, 'Leave num_nodes out, and type Trainer(strategy=Colocated(address="HOST:PORT"))'),
+        ({"precision": "bf16-mixed"}, "Trainer(precision='bf16-mixed'): each model has a type"),
+        ({"precision": "bf16-true"}, 'Type Actor(dtype="bfloat16")'),
+        ({"gradient_clip_val": 0.5}, "in Python Actor(optimizer=OptimizerSpec(grad_clip=0.5))"),
+        ({"accumulate_grad_batches": 2}, "in Python Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))"),
+    ],
+    ids=str,
+)
+def test_a_trainer_that_was_told_what_others_decide(
+    options: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    assert said in told(Started(), tmp_path, accelerator="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"devices": "auto"}, {"devices": 1}, {"devices": 2}, {"accelerator": "auto", "precision": 32}],
+    ids=str,
+)
+def test_what_says_nothing_else_is_taken(options: dict[str, object], tmp_path: Path) -> None:
+    assert "it would start" in told(Started(devices=2), tmp_path, **{"accelerator": "cpu", **options})
+
+
+def test_what_lightning_says_of_other_modules_is_left_out(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=1)
+    run = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=1,
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[saves],
+    )
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert Path(saves.best_model_path).is_dir()
+    assert [str(w.message) for w in warned if "manual optimization" in str(w.message)] == []
+    assert not any(isinstance(c, ModelSummary) for c in run.callbacks)  # type: ignore[attr-defined]
+
+
+def test_a_summary_that_was_asked_for_stays(tmp_path: Path) -> None:
+    asked = ModelSummary(max_depth=2)
+    run, algorithm = pl.Trainer(strategy=Local(), accelerator="cpu", logger=False, callbacks=[asked]), grpo()
+    algorithm.trainer = run
+    run.strategy.connect(algorithm)
+    assert asked in run.callbacks  # type: ignore[attr-defined]
+
+
+def test_a_strategy_of_one_device_names_another(tmp_path: Path) -> None:
+    assert "Type Trainer(strategy=Colocated(devices=2))" in told(Local(), tmp_path, devices=2)
 
 
 @pytest.mark.parametrize("name", ["save", "load"])

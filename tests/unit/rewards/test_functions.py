@@ -8,7 +8,9 @@ from rlhf_lightning.rewards import resolve
 
 
 def run(name: str, responses: list[str], **fields: object) -> list[float]:
-    return list(resolve(name)([""] * len(responses), responses, [dict(fields) for _ in responses]))
+    scores = resolve(name)([""] * len(responses), responses, [dict(fields) for _ in responses])
+    assert isinstance(scores, list)
+    return scores
 
 
 def test_exact_match_ignores_white_space_around() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import pickle
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from rlhf_lightning.rewards import REWARDS, RewardSpec, preflight, resolve, score
+from rlhf_lightning.rewards import REWARDS, Functions, RewardSpec, preflight, resolve, score
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Cost, Reward
 
 Row = dict[str, object]
 
@@ -191,3 +195,64 @@ def test_options_from_the_command_line() -> None:
     by_source = parse("--reward", '{"by_source": {"gsm8k": {"maths_answer": 1.0}}}')
     assert by_source.weights({"data_source": "gsm8k"}) == {"maths_answer": 1.0}
     assert parse("--reward.model.path", "some/model").model == ModelSpec(path="some/model")
+
+
+def as_given(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+    """A user's reward, to be given itself."""
+    return [float(len(response)) for response in responses]
+
+
+async def awaited(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+    """The same, from something to wait for."""
+    await asyncio.sleep(0)
+    return as_given(prompts, responses, rows)
+
+
+HERE = f"{__name__}.as_given"
+
+
+@pytest.mark.parametrize(
+    ("functions", "expected"),
+    [
+        (as_given, {HERE: 1.0}),
+        ([as_given, "length"], {HERE: 1.0, "length": 1.0}),
+        ({as_given: 0.5, "length": 2}, {HERE: 0.5, "length": 2}),
+        (REWARDS["length"], {"length": 1.0}),
+    ],
+    ids=["itself", "in a list", "with a weight", "a short name's"],
+)
+def test_functions_themselves(functions: Functions, expected: dict[str, float]) -> None:
+    assert RewardSpec(functions=functions).weights({}) == expected
+    role = pickle.loads(pickle.dumps(Reward(functions=functions, by_source={"b": {as_given: 3.0}})))  # noqa: S301
+    assert role.spec.weights({}) == expected
+    assert role.spec.weights({"data_source": "b"}) == {HERE: 3.0}
+
+
+def test_functions_are_imported_by_name_and_awaited() -> None:
+    spec = RewardSpec(functions={as_given: 1.0, awaited: 0.5})
+    assert scored(spec, ["yes", "no"], [row(), row()])["scores"] == [4.5, 3.0]
+
+    async def in_a_notebook() -> list[float]:
+        return scored(spec, ["yes"], [row()])["scores"]
+
+    assert asyncio.run(in_a_notebook()) == [4.5]
+
+
+def test_functions_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inside(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+        return []
+
+    alone = r"is not under its name at the top of a module, so workers cannot import it\. Write it with `def`"
+    for function in (inside, lambda prompts, responses, rows: [0.0], partial(as_given)):
+        with pytest.raises(ValueError, match=alone):
+            Reward(functions=function)
+    with pytest.raises(ValueError, match=r"cost\.functions: 5 is not"):
+        Cost(functions=[5])  # type: ignore[list-item]
+    monkeypatch.setattr(as_given, "__module__", "__main__")
+    with pytest.raises(ValueError, match=r"as_given.* is in the script itself.*such as my_rewards\.py"):
+        Reward(functions={as_given: 1.0})
+
+
+def test_a_weight_is_a_number() -> None:
+    with pytest.raises(ValueError, match=r"exact_match has the weight 'a'\. A weight is a finite number"):
+        _ = Reward(functions={"exact_match": "a"}).spec  # type: ignore[dict-item]

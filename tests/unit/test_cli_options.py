@@ -1,0 +1,110 @@
+"""Options where nobody takes them: refused with the one to type instead, or taken wherever they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.unit.rlhf import Rlhf
+
+FIT = ("fit", "--algo", "ppo")
+SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The present directory of each test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*FIT, "--trainer.devices", "2"), ("--trainer.devices 2", "them: --strategy.devices N.")),
+        ((*FIT, "--trainer.precision", "bf16"), ("--trainer.precision", "--algo.actor.dtype bfloat16")),
+        ((*FIT, "--trainer.strategy", "ddp"), ("--trainer.strategy", "--strategy NAME")),
+        (
+            (
+                *FIT,
+                "--trainer.accelerator=gpu",
+            ),
+            ("--trainer.accelerator=gpu", "leave the option out"),
+        ),
+        ((*FIT, "--trainer.num_nodes", "2"), ("--trainer.num_nodes", "--strategy.address HOST:PORT")),
+        (
+            (*FIT, *SHORT, "--trainer.gradient_clip_val", "0.5"),
+            ("gradient_clip_val=0.5", "Type --algo.actor.optimizer.grad_clip 0.5"),
+        ),
+        (
+            (*FIT, *SHORT, "--trainer.accumulate_grad_batches", "4"),
+            ("accumulate_grad_batches=4", "--algo.mini_batch_size ROWS", "max_tokens_per_micro_batch TOKENS"),
+        ),
+        ((*FIT, "--algo.actor.sampling.temp", "1"), ("--sampling.temp", "Did you mean temperature?")),
+        (
+            (*FIT, "--strategy.settings.train.max_tokens", "2"),
+            ("--train.max_tokens", "Did you mean max_tokens_per_micro_batch?"),
+        ),
+        (
+            (*FIT, "--trainer.callbacks+=SecondReward", "--trainer.callbacks.func=length"),
+            ("SecondReward: Option 'func'", "Did you mean functions?"),
+        ),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if value[0] == "fit" else "",
+)
+def test_an_option_that_has_another_name(rlhf: Rlhf, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    message = rlhf.refused(*words)
+    assert [part for part in said if part not in message] == [], message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("devices: 2", "'trainer.devices'. The strategy divides them: --strategy.devices N."),
+        ("precision: bf16-mixed", "'trainer.precision'. Each model has a type: --algo.actor.dtype bfloat16."),
+        ("gradient_clip_val: 1.0", "Type --algo.actor.optimizer.grad_clip 1.0"),
+    ],
+)
+def test_a_trainers_option_in_a_configuration_that_others_decide(rlhf: Rlhf, option: str, said: str) -> None:
+    text = f"algo: ppo\ndata: {{class_path: taskdata, init_args: {{num_rows: 200}}}}\ntrainer: {{{option}}}\n"
+    Path("mine.yaml").write_text(text, encoding="utf-8")
+    assert said in rlhf.refused("fit", "-c", "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--algo.group_size", "4", "--algo", "grpo", *SHORT), ("GRPO", 4, 128)),
+        (("--algo", "grpo", "--data.batch_size", "4", "--data", "taskdata"), ("GRPO", 8, 4)),
+        (
+            ("--algo.group_size=4", *SHORT, "--algo=grpo", "--data.batch_size=2", "--data=taskdata"),
+            ("GRPO", 4, 2),
+        ),
+        (("--algo.group_size", "4", "--algo", "grpo", "-c", "later.yaml"), ("GRPO", 6, 4)),
+        (("-c", "later.yaml", "--algo.group_size", "4", "--algo", "rloo"), ("RLOO", 4, 4)),
+        (("--algo", "ppo", "--algo.group_size", "4", "--algo", "grpo", *SHORT), ("GRPO", 4, 128)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value[1], str) else "",
+)
+def test_the_options_of_a_class_may_stand_before_its_name(
+    rlhf: Rlhf, words: tuple[str, ...], expected: tuple[str, int, int]
+) -> None:
+    Path("later.yaml").write_text(
+        "algo: {class_path: grpo, init_args: {group_size: 6}}\n"
+        "data: {class_path: taskdata, init_args: {batch_size: 4}}\n",
+        encoding="utf-8",
+    )
+    code, out, err = rlhf.run("fit", *words, "--print_config")
+    assert code == 0, err
+    found = yaml.safe_load(out)
+    algo, data = found["algo"], found["data"]["init_args"]
+    said = (algo["class_path"].rpartition(".")[2], algo["init_args"]["group_size"], data["batch_size"])
+    assert said == expected
+
+
+def test_options_of_a_class_that_nobody_has_named(rlhf: Rlhf) -> None:
+    message = rlhf.refused("fit", "--algo.group_size", "4", "--data", "taskdata")
+    assert "'group_size' is not accepted. Name the class before its options, such as --algo ppo" in message
