@@ -167,7 +167,7 @@ class RayCluster:
         bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
         group = placement_group([bundle] * pool.num_devices, strategy="PACK")
         self._groups.append(group)
-        if not group.wait(min(self.timeout_s, RESERVE_S)):
+        if not self._has(group, pool):
             free = {name: ray.available_resources().get(name, 0) for name in bundle}
             left = ", ".join(f"{count:.0f} {name}s" for name, count in free.items())
             raise WorkerTimeoutError(
@@ -187,6 +187,17 @@ class RayCluster:
                 len(self.actors)
             )
             self.actors.append(cast(DeviceHandle, handle))
+
+    def _has(self, group: PlacementGroup, pool: ResourcePool) -> bool:
+        """Wait for a pool's devices; whether there are enough that no other job holds."""
+        try:
+            return bool(group.wait(min(self.timeout_s, RESERVE_S)))
+        except Exception as err:  # Ray has no narrower one for a group that it has lost
+            raise WorkerError(
+                f"pool {pool.name}: the cluster went away while its devices were reserved ({err}). Look "
+                "whether its head is up. `auto` may have found the Ray that another job started for itself: "
+                "give host:port, such as --strategy.address 10.0.0.1:6379."
+            ) from err
 
     def prepare(
         self, placements: Mapping[str, Placement], groups: Sequence[tuple[int, ...]], *, offload: bool = False
