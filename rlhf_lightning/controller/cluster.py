@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import ray
 import torch
@@ -22,6 +22,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_lightning.controller.block import Shard
+from rlhf_lightning.controller.connection import LOCAL, check_address, join, start_ray
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
@@ -29,21 +30,10 @@ from rlhf_lightning.controller.parcel import answer, deliver
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import WorldSpec
 
-LOCAL = "local"
-"""The address that stands for a Ray of the job's own on this machine."""
 RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
-ANSWER_S = 5.0
-"""Longest wait for the head of a cluster to answer."""
-
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """What torchrun, srun and mpirun number their processes by."""
-_SETTINGS_OF_RAY = {"worker_niceness": 0}
-"""Ray's workers would let every other process of the machine go first; one of two threads then starves."""
-_SETTINGS = b"\x04"
-"""The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
-"""What a client says first: the preface and an empty frame of settings."""
 
 
 @dataclass(frozen=True)
@@ -104,38 +94,6 @@ def check_alone() -> None:
             )
 
 
-def check_address(address: str) -> None:
-    """Refuse an address at which nothing answers, in seconds rather than minutes.
-
-    Raises:
-        ValueError: the address is not `auto` or host:port, or nothing listens there.
-    """
-    if address == "auto":
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit() or address.startswith("ray://"):
-        raise ValueError(
-            f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379."
-        )
-    try:
-        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as head:
-            head.sendall(_GREETING)
-            answered = _encrypted() or head.recv(4, socket.MSG_WAITALL)[3:] == _SETTINGS
-        reason = "" if answered else "what listens there is not Ray"
-    except OSError as err:
-        reason = str(err)
-    if reason:
-        raise ValueError(
-            f"strategy.address={address!r}: no Ray cluster answers there ({reason}). Start one with "
-            "`ray start --head`, or leave the address out to use this machine."
-        )
-
-
-def _encrypted() -> bool:
-    """Whether Ray's ports speak TLS, and so do not answer a greeting in the clear."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-
-
 class RayCluster:
     """The Ray side of one job: connects, starts the devices, and ends what it started."""
 
@@ -182,23 +140,10 @@ class RayCluster:
         if ray.is_initialized():
             return
         self.check(needed)
-        quiet: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
         if self._address is None:
-            cpus = max(needed, os.cpu_count() or 1)
-            ray.init(
-                address=LOCAL,
-                num_cpus=cpus,
-                include_dashboard=False,
-                _system_config=_SETTINGS_OF_RAY,
-                **quiet,
-            )
+            start_ray(max(needed, os.cpu_count() or 1))
         else:
-            try:
-                ray.init(address=self._address, **quiet)
-            except ConnectionError as err:
-                raise ValueError(
-                    f"strategy.address={self._address!r}: no Ray cluster can be joined there ({err})."
-                ) from err
+            join(self._address)
         self._started_ray = True
 
     def start(self, pools: Sequence[ResourcePool]) -> None:
@@ -222,7 +167,7 @@ class RayCluster:
         bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
         group = placement_group([bundle] * pool.num_devices, strategy="PACK")
         self._groups.append(group)
-        if not group.wait(min(self.timeout_s, RESERVE_S)):
+        if not self._has(group, pool):
             free = {name: ray.available_resources().get(name, 0) for name in bundle}
             left = ", ".join(f"{count:.0f} {name}s" for name, count in free.items())
             raise WorkerTimeoutError(
@@ -242,6 +187,17 @@ class RayCluster:
                 len(self.actors)
             )
             self.actors.append(cast(DeviceHandle, handle))
+
+    def _has(self, group: PlacementGroup, pool: ResourcePool) -> bool:
+        """Wait for a pool's devices; whether there are enough that no other job holds."""
+        try:
+            return bool(group.wait(min(self.timeout_s, RESERVE_S)))
+        except Exception as err:  # Ray has no narrower one for a group that it has lost
+            raise WorkerError(
+                f"pool {pool.name}: the cluster went away while its devices were reserved ({err}). Look "
+                "whether its head is up. `auto` may have found the Ray that another job started for itself: "
+                "give host:port, such as --strategy.address 10.0.0.1:6379."
+            ) from err
 
     def prepare(
         self, placements: Mapping[str, Placement], groups: Sequence[tuple[int, ...]], *, offload: bool = False
@@ -290,8 +246,10 @@ class RayCluster:
         if ray.is_initialized():
             for actor in self.actors:
                 ray.kill(cast(ActorHandle[DeviceActor], actor), no_restart=True)
-            for group in self._groups:
-                remove_placement_group(group)
+            # A Ray of the job's own ends with its groups, and may be dead: removing them would wait for it.
+            if self.is_elsewhere or not self._started_ray:
+                for group in self._groups:
+                    remove_placement_group(group)
             if self._started_ray:
                 ray.shutdown()
         self.actors.clear()

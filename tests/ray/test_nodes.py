@@ -11,10 +11,10 @@ import lightning.pytorch as pl
 import pytest
 import ray
 from lightning.pytorch.callbacks import Callback
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.controller import WorkerTimeoutError
+from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller import cluster as ray_cluster
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.strategies import Colocated, Split
@@ -82,3 +82,16 @@ def test_devices_that_other_jobs_hold_are_counted(
             fit(ppo(tiny), Split(devices=3, actor_devices=1), tmp_path, steps=1)
     finally:
         remove_placement_group(others)
+
+
+def test_a_cluster_that_goes_away_is_named(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(bundles: list[dict[str, float]], strategy: str) -> PlacementGroup:
+        group: PlacementGroup = placement_group(bundles, strategy)
+        remove_placement_group(group)
+        return group
+
+    monkeypatch.setattr(ray_cluster, "placement_group", lost)
+    with pytest.raises(WorkerError, match=r"pool \w+: the cluster went away .*does not exist.* host:port"):
+        fit(ppo(tiny), Colocated(devices=1), tmp_path, steps=1)

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning import checkpoint
 from rlhf_lightning.callbacks import LastCheckpoint
-from rlhf_lightning.controller import cluster
+from rlhf_lightning.controller import connection
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
 from rlhf_lightning.spec import ModelSpec
@@ -207,7 +207,7 @@ def free_port() -> int:
 def test_a_cluster_that_does_not_answer(
     rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, silent_port: int, listens: bool
 ) -> None:
-    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    monkeypatch.setattr(connection, "ANSWER_S", 1.0)
     address = f"127.0.0.1:{silent_port if listens else free_port()}"
     lost = ("--data", "promptdata", "--data.path", "nowhere.jsonl")
     started = time.monotonic()

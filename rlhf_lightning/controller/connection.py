@@ -1,0 +1,160 @@
+"""The controller's connection to Ray: one of its own on this machine, or a cluster that runs already."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+from ray._private import services
+from ray._private.authentication.authentication_token_setup import (
+    ensure_token_if_auth_enabled,
+    maybe_enable_token_auth_if_token_available,
+)
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, RpcError
+
+LOCAL = "local"
+"""The address that stands for a Ray of the job's own on this machine."""
+ANSWER_S = 5.0
+"""Longest wait for the head of a cluster to answer."""
+
+_STDERR = 2
+_SETTINGS_OF_RAY = {"worker_niceness": 0}
+"""Ray's workers would let every other process of the machine go first; one of two threads then starves."""
+_QUIET: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
+"""Ray says what went wrong, and devices what they like."""
+_SETTINGS = b"\x04"
+"""The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
+"""What a client says first: the preface and an empty frame of settings."""
+
+
+def check_address(address: str) -> None:
+    """Refuse an address at which nothing answers, in seconds rather than minutes.
+
+    Raises:
+        ValueError: the address is not `auto` or host:port, or nothing listens there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit() or address.startswith("ray://"):
+        raise ValueError(
+            f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379."
+        )
+    try:
+        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as head:
+            head.sendall(_GREETING)
+            answered = _encrypted() or head.recv(4, socket.MSG_WAITALL)[3:] == _SETTINGS
+        reason = "" if answered else "what listens there is not Ray"
+    except OSError as err:
+        reason = str(err)
+    if reason:
+        raise ValueError(
+            f"strategy.address={address!r}: no Ray cluster answers there ({reason}). Start one with "
+            "`ray start --head`, or leave the address out to use this machine."
+        )
+
+
+def _encrypted() -> bool:
+    """Whether Ray's ports speak TLS, and so do not answer a greeting in the clear."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def start_ray(num_cpus: int) -> None:
+    """Start Ray on this machine, for this job alone."""
+    with _apart():
+        ray.init(
+            address=LOCAL,
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            _system_config=_SETTINGS_OF_RAY,
+            **_QUIET,
+        )
+    _heed_sigterm()
+
+
+def join(address: str) -> None:
+    """Join a cluster that runs already.
+
+    Raises:
+        ValueError: it cannot be joined.
+    """
+    try:
+        if address != "auto":
+            _authenticate(address)
+        ray.init(address=address, **_QUIET)
+    except AuthenticationError as err:
+        raise ValueError(
+            f"strategy.address={address!r}: the cluster asks for a token, and this process has none or "
+            "another. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` says there."
+        ) from err
+    except ConnectionError as err:
+        raise ValueError(
+            f"strategy.address={address!r}: no Ray cluster can be joined there ({err})."
+        ) from err
+    _heed_sigterm()
+
+
+def _authenticate(address: str) -> None:
+    """Take this user's token if the cluster asks for one; Ray does so for `auto` alone, else tries for 20 s.
+
+    A cluster that asks for none must get none: it cannot answer a controller that asks for one itself.
+
+    Raises:
+        AuthenticationError: the cluster does not take the token, or there is none.
+    """
+    ensure_token_if_auth_enabled(create_token_if_missing=False)
+    with suppress(RpcError):  # Ray may still find it
+        try:
+            with _unheard():
+                GcsClient(address=address)
+        except AuthenticationError:
+            logging.getLogger(ensure_token_if_auth_enabled.__module__).setLevel(logging.ERROR)
+            if not maybe_enable_token_auth_if_token_available():
+                raise
+            with _unheard():
+                GcsClient(address=address)
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Keep what Ray's core writes to the standard error from it."""
+    heard = os.dup(_STDERR)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), _STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(heard, _STDERR)
+        os.close(heard)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Ray's own processes get groups of their own, so that a signal to this one's leaves them to `close`.
+
+    The kernel ends them with this process, however it ends. On other systems Ray does that by the group.
+    """
+    popen = services.ConsolePopen
+    if sys.platform == "linux":
+        services.ConsolePopen = functools.partial(popen, process_group=0)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen  # type: ignore[misc]
+
+
+def _heed_sigterm() -> None:
+    """Let Python handle SIGTERM again: Ray's core has put a handler in its place, which aborts."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
