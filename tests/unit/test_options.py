@@ -196,7 +196,7 @@ def test_what_a_configuration_leaves_null_is_made(rlhf: Rlhf, tmp_path: Path) ->
     assert HybridEngine3D().parallel == Parallel3D()
     assert HybridEngine3D().settings.engine == "megatron"
     given = Settings(advantages="workers")
-    assert DeepSpeedChat(settings=given).settings == Settings(engine="zero", advantages="workers")
+    assert HybridEngine3D(settings=given).settings == Settings(engine="megatron", advantages="workers")
     code, out, _ = rlhf.run("fit", "--algo", "sft", "--strategy", "hybrid3d", "--print_config")
     assert code == 0
     assert "    settings: null\n" in out
