@@ -122,8 +122,8 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
         parts: what the scores are sums of, by name.
     """
     tokens = batch["row_tokens"]
-    found = rollout_metrics(batch["row_scores"], tokens, batch["truncated_mask"].any(dim=1))
-    if "score_parts" in batch:
+    found = rollout_metrics(batch["row_scores"], tokens, batch["row_truncated"])
+    if len(parts) > 1 and "score_parts" in batch:
         found |= part_metrics(parts, batch["score_parts"])
     if "row_kl" in batch:
         found["actor/kl"] = float(masked_mean(batch["row_kl"], tokens > 0))

@@ -30,7 +30,10 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.role import Role, Settings
 
 PROMPTS = ("prompt_ids", "prompt_mask")
-ANSWERS = ("response_ids", "response_mask", "truncated_mask", "log_probs", "rollout_log_probs")
+ANSWERS = (
+    *("response_ids", "response_mask", "truncated_mask"),
+    *("row_truncated", "log_probs", "rollout_log_probs"),
+)
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
@@ -65,9 +68,9 @@ class Actor(Role):
             greedy: take the likeliest token instead of a draw.
 
         Returns:
-            response_ids [B, R] int64, response_mask [B, R] bool, truncated_mask [B, R] bool, True at the
-            tokens of responses without an end, log_probs and rollout_log_probs [B, R] float32 of the drawn
-            tokens; R = sampling.max_new_tokens.
+            response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
+            float32 of the drawn tokens; row_truncated [B] bool, responses without an end, truncated_mask
+            [B, R] bool, their tokens; R = sampling.max_new_tokens.
         """
         return self.answer(rows, greedy=greedy)
 
@@ -85,7 +88,7 @@ class Actor(Role):
         ids, mask = answers["response_ids"], answers["response_mask"]
         ends = torch.tensor([*end_tokens(self.path), *self.sampling.stop_token_ids], device=ids.device)
         cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
-        answers["truncated_mask"] = mask & cut[:, None]
+        answers["truncated_mask"], answers["row_truncated"] = mask & cut[:, None], cut
         answers["rollout_log_probs"] = answers["log_probs"]
         return answers
 
