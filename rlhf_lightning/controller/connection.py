@@ -10,24 +10,17 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray._private import services
-from ray._private.authentication.authentication_token_setup import (
-    ensure_token_if_auth_enabled,
-    maybe_enable_token_auth_if_token_available,
-)
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.exceptions import AuthenticationError, RpcError
 
 LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
 ANSWER_S = 5.0
 """Longest wait for the head of a cluster to answer."""
 
-_STDERR = 2
 _SETTINGS_OF_RAY = {"worker_niceness": 0}
 """Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _QUIET: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
@@ -90,53 +83,13 @@ def join(address: str) -> None:
         ValueError: it cannot be joined.
     """
     try:
-        if address != "auto":
-            _authenticate(address)
         ray.init(address=address, **_QUIET)
-    except AuthenticationError as err:
-        raise ValueError(
-            f"strategy.address={address!r}: the cluster asks for a token, and this process has none or "
-            "another. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` says there."
-        ) from err
     except ConnectionError as err:
         raise ValueError(
-            f"strategy.address={address!r}: no Ray cluster can be joined there ({err})."
+            f"strategy.address={address!r}: no Ray cluster can be joined there ({err}). One that asks for "
+            "a token wants RAY_AUTH_MODE=token here, too."
         ) from err
     _heed_sigterm()
-
-
-def _authenticate(address: str) -> None:
-    """Take this user's token if the cluster asks for one; Ray does so for `auto` alone, else tries for 20 s.
-
-    A cluster that asks for none must get none: it cannot answer a controller that asks for one itself.
-
-    Raises:
-        AuthenticationError: the cluster does not take the token, or there is none.
-    """
-    ensure_token_if_auth_enabled(create_token_if_missing=False)
-    with suppress(RpcError):  # Ray may still find it
-        try:
-            with _unheard():
-                GcsClient(address=address)
-        except AuthenticationError:
-            logging.getLogger(ensure_token_if_auth_enabled.__module__).setLevel(logging.ERROR)
-            if not maybe_enable_token_auth_if_token_available():
-                raise
-            with _unheard():
-                GcsClient(address=address)
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Keep what Ray's core writes to the standard error from it."""
-    heard = os.dup(_STDERR)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), _STDERR)
-    try:
-        yield
-    finally:
-        os.dup2(heard, _STDERR)
-        os.close(heard)
 
 
 @contextmanager
