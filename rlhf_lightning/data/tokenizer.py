@@ -47,6 +47,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@lru_cache(maxsize=8)
 def end_tokens(path: str) -> tuple[int, ...]:
     """Tokens that end a response: the tokenizer's end token, then others that generation_config.json names.
 
