@@ -13,14 +13,9 @@ from rlhf_lightning.data import CompletionData, PreferenceData, StepData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Scorer
-from tests.unit.algos.small import write_model, write_rows
+from tests.unit.algos.small import write_rows
 
 NUM_ROWS = 7
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,10 @@ from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Scorer
-from tests.unit.algos.small import run, write_model, write_rows
+from tests.unit.algos.small import run, write_rows
 
 NUM_ROWS = 12
 FAST = OptimizerSpec(lr=3e-3)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
-from tests.unit.algos.small import run, write_model
+from tests.unit.algos.small import run
 
 OFFLINE = ("CostModel", "DPO", "KTO", "ProcessRewardModel", "RewardModel", "SFT", "SimPO")
 ONLINE = [name for name in algos.__all__ if name not in OFFLINE]
@@ -31,11 +31,6 @@ def make(name: str, path: str, **more: object) -> RLHFAlgorithm:
         options |= {"cost": Cost(functions={"length": 1.0}), "cost_critic": Critic(optimizer=FAST)}
     kind: Callable[..., RLHFAlgorithm] = getattr(algos, name)
     return kind(**options)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def data(rows: int = 6) -> TaskData:

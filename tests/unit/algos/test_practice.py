@@ -21,14 +21,9 @@ from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
-from tests.unit.algos.small import run, write_model
+from tests.unit.algos.small import run
 
 FAST = OptimizerSpec(lr=1e-3)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def actor(path: str) -> Actor:

@@ -16,12 +16,7 @@ from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.functional import Counts, Loss, PolicyLoss, SFTLoss
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Critic, Reward
-from tests.unit.algos.small import Keep, run, write_model, write_rows
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
+from tests.unit.algos.small import Keep, run, write_rows
 
 
 def ppo(path: str, coef: float) -> PPO:
