@@ -10,6 +10,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 EXTRAS_STAMP := .venv/.installed-extras
 PYTEST_ARGS ?=
+# Tests that compute: a session a core, and one that is done takes over from the others.
+SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 # Tests that mostly wait for processes to start: two sessions, each with whole files and a cluster of its own.
 IN_TWO := --numprocesses logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -57,13 +59,13 @@ $(EXTRAS_STAMP): $(STAMP) overrides.txt
 demo: $(STAMP)  ## PPO on the embedded model: minutes, ends by itself, leaves a picture of the reward
 	@$(BIN)/rlhf fit --algo ppo --strategy hybrid3d --trainer.callbacks+=RewardCurve --trainer.callbacks+=DemoSummary
 
-test: test-unit test-ranks test-ray test-extras  ## unit tests, those of several ranks, on a local Ray cluster, of vLLM and DeepSpeed
+test: test-unit test-ranks test-ray test-extras  ## units, several ranks and whole runs, a local Ray cluster, vLLM and DeepSpeed
 
 test-unit: $(STAMP)
-	@$(BIN)/python -m pytest tests/unit --numprocesses logical --maxprocesses 8 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit $(SHARED) $(PYTEST_ARGS)
 
 test-ranks: $(STAMP)
-	@$(BIN)/python -m pytest tests/ranks --numprocesses logical --maxprocesses 8 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/ranks $(SHARED) $(PYTEST_ARGS)
 
 test-ray: $(STAMP)
 	@$(BIN)/python -m pytest tests/ray $(IN_TWO) $(PYTEST_ARGS)

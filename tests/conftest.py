@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import random
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from tests.leaks import MARK, Look, Traces, restore, settled
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("unit", "ranks", "ray", "extras", "gpu", "packaging")
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 # Set before torch, Ray or a tracker is imported; processes that tests start inherit them.
 DEFAULTS = {
@@ -68,6 +72,42 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from tests.unit.engines import tiny  # a session that only hands tests to others needs no torch
 
     return tiny.write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Write rows as JSON Lines and return the file."""
+
+    def write(*rows: object, name: str = "train.jsonl") -> Path:
+        file = tmp_path / name
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.fixture
+def numbered(write_rows: Callable[..., Path]) -> Callable[[int], Path]:
+    """Write n rows with the prompts p0, p1, ... and the responses r0, r1, ..."""
+    return lambda count: write_rows(*({"prompt": f"p{i}", "response": f"r{i}"} for i in range(count)))
+
+
+@pytest.fixture
+def deterministic_as_before() -> Iterator[None]:
+    """Put back what a deterministic run changes in this process."""
+    import numpy as np
+    import torch
+
+    state, environment = random.getstate(), os.environ.get(CUBLAS)
+    numbers, benchmark = np.random.get_state(), torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = benchmark
+    random.setstate(state)
+    np.random.set_state(numbers)
+    os.environ.pop(CUBLAS, None)
+    if environment is not None:
+        os.environ[CUBLAS] = environment
 
 
 def _leaves_nothing(*, files: Look) -> Iterator[None]:

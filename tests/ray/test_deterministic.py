@@ -17,8 +17,8 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Colocated
 from rlhf_lightning.workers import Actor, Critic
+from tests.ranks.test_repeated import Noisy
 from tests.ray.model import ROWS, STEPS, Export
-from tests.unit.workers.test_determinism import Noisy
 
 
 @dataclass(frozen=True, kw_only=True)

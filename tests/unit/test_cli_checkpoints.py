@@ -34,19 +34,17 @@ def test_a_run_with_a_checkpoint_callback_of_the_users_own_goes_on(rlhf: Rlhf) -
     assert checkpoint.read_state(place / "last.ckpt")["global_step"] == 2
 
 
-@pytest.mark.parametrize("command", ["validate", "predict"])
-def test_no_last_checkpoint_to_evaluate(rlhf: Rlhf, command: str) -> None:
-    words = (command, "--algo", "ppo", *SHORT, "--strategy", "local", "--ckpt_path", "last")
+def test_no_last_checkpoint_to_evaluate(rlhf: Rlhf) -> None:
+    words = ("--algo", "ppo", *SHORT, "--strategy", "local", "--ckpt_path", "last")
     place = Path("runs/checkpoints").absolute()
-    assert f"--ckpt_path last: {place} is not there. Type the path of one" in rlhf.refused(*words)
+    assert f"--ckpt_path last: {place} is not there. Type the path of one" in rlhf.refused("validate", *words)
     checkpoint.write_state(make(place / "step=3.ckpt"), {})
-    assert f"{place} holds no last.ckpt, but step=3.ckpt. Type" in rlhf.refused(*words)
+    assert f"{place} holds no last.ckpt, but step=3.ckpt. Type" in rlhf.refused("predict", *words)
     off = ("--trainer.enable_checkpointing", "false")
-    assert "nothing is kept with enable_checkpointing false" in rlhf.refused(*words, *off)
+    assert "nothing is kept with enable_checkpointing false" in rlhf.refused("predict", *words, *off)
 
 
-@pytest.mark.parametrize("logger", ["true", "false"])
-@pytest.mark.parametrize("command", ["fit", "predict"])
+@pytest.mark.parametrize(("command", "logger"), [("fit", "true"), ("predict", "false")])
 def test_a_directory_that_cannot_be_made(rlhf: Rlhf, command: str, logger: str) -> None:
     Path("file").touch()
     words = ("--strategy", "local", "--trainer.default_root_dir", "file/runs", "--trainer.logger", logger)

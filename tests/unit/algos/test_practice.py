@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from rlhf_lightning.algos import DAPO, GRPO, PPO, ReinforcePP, ReMax
+from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import TaskData
@@ -131,6 +131,13 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
         (lambda: ReinforcePP(gamma=-0.1), "gamma=-0.1"),
         (lambda: ReMax(form="verl", clip=5.0), "form='verl'"),
         (lambda: DAPO(overlong=Overlong(buffer=1000)), "buffer=1000"),
+        (lambda: DAPO(rounds=0), r"rounds=0.*Try 2\."),
+        (lambda: GRPO(group_size=1), r"group_size=1.*Try 8\."),
+        (
+            lambda: RLOO(actor=Actor(path="embedded", sampling=Sampling(temperature=0))),
+            r"group_size=8, with actor\.sampling\.temperature=0: .* the same answer",
+        ),
+        (lambda: SafeRLHF(multiplier=0), r"multiplier=0, multiplier_max=5\.0"),
     ],
 )
 def test_what_no_estimator_takes_is_refused_at_once(make: Callable[[], object], said: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
-import pytest
 from torch import Tensor
 
 from rlhf_lightning.data import MixedData, RowBatch, RowData
@@ -44,21 +43,3 @@ def assert_resumes(make: Callable[[], RowData | MixedData], *, stops: range) -> 
         resumed, _ = started(state())
         rest = [told(batch) for batch in islice(resumed, stops.stop + 4 - stop)]
         assert rest == expected[stop:], f"after {stop} batches"
-
-
-@pytest.fixture
-def write_rows(tmp_path: Path) -> Writer:
-    """Write rows as JSON Lines and return the file."""
-
-    def write(*rows: object, name: str = "train.jsonl") -> Path:
-        file = tmp_path / name
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return file
-
-    return write
-
-
-@pytest.fixture
-def numbered(write_rows: Writer) -> Callable[[int], Path]:
-    """Write n rows with the prompts p0, p1, ... and the responses r0, r1, ..."""
-    return lambda count: write_rows(*({"prompt": f"p{i}", "response": f"r{i}"} for i in range(count)))

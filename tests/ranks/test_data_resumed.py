@@ -1,4 +1,4 @@
-"""Under the stock Trainer and the command line's parser: resuming, the algorithm's tokenizer, options."""
+"""Data under the stock Trainer: its runs go on from their checkpoints, with and without worker processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -16,12 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lightning.data import (
     CompletionData,
     MixedData,
-    PreferenceData,
     PromptData,
     RowBatch,
-    StepData,
-    TextData,
-    UnpairedData,
     load_tokenizer,
 )
 
@@ -189,56 +184,6 @@ def test_resume_of_two_modules(
     assert [len(ids) for ids in whole.beside] == [5, 2, 5, 2, 5, 2, 5, 2, 5]
     assert [{key >> 32 for key in ids} for ids in whole.beside] == [{n // 2} for n in range(STEPS)]
     assert len({tuple(ids) for ids in whole.validated}) == 1
-
-
-def parse(*arguments: str) -> LightningDataModule:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(LightningDataModule, "data", required=True)
-    module = parser.instantiate(parser.parse_args(list(arguments))).data
-    assert isinstance(module, LightningDataModule)
-    return module
-
-
-def test_options_from_the_command_line(numbered: Numbered) -> None:
-    data = parse(
-        "--data", "PromptData", "--data.path", str(numbered(3)), "--data.batch_size=2", "--data.limit=2"
-    )
-    assert isinstance(data, PromptData)
-    assert (data.batch_size, data.limit, data.shuffle) == (2, 2, True)
-    gym = parse("--data=rlhf_lightning.data.ReasoningGymData", '--data.options={"max_word_len": 4}')
-    assert vars(gym)["options"] == {"max_word_len": 4}
-    with pytest.raises(ArgumentError, match="colour"):
-        parse("--data", "TaskData", "--data.colour", "red")
-    with pytest.raises(ArgumentError, match="path"):
-        parse("--data", "PromptData")
-
-
-def test_two_modules_from_the_command_line(numbered: Numbered) -> None:
-    file = str(numbered(3))
-    data = parse(
-        *("--data", "rlhf_lightning.data.MixedData"),
-        *("--data.main", "rlhf_lightning.data.PromptData", "--data.main.path", file),
-        *("--data.main.batch_size", "2"),
-        *("--data.ptx", "rlhf_lightning.data.TextData", "--data.ptx.path", file, "--data.ptx.block_tokens=7"),
-    )
-    assert isinstance(data, MixedData)
-    assert isinstance(data.main, PromptData)
-    assert isinstance(data.ptx, TextData)
-    assert (data.batch_size, data.ptx.block_tokens) == (2, 7)
-
-
-def test_options_of_the_other_modules_from_the_command_line() -> None:
-    pairs = parse(
-        "--data=PreferenceData", "--data.path=x", "--data.safe_fields=[a, b]", "--data.margin_field=m"
-    )
-    assert isinstance(pairs, PreferenceData)
-    assert (pairs.safe_fields, pairs.margin_field, pairs.batch_size) == (("a", "b"), "m", 32)
-    single = parse("--data=UnpairedData", "--data.path=x", "--data.from_pairs=true")
-    assert isinstance(single, UnpairedData)
-    assert single.from_pairs
-    steps = parse("--data=StepData", "--data.path=x", "--data.separator=;", "--data.num_workers=2")
-    assert isinstance(steps, StepData)
-    assert (steps.separator, steps.num_workers) == (";", 2)
 
 
 def test_the_first_batches_come_again_and_again_to_be_overfitted(numbered: Numbered, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Placements and layouts that cannot be, refused before data is read or a process starts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import ray
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.engines import Megatron
+from rlhf_lightning.parallel import Generation
+from rlhf_lightning.strategies import (
+    HybridEngine3D,
+    NeMoAligner,
+    OneStepOff,
+    OpenRLHF,
+    Pipelined,
+    Split,
+    Standalone,
+)
+from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Settings
+
+
+def prepare(strategy: Strategy) -> None:
+    """What the trainer asks of a strategy before it reads data."""
+    strategy.connect(PPO())
+    strategy.setup_environment()
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the strategy started Ray")
+
+    monkeypatch.setattr(ray, "init", refuse)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (Split(devices=1), "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
+        (Split(devices=3), "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
+        (NeMoAligner(devices=3), "NeMoAligner(devices=3): 3 devices are not two equal halves. Try devices=4"),
+        (OpenRLHF(devices=3), "OpenRLHF(devices=3): 3 devices cannot be divided over 5 roles"),
+        (Pipelined(devices=8), "Pipelined(devices=8): 8 devices cannot be divided over 5 roles"),
+        (
+            Pipelined(devices=2),
+            "would share 2 devices, and on one device they take turns. Try devices=5, or --st",
+        ),
+        (OneStepOff(devices=3), "OneStepOff(devices=3): 3 devices cannot be divided over 5 roles"),
+        (
+            Standalone(devices=6),
+            "6 devices cannot be divided over 4 roles (actor, critic, reference, reward)",
+        ),
+    ],
+)
+def test_devices_that_cannot_be_divided(strategy: Strategy, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        prepare(strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (
+            HybridEngine3D(devices=3, parallel=Parallel3D(t=2)),
+            "actor has p=1 x t=2 = 2 ranks a replica, which does not divide 3",
+        ),
+        (
+            HybridEngine3D(parallel=Parallel3D(t=16)),
+            "t does not divide the 4 attention heads. Try train t=4",
+        ),
+        (
+            HybridEngine3D(parallel=Parallel3D(p=9)),
+            "p=9 stages of 1 chunks for 6 layers: a chunk would be empty. Try p=6",
+        ),
+        (
+            HybridEngine3D(
+                parallel=Parallel3D(p=3, generate=Generation(p=3)),
+                settings=Settings(megatron=Megatron(chunks=3)),
+            ),
+            "p=3 stages of 3 chunks for 6 layers: a chunk would be empty. Try p=2",
+        ),
+        (
+            HybridEngine3D(parallel=Parallel3D(t=4, generate=Generation(t=3))),
+            "generate t=3): generate t must divide train t. Try generate t=1 or 2 or 4",
+        ),
+        (
+            HybridEngine3D(parallel=Parallel3D(roles={"judge": Sizes(t=2)})),
+            "HybridEngine3D(parallel.roles=['judge']): the algorithm has no such role",
+        ),
+    ],
+)
+def test_impossible_layouts(strategy: Strategy, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        prepare(strategy)
+
+
+@pytest.mark.parametrize(
+    "sizes", [Parallel3D(t=2, generate=Generation(rule="vanilla")), Parallel3D(p=2, generate=Generation(p=2))]
+)
+def test_possible_layouts(sizes: Parallel3D) -> None:
+    prepare(HybridEngine3D(parallel=sizes))
+
+
+def test_a_size_below_1() -> None:
+    with pytest.raises(ValueError, match=r"^Parallel3D\(p=0, t=1\): every size is at least 1"):
+        Parallel3D(p=0)
