@@ -81,14 +81,19 @@ class PPO(RLHFAlgorithm):
         metrics = self.rollout_metrics(batch) | {"actor/kl_coef": coef}
         if self.trainer.training:
             self.running.learn(batch, kl=metrics["actor/kl"])
-        self.spared = self.global_step < self.critic_warmup_steps
-        self.texts = self.parts_of_text(steps=-(-len(batch) // (self.mini_batch_size or len(batch) or 1)))
         return batch, Metrics.of(metrics)
 
     def estimator(self, batch: Batch) -> Estimator:
         """What makes the advantages of a batch."""
         estimator = GAEEstimator(gamma=self.gamma, lam=self.lam, whiten=self.whiten)
         return self.running.fitted(estimator, batch, learn=self.trainer.training)
+
+    def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
+        """See `RLHFAlgorithm.mini_batches`; what `update_actor` keeps from one to the next begins anew."""
+        self.spared = self.global_step < self.critic_warmup_steps
+        groups = len(batch) // together
+        self.texts = self.parts_of_text(steps=-(-groups // (size or groups or 1)))
+        return super().mini_batches(batch, size=size, epochs=epochs, together=together)
 
     def update_actor(self, mini: Batch) -> Metrics:
         """One optimizer step of the actor, unless it is spared."""

@@ -196,7 +196,7 @@ class RLHFAlgorithm(LightningModule):
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
         rows, self.pretraining = _both(batch)
-        metrics = returned(type(self).__name__, self.step(rows))
+        metrics = returned(type(self).__name__, self.step, rows)
         self._lead_references()
         self.strategy.learned()
         numbers = metrics.fetch() | self._count_retries()

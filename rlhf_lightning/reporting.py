@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, RichModelSummary
@@ -86,16 +86,19 @@ def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[obj
     }
 
 
-def returned(by: str, metrics: object) -> Metrics:
-    """What a `step` has returned as metrics; a mapping of numbers will do.
-
-    Args:
-        by: name of the algorithm, for the message.
-        metrics: what it has returned.
+def returned(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
+    """What the `step` of an algorithm of this name returns as metrics; a mapping of numbers will do.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it returns neither.
+        RuntimeError: it let StopIteration pass, which Lightning would take for the end of the data, for ever.
     """
+    try:
+        metrics = step(rows)
+    except StopIteration as err:
+        raise RuntimeError(
+            f"{by}.step took from an iterator that had come to its end (StopIteration)."
+        ) from err
     if isinstance(metrics, Metrics):
         return metrics
     if isinstance(metrics, Mapping):

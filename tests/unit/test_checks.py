@@ -152,6 +152,19 @@ def fit(algorithm: RLHFAlgorithm, root: Path) -> pl.Trainer:
     return run
 
 
+class Exhausted(Unjudged):
+    """A `step` that takes from an iterator which has nothing."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Take."""
+        return next(iter(()))
+
+
+def test_a_step_that_comes_to_the_end_of_an_iterator_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"Exhausted\.step took from an iterator that had come to its end"):
+        fit(Exhausted(), tmp_path)
+
+
 def test_what_a_step_returns(tmp_path: Path) -> None:
     assert (
         fit(Returning(returned={"mine/number": torch.tensor(2.0)}), tmp_path).logged_metrics["mine/number"]

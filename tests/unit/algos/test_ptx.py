@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.algos import PPO
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, TaskData, TextData
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.functional import Counts, Loss, PolicyLoss, SFTLoss
@@ -72,6 +73,25 @@ def test_each_step_of_an_epoch_learns_text_of_its_own(
     assert [len(ids) for ids in learned] == parts
     epoch = torch.cat(learned[: len(learned) // (4 if size == 1 else 2)])
     assert len(epoch.unique(dim=0)) == 3, "all three blocks, each once"
+
+
+class Mine(PPO):
+    """Whose advantages owe nothing to PPO's."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """The score on every token."""
+        advantages = batch["scores"].sum(dim=1, keepdim=True) * batch["response_mask"]
+        batch |= Batch.of({"advantages": advantages, "returns": advantages})
+        return batch, Metrics()
+
+
+def test_ones_own_advantages_learn_text_and_begin_each_iteration_anew(model: str, tmp_path: Path) -> None:
+    plain = ppo(model, 1.0)
+    mine = Mine(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    mine.stop_kl, mine.mini_batch_size = -1.0, 3
+    kept = run(mine, mixed(tmp_path), steps=3)
+    for name in ("ptx/loss", "actor/loss"):
+        assert len({numbers[name] for numbers in kept.numbers}) == 3, name
 
 
 def test_text_is_learned_at_temperature_1(model: str, tmp_path: Path) -> None:
