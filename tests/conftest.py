@@ -28,6 +28,7 @@ DEFAULTS = {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # in the process itself
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # set by Lightning, and by DeepSpeed, which saving a model imports
     MARK: uuid.uuid4().hex,
 }

@@ -23,8 +23,11 @@ MARK = "RLHF_LIGHTNING_TEST_SESSION"
 GRACE_S = 5.0
 """Threads and processes that were told to end get this long, in seconds."""
 
-_IGNORED_VARIABLES = ("PYTEST_", "PYTHONBREAKPOINT", "RAY_AUTH_MODE", "TORCHINDUCTOR_CACHE_DIR")
-"""The second and third are set by ray.init, the last by importing parts of torch."""
+_IGNORED_VARIABLES = (
+    *("PYTEST_", "PYTHONBREAKPOINT", "RAY_AUTH_MODE"),
+    *("TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"),
+)
+"""The second and third are set by ray.init, the others by torch as it imports its compiler and compiles."""
 _IGNORED_FOLDERS = frozenset({".git", ".venv", ".venvs", "__pycache__", "build", "dist", "results"})
 _IGNORED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _OLDER: set[int] = set()

@@ -163,6 +163,7 @@ def _padded(lengths: Sequence[int], waste: float) -> tuple[list[tuple[int, int]]
     return groups, _aranges(lengths) + torch.repeat_interleave(torch.tensor(start), torch.tensor(lengths))
 
 
+@torch.compiler.disable
 def _attention(
     module: nn.Module,
     query: Tensor,

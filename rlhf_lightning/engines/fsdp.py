@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.adapters import Merged, adapters_off, check_lora, described, is_factor, whole
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
+from rlhf_lightning.engines.compilation import compile_layers, uncompiled
 from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import follow, joined, take
@@ -36,7 +37,7 @@ from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.replica import Replica
-from rlhf_lightning.engines.shards import Shards
+from rlhf_lightning.engines.shards import Shards, layers_of
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.groups import several
@@ -76,7 +77,7 @@ class FSDPEngine(TrainEngine):
         mesh = self._mesh(data, several(tensor))
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
-        self._weights = self._distribute(mesh, data)
+        self._weights = self._compiled(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
         self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
         self._away = Away(model.path, device=self._device)
@@ -116,7 +117,7 @@ class FSDPEngine(TrainEngine):
     def generating(self) -> Iterator[Decoder]:
         """See `TrainEngine.generating`."""
         started = time.perf_counter()
-        with self.gathered() as module:
+        with self.gathered() as module, uncompiled() if self._config.compile_layers else nullcontext():
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self._last = self._weights.transition(time.perf_counter() - started)
@@ -214,6 +215,12 @@ class FSDPEngine(TrainEngine):
             return None
         check_tensor(self._model, 1 if tensor is None else dist.get_world_size(tensor))
         return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
+
+    def _compiled(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
+        layers = layers_of(self._model) if self._config.compile_layers else []
+        weights = self._distribute(mesh, data)
+        compile_layers(layers)
+        return weights
 
     def _distribute(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         if self._device.type == "cuda":

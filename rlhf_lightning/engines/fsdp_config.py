@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_lightning.engines.architecture import check_shared
+from rlhf_lightning.engines.compilation import check_compiler
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.shards import Schedule
 from rlhf_lightning.engines.train_config import TrainConfig
@@ -37,6 +38,9 @@ class FSDP(TrainConfig):
     defer_gradient_reduction: bool | None = None
     """Keep whole gradients between micro-batches and reduce them once, after the last. None: on a CPU."""
 
+    compile_layers: bool = False
+    """Train and score with layers that PyTorch compiles, in the first iterations, for most of a minute."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kept_tokens < 0:
@@ -48,6 +52,11 @@ class FSDP(TrainConfig):
             raise ValueError(
                 f"strategy.settings.train.shard={self.shard}: is negative. "
                 "Try 0, which divides over all ranks."
+            )
+        if self.compile_layers and self.tensor > 1:
+            raise ValueError(
+                f"strategy.settings.train.compile_layers=true with tensor={self.tensor}: divided layers are "
+                "not compiled. Try tensor=1, or compile_layers=false."
             )
         if self.tensor < 1:
             raise ValueError(
@@ -89,6 +98,8 @@ class FSDP(TrainConfig):
                 f"divided. Try tensor=1, or leave {role} out."
             )
         check_shared(spec, head, layout.t)
+        if self.compile_layers:
+            check_compiler("strategy.settings.train.compile_layers")
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse ranks that do not divide into copies, or keep passes of parts; one rank divides nothing.

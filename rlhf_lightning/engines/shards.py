@@ -73,7 +73,7 @@ class Shards:
             buffer.data = buffer.data.to(device)
         self._tensor = mesh.tensor
         self._added = divide(model, mesh.tensor) if mesh.tensor is not None else frozenset()
-        layers = _layers(model) if schedule.saves_memory else []
+        layers = layers_of(model) if schedule.saves_memory else []
         self._units = _sharded([*layers, root], mesh.data, dtype)
         _cast(root, dtype)
         for unit in self._units[:-1]:
@@ -185,7 +185,7 @@ def _cast(root: nn.Module, dtype: torch.dtype) -> None:
     root._apply(kept)
 
 
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder layers."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
