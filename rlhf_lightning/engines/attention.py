@@ -163,7 +163,6 @@ def _padded(lengths: Sequence[int], waste: float) -> tuple[list[tuple[int, int]]
     return groups, _aranges(lengths) + torch.repeat_interleave(torch.tensor(start), torch.tensor(lengths))
 
 
-@torch.compiler.disable
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -197,7 +196,7 @@ def _attention(
     return cast(Sequences, sequences).attend(query, key, value, layer), None
 
 
-AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(_attention))
 # Of Hopper on, torch prefers a kernel that is planned for each shape, and keeps every plan: packs and caches
 # of rows have a new shape at almost every call.
 torch.backends.cuda.enable_cudnn_sdp(False)

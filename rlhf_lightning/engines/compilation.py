@@ -38,14 +38,15 @@ def check_compiler(option: str) -> None:
 def compile_layers(layers: Iterable[nn.Module]) -> None:
     """Compile the layers of one model; those of one kind share their code, for any number of tokens."""
     compiled: dict[type[nn.Module], Any] = {}
+    make = cast(Any, torch.compile)  # its types know fewer options
     for layer in layers:
         kind = type(layer)
         if kind not in compiled:
             # Isolated: together, the models of a process would have no more than eight versions.
-            compiled[kind] = torch.compile(kind.forward, dynamic=True, isolate_recompiles=True)
+            compiled[kind] = make(kind.forward, dynamic=True, isolate_recompiles=True)
         cast(Any, layer).forward = partial(compiled[kind], layer)
 
 
 def uncompiled() -> AbstractContextManager[None]:
     """Compute with the layers as they were, for a while, as they decode."""
-    return torch.compiler.set_stance("force_eager")
+    return cast(AbstractContextManager[None], torch.compiler.set_stance("force_eager"))
