@@ -5,6 +5,7 @@ from rlhf_lightning.callbacks.last_checkpoint import LastCheckpoint
 from rlhf_lightning.callbacks.predicted_times import PredictedTimes
 from rlhf_lightning.callbacks.reward_curve import RewardCurve
 from rlhf_lightning.callbacks.sample_table import SampleTable
+from rlhf_lightning.callbacks.sampled_validation import SampledValidation
 from rlhf_lightning.callbacks.second_reward import SecondReward
 from rlhf_lightning.callbacks.trace import Trace
 
@@ -14,6 +15,7 @@ __all__ = [
     "PredictedTimes",
     "RewardCurve",
     "SampleTable",
+    "SampledValidation",
     "SecondReward",
     "Trace",
 ]

@@ -1,6 +1,7 @@
 """The mathematics: advantages, losses, KL and aggregation as pure torch functions without state."""
 
 from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggregate
+from rlhf_lightning.functional.best_of import expected_best
 from rlhf_lightning.functional.cispo import CISPOLoss
 from rlhf_lightning.functional.cost_model import CostLoss, sign_loss
 from rlhf_lightning.functional.dpo import DPOLoss, PreferenceKind, preference_loss
@@ -99,6 +100,7 @@ __all__ = [
     "clipped_policy_loss",
     "clipped_value_loss",
     "discounted_returns",
+    "expected_best",
     "explained_variance",
     "gae",
     "group_advantages",

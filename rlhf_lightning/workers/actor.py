@@ -60,25 +60,29 @@ class Actor(Role):
         reads=(*PROMPTS, "row_ids"),
         returns=ANSWERS,
     )
-    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
+    def generate_sequences(
+        self, rows: TensorDict, *, greedy: bool = False, evaluating: bool = False
+    ) -> TensorDict:
         """Answer every prompt.
 
         Args:
             rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
             greedy: take the likeliest token instead of a draw.
+            evaluating: nobody learns from the answers: they are the present weights', whatever the strategy,
+                and their log_probs are not computed once more. So are greedy ones.
 
         Returns:
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
             float32 of the drawn tokens; row_truncated [B] bool, responses without an end, truncated_mask
             [B, R] bool, their tokens; R = sampling.max_new_tokens.
         """
-        return self.answer(rows, greedy=greedy)
+        return self.answer(rows, greedy=greedy, evaluating=evaluating)
 
-    def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
+    def answer(self, rows: TensorDict, *, greedy: bool, evaluating: bool) -> TensorDict:
         """What `generate_sequences` does on a worker."""
         drawn = self.generator.generate(rows, sampling=self.drawn(greedy=greedy), seed=self.seed or 0)
         answers = self.completed(drawn)
-        if self.recompute_log_probs and not greedy:
+        if self.recompute_log_probs and not greedy and not evaluating:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
             answers["log_probs"] = self._recomputed(whole)
         return answers

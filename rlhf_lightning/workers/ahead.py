@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
-from rlhf_lightning.workers.generator import Generator, SeparateGeneration
+from rlhf_lightning.workers.generator import Generator, SeparateGeneration, learned_from
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
 
 GROUPS = "group_ids"
@@ -46,12 +46,12 @@ class GenerationAhead(SeparateGeneration):
     """The rows of which no answer was returned yet; given before the first call, those of a run before."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; greedy answers are not ahead.
+        """See `Caller.call`; answers that nobody learns from are not ahead.
 
         Raises:
             ValueError: the batches of two iterations differ in their number of rows.
         """
-        if method.name != "generate_sequences" or arguments.get("greedy"):
+        if method.name != "generate_sequences" or not learned_from(arguments):
             return super().call(method, batch, arguments)
         assert batch is not None
         if self.pending is None and self.in_flight is not None:
@@ -97,12 +97,12 @@ class PartialGeneration(SeparateGeneration):
     """Number of the next row."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; greedy answers are neither ahead nor in parts. Waits for the answers before.
+        """See `Caller.call`; answers that nobody learns from are not ahead, and wait for those that are.
 
         Raises:
             ValueError: the batches of two iterations differ in their number of rows.
         """
-        if method.name != "generate_sequences" or arguments.get("greedy"):
+        if method.name != "generate_sequences" or not learned_from(arguments):
             return super().call(method, batch, arguments)
         assert batch is not None
         self.synchronize()
