@@ -29,7 +29,7 @@ from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
 from rlhf_lightning.reporting import described, per_token, plain, returned, texts, timings, warn_of_skips
 from rlhf_lightning.spec import run_seed
-from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role
+from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role, seed_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -178,7 +178,8 @@ class RLHFAlgorithm(LightningModule):
         if "response_ids" in self.needs:
             self._read_plainly()
         main, seed = self.main_model, run_seed()
-        self.bind({n: r.following(main).located().seeded(seed) for n, r in self.roles().items()})
+        seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
+        self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
         checks.check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
         checks.check_tokenizers(self)
         if stage != "predict":

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from socket import gethostname
@@ -26,6 +27,8 @@ from uuid import uuid4
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+
+logger = logging.getLogger(__name__)
 
 STATE = "trainer.json"
 TENSORS = "tensors.safetensors"
@@ -140,6 +143,30 @@ def _unfinished(target: Path) -> Path:
 
 def _mark(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
+
+
+def check_models(path: str | Path, saved: Collection[str], wanted: Collection[str]) -> None:
+    """Refuse a checkpoint without the models that belong into it.
+
+    Raises:
+        RuntimeError: none of them is there any more.
+    """
+    if wanted and not saved:
+        raise RuntimeError(
+            f"{path}: the run has ended, and {', '.join(wanted)} with its devices. Nothing was written. Save "
+            "within the run: a callback such as ModelCheckpoint(save_last=True), or on_train_end."
+        )
+
+
+def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[str]) -> None:
+    """Say which models of a checkpoint nobody takes: what they have learned or followed is lost."""
+    if others := sorted(set(held) - set(wanted)):
+        logger.warning(
+            "checkpoint %s: holds %s too, which this algorithm does not keep: what they were is lost. A "
+            "reference that followed the actor goes on to with its `decay`.",
+            path,
+            ", ".join(others),
+        )
 
 
 def _is_left_over(unfinished: Path, target: Path) -> bool:

@@ -318,8 +318,14 @@ class Strategy(SingleDeviceStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
     ) -> None:
-        """Write a checkpoint directory, which appears whole or not at all."""
+        """Write a checkpoint directory, which appears whole or not at all.
+
+        Raises:
+            RuntimeError: the run has ended, and its models with it.
+        """
         kept = self._kept()
+        roles = self.algorithm.roles() if self.lightning_module else {}
+        files.check_models(filepath, kept, [name for name, role in roles.items() if role.kept])
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
         state = {**checkpoint, MODELS: models}
         with files.replacing(Path(filepath).absolute()) as directory:
@@ -345,6 +351,8 @@ class Strategy(SingleDeviceStrategy):
             raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm keeps {wanted}.")
         for name in wanted:
             self._check_architecture(name, directory / name)
+        if self.algorithm.trainer.state.fn == "fit":
+            files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
         recount_epochs(state)
         self._resume = directory.absolute()
         return state

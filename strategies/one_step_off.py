@@ -94,7 +94,25 @@ class OneStepOff(OpenRLHF):
         else:
             ahead = GenerationAhead(actor, generator, recompute_log_probs=recompute_log_probs)
         ahead.in_flight, self._restored = self._restored, None
+        ahead.evaluates = lambda: not self.algorithm.trainer.training
         return ahead
+
+    def learned(self) -> None:
+        """See `Strategy.learned`.
+
+        Raises:
+            ValueError: the step has asked for answers several times.
+        """
+        super().learned()
+        if self.separated is None:
+            return
+        calls, self.separated.calls = self.separated.calls, 0
+        if calls > 1:
+            raise ValueError(
+                f"{type(self.algorithm).__name__}.step calls generate_sequences {calls} times, and generation"
+                " that is a batch ahead answers each call with the rows of the one before. Try --strategy "
+                "openrlhf, which answers at once."
+            )
 
     def numbers(self) -> dict[str, float]:
         """`response/staleness`, and with partial rollouts how much was gone on with."""

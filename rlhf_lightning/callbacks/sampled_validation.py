@@ -71,7 +71,7 @@ class SampledValidation(Callback):
         if trainer.sanity_checking:
             return
         rows = pl_module.answers_to(Batch.of(batch), self.samples)
-        rows |= pl_module.main_actor.generate_sequences(rows, evaluating=True)
+        rows |= pl_module.main_actor.generate_sequences(rows)
         rows |= pl_module.main_reward.compute_reward(rows)
         scores = rows["scores"].sum(dim=1).unflatten(0, (-1, self.samples))
         found = {f"val/mean@{self.samples}": scores.mean()}

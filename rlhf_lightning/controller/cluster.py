@@ -184,7 +184,7 @@ class RayCluster:
             # Calls report to the controller; a second record, for the dashboard, costs a tenth of a ping.
             options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "enable_task_events": False}
             handle = actor.options(scheduling_strategy=where, max_restarts=0, **options).remote(
-                len(self.actors)
+                len(self.actors), gpu=kind == "GPU"
             )
             self.actors.append(cast(DeviceHandle, handle))
 

@@ -68,8 +68,14 @@ def unwritten(rows: TensorDict) -> Iterator[None]:
 class Device:
     """One device: its roles share the process, the device context and the memory budget."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, *, gpu: bool | None = None) -> None:
+        """Be a device of the job.
+
+        Args:
+            rank: among all devices.
+            gpu: compute on a GPU; None: where the process sees one.
+        """
+        self.rank, self.gpu = rank, torch.cuda.is_available() if gpu is None else gpu
         self.node = socket.gethostname()
         self.world: World | None = None
         self.roles: dict[str, Remote] = {}
@@ -88,7 +94,7 @@ class Device:
         """
         torch.set_num_threads(num_threads)
         self.offload = offload
-        self.world = World.join(self.rank, spec)
+        self.world = World.join(self.rank, spec, gpu=self.gpu)
 
     def host(self, name: str, placement: Placement) -> None:
         """Build a role's part on this device.
@@ -140,7 +146,8 @@ class Device:
 
     def _failure(self, role: str, rank: int, method: str, err: Exception) -> WorkerError:
         trace = "".join(traceback.format_exception(err))
-        return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {err}\n{trace}")
+        said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
+        return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
 
     def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:
         role = self.roles[call.role]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -54,6 +55,10 @@ class Decoder(Protocol):
         """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
         ...
 
+    def kept_bytes(self, dtype: torch.dtype | None) -> int:
+        """Of the keys and values of one token on this rank, in a type; None: as they are computed."""
+        ...
+
     def evaluating(self) -> AbstractContextManager[None]:
         """Without dropout and gradient checkpointing, and ready for steps of few tokens, for a while."""
         ...
@@ -91,6 +96,14 @@ class WholeDecoder:
             logits_to_keep=0 if keep is None else keep,
         )
         return Output(cast(Tensor, output.logits))
+
+    def kept_bytes(self, dtype: torch.dtype | None) -> int:
+        """See `Decoder.kept_bytes`."""
+        text = self.config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        element = (dtype or next(self.module.parameters()).dtype).itemsize
+        return int(2 * text.num_hidden_layers * heads * size * element)
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """What this rank drew."""

@@ -224,7 +224,7 @@ class FSDPEngine(TrainEngine):
 
     def _distribute(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(torch.empty(0, device=self._device).device)  # `cuda` is the present one
         else:
             keep_freed_memory()
             use_host_linears(self._root)

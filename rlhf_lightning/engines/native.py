@@ -32,6 +32,9 @@ from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 
+_CACHE_SHARE = 0.7
+"""Of a GPU's free memory, for keys and values; the rest is for the passes over prompts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
@@ -42,7 +45,7 @@ class Native:
     """
 
     slots: int = 0
-    """Most rows decoded at once; 0 decodes all rows of a call at once."""
+    """Most rows decoded at once; 0: all rows of a call, on a GPU as many as there is memory for."""
     refill: int = 8
     """Waiting prompts are computed when this many slots are free (or as many as still wait)."""
     prefill_tokens: int = 16384
@@ -129,6 +132,12 @@ class NativeGenerator:
         row_ids = rows["row_ids"].to(self.device)[:, None]
         return uniform(seed, row_ids, torch.arange(sampling.max_new_tokens, device=self.device))
 
+    def most_slots(self, capacity: int, dtype: torch.dtype | None) -> int:
+        """Rows of `capacity` tokens decoded at once at most, keys and values in a type; 0: any number."""
+        if self.config.slots or self.device.type != "cuda":
+            return self.config.slots
+        return slots_for(self.decoder, self.device, capacity, dtype)
+
     def _slots(self, rows: TensorDict, sampling: Sampling, *, at_once: int = 0) -> _Slots:
         """Slots for these rows, all of them waiting at their prompts."""
         config = self.decoder.config.get_text_config()
@@ -138,6 +147,15 @@ class NativeGenerator:
         )
         responses = Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
         return _Slots(self, prompts, sampling, responses, at_once=at_once)
+
+
+def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
+    """Rows of `capacity` tokens for whose keys and values a GPU has room: the same on all ranks of a copy."""
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    room = max(1, int(_CACHE_SHARE * free / (capacity * decoder.kept_bytes(dtype))))
+    number = Drawn(torch.tensor([room], device=device), torch.zeros(1, device=device))
+    return int(decoder.share(number, 1).token[0])
 
 
 @dataclass(slots=True)
@@ -167,16 +185,16 @@ class _Slots:
         self.prompts, self.sampling, self.responses = prompts, sampling, responses
         self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
         """Tokens that each row had when it came; they stand behind its prompt."""
-        self.size = min(n or len(prompts) for n in (len(prompts), self.config.slots, at_once))
         capacity = max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
         dtype = None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
+        most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
+        self.size = min(rows or len(prompts) for rows in most)
         self.cache = Cache(self.size, capacity, dtype=dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
         self.seats: list[_Seat] = []
-        self.ended: list[int] = []
+        self.ended, self.steps = list[int](), 0
         """Rows that have all they say, in the order in which they ended."""
-        self.steps = 0
         stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
 

@@ -38,10 +38,13 @@ def gradient_norm(gradients: Iterable[Tensor], *, group: dist.ProcessGroup | Non
     A shard that several of these ranks hold counts once.
     """
     shards: dict[int, list[Tensor]] = {1: []}
+    device = torch.device("cpu")
     for gradient in gradients:
+        device = local(gradient).device
         if local(gradient).numel():
             shards.setdefault(_holders(gradient, group), []).append(local(gradient))
-    norms = {count: nn.utils.get_total_norm(held) for count, held in shards.items()}
+    # The norm of nothing is on the CPU, and ranks that have something meet on their devices.
+    norms = {count: nn.utils.get_total_norm(held).to(device) for count, held in shards.items()}
     if group is None:
         return norms[1]
     squared = torch.stack([norm.square().float() / count for count, norm in norms.items()]).sum()

@@ -99,6 +99,10 @@ class ShardedDecoder:
             return Output(None)
         return Output(self._logits(hidden if keep is None else hidden[keep]))
 
+    def kept_bytes(self, dtype: torch.dtype | None) -> int:
+        """See `Decoder.kept_bytes`."""
+        return 2 * len(self._layers) * self._heads.kept * (dtype or self._dtype).itemsize
+
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """See `Decoder.share`."""
         if self._tensor.size == self._pipeline.size == 1 and drawn is not None:
@@ -222,6 +226,8 @@ class _Heads:
         self.scaling = conversion.head_size**-0.5
         self._tensor, self._sharing = tensor, max(1, t // groups)
         self._shape = (heads // groups + 2, conversion.head_size)
+        self.kept = max(1, groups // t) * conversion.head_size
+        """Numbers of a token's key in a layer."""
         own = heads // groups // self._sharing
         first = tensor.index % self._sharing * own
         self._queries = slice(first, first + own)

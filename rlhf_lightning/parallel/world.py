@@ -64,17 +64,23 @@ class World:
     groups: dict[tuple[int, ...], dist.ProcessGroup | None] = field(default_factory=dict)
 
     @classmethod
-    def join(cls, rank: int, spec: WorldSpec) -> World:
-        """Meet the other devices and make every subgroup; one device without subgroups needs neither."""
-        cuda = torch.cuda.is_available()
-        world = cls(rank, torch.device("cuda", 0) if cuda else torch.device("cpu"))
-        if cuda:
+    def join(cls, rank: int, spec: WorldSpec, *, gpu: bool) -> World:
+        """Meet the other devices and make every subgroup; one device without subgroups needs neither.
+
+        Args:
+            rank: of this device.
+            spec: the world.
+            gpu: compute on the first GPU that the process sees; a process on a node with GPUs sees those that
+                others have reserved, too.
+        """
+        world = cls(rank, torch.device("cuda", 0) if gpu else torch.device("cpu"))
+        if gpu:
             torch.cuda.set_device(0)
         patience = timedelta(seconds=spec.timeout_s)
         if spec.size > 1 or spec.groups:
             where = {"init_method": f"tcp://{spec.address}"} if spec.size > 1 else {"store": HashStore()}
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                "cpu:gloo,cuda:nccl" if gpu else "gloo",
                 rank=rank,
                 world_size=spec.size,
                 timeout=patience,

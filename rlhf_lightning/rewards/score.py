@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
             picked.append(row)
     for picked in sources.values():
         prompts = [str(row.get("prompt", "")) for row in picked]
-        score(once, prompts, [_PREFLIGHT_RESPONSE] * len(picked), picked)
+        score(once, prompts, [_PREFLIGHT_RESPONSE] * len(picked), deepcopy(picked))  # a function may write
 
 
 def _call(
@@ -90,7 +91,7 @@ def _call(
         returned: list[object] = list(_awaited(given) if isinstance(given, Awaitable) else given)
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         raise ValueError(
             f"{whose}: {type(err).__name__} while it scored {len(rows)} rows, {first}: {err}"
         ) from err

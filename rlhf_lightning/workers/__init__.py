@@ -1,6 +1,6 @@
 """Roles: what each model of the dataflow is for. Methods are named as in HybridFlow's Table 4."""
 
-from rlhf_lightning.workers.actor import Actor
+from rlhf_lightning.workers.actor import Actor, seed_of
 from rlhf_lightning.workers.ahead import GenerationAhead, PartialGeneration
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
@@ -26,4 +26,5 @@ __all__ = [
     "Scorer",
     "SeparateGeneration",
     "Settings",
+    "seed_of",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,11 @@ ANSWERS = (
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
+def seed_of(name: str, role: Role, seed: int) -> int:
+    """The run's seed; for an actor beside the main one another: they would draw, and so learn, the same."""
+    return (seed + crc32(name.encode())) % 2**31 if isinstance(role, Actor) else seed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Actor(Role):
     """Generates responses, scores them, and learns."""
@@ -60,29 +66,25 @@ class Actor(Role):
         reads=(*PROMPTS, "row_ids"),
         returns=ANSWERS,
     )
-    def generate_sequences(
-        self, rows: TensorDict, *, greedy: bool = False, evaluating: bool = False
-    ) -> TensorDict:
+    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
         """Answer every prompt.
 
         Args:
             rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
             greedy: take the likeliest token instead of a draw.
-            evaluating: nobody learns from the answers: they are the present weights', whatever the strategy,
-                and their log_probs are not computed once more. So are greedy ones.
 
         Returns:
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
             float32 of the drawn tokens; row_truncated [B] bool, responses without an end, truncated_mask
             [B, R] bool, their tokens; R = sampling.max_new_tokens.
         """
-        return self.answer(rows, greedy=greedy, evaluating=evaluating)
+        return self.answer(rows, greedy=greedy)
 
-    def answer(self, rows: TensorDict, *, greedy: bool, evaluating: bool) -> TensorDict:
+    def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
         """What `generate_sequences` does on a worker."""
         drawn = self.generator.generate(rows, sampling=self.drawn(greedy=greedy), seed=self.seed or 0)
         answers = self.completed(drawn)
-        if self.recompute_log_probs and not greedy and not evaluating:
+        if self.recompute_log_probs and not greedy:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
             answers["log_probs"] = self._recomputed(whole)
         return answers

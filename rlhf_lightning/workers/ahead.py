@@ -7,7 +7,7 @@ partial:    what is not whole then waits in the generator's hands, with what it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
-from rlhf_lightning.workers.generator import Generator, SeparateGeneration, learned_from
+from rlhf_lightning.workers.generator import Generator, SeparateGeneration
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
 
 GROUPS = "group_ids"
@@ -44,6 +44,10 @@ class GenerationAhead(SeparateGeneration):
     """How many versions the answers that were last returned are behind."""
     in_flight: Batch | None = None
     """The rows of which no answer was returned yet; given before the first call, those of a run before."""
+    evaluates: Callable[[], bool] = lambda: False
+    """Whether answers are for a validation: they are of the rows that are given, by the present weights."""
+    calls: int = 0
+    """Calls of this iteration."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`; answers that nobody learns from are not ahead.
@@ -51,9 +55,10 @@ class GenerationAhead(SeparateGeneration):
         Raises:
             ValueError: the batches of two iterations differ in their number of rows.
         """
-        if method.name != "generate_sequences" or not learned_from(arguments):
+        if method.name != "generate_sequences" or arguments.get("greedy") or self.evaluates():
             return super().call(method, batch, arguments)
         assert batch is not None
+        self.calls += 1
         if self.pending is None and self.in_flight is not None:
             _check_restored(self.in_flight, batch, batches=(1,))
             self.pending = self.answers(self.in_flight, arguments), self.version
@@ -87,6 +92,10 @@ class PartialGeneration(SeparateGeneration):
     """By how many versions the weights behind any token may be older than the generator's, at least 2."""
     in_flight: Batch | None = None
     """As for `GenerationAhead`."""
+    evaluates: Callable[[], bool] = lambda: False
+    """As for `GenerationAhead`."""
+    calls: int = 0
+    """As for `GenerationAhead`."""
     pending: Batch | None = None
     """Answers that the next call returns, and numbers of their rows."""
     returned: tuple[Batch, int] | None = None
@@ -102,9 +111,10 @@ class PartialGeneration(SeparateGeneration):
         Raises:
             ValueError: the batches of two iterations differ in their number of rows.
         """
-        if method.name != "generate_sequences" or not learned_from(arguments):
+        if method.name != "generate_sequences" or arguments.get("greedy") or self.evaluates():
             return super().call(method, batch, arguments)
         assert batch is not None
+        self.calls += 1
         self.synchronize()
         if self.pending is None:
             found, batch = self._first(batch)

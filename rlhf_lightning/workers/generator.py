@@ -129,11 +129,9 @@ class Generator(Role):
             self.engine.take_weights(self.worker.link.receive())
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
-    def generate_sequences(
-        self, rows: TensorDict, *, greedy: bool = False, evaluating: bool = False
-    ) -> TensorDict:
+    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
         """See `Actor.generate_sequences`."""
-        return self.actor.answer(rows, greedy=greedy, evaluating=evaluating)
+        return self.actor.answer(rows, greedy=greedy)
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
     def start_sequences(self, rows: TensorDict, *, parts: int, greedy: bool = False) -> TensorDict:
@@ -193,11 +191,6 @@ class Generator(Role):
         return self.actor.completed(found)
 
 
-def learned_from(arguments: Mapping[str, object]) -> bool:
-    """Whether answers that are asked for with these arguments of `generate_sequences` are for an update."""
-    return not (arguments.get("greedy") or arguments.get("evaluating"))
-
-
 @dataclass
 class SeparateGeneration:
     """Calls of an actor's handle: answers come from the generator, which first becomes what the actor is."""
@@ -220,7 +213,7 @@ class SeparateGeneration:
             return self.actor.call(method, batch, arguments)
         assert batch is not None
         answers = self.answers(batch, arguments)
-        return self.scored(answers) if learned_from(arguments) else answers
+        return answers if arguments.get("greedy") else self.scored(answers)
 
     def answers(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         """The batch with the generator's answers."""
@@ -266,8 +259,7 @@ class GenerationInParts(SeparateGeneration):
             return super().asked(batch, arguments)
         methods = methods_of(Generator)
         numbered = batch | Batch.of({NUMBERS: torch.arange(len(batch))})
-        how = {"parts": parts, "greedy": bool(arguments.get("greedy"))}
-        self.generator.call(methods["start_sequences"], numbered, how)
+        self.generator.call(methods["start_sequences"], numbered, {**arguments, "parts": parts})
         found = []
         for index in range(parts):
             part = PartOf(index=index, parts=parts)

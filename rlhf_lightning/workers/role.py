@@ -89,6 +89,8 @@ class Place:
     worker: Worker | None = None
     engine: TrainEngine | None = None
     generator: GenerationEngine | None = None
+    accumulated: bool = False
+    """Whether gradients wait for an optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,12 +173,15 @@ class Role(ModelSpec, Remote):
             self.place.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
     def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
-        """One optimizer step on this rank's share of a mini-batch.
+        """One optimizer step on this rank's share of a mini-batch; none where no rank has anything to learn.
 
         Returns:
             The loss's metrics for the whole mini-batch, and `name`/grad_norm, lr, skipped_steps.
         """
         metrics = self.accumulate(rows, loss=loss, temperature=temperature)
+        if not self.place.accumulated:  # Adam would move the weights without a gradient, too
+            return metrics
+        self.place.accumulated = False
         return metrics | {f"{name}/{key}": value for key, value in self.engine.optimizer_step().items()}
 
     def accumulate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
@@ -185,7 +190,11 @@ class Role(ModelSpec, Remote):
         Returns:
             The loss's metrics for the whole mini-batch, times d on each rank, so that their mean is right.
         """
-        parts = self.engine.accumulate(rows, loss, self.count(rows, loss), temperature=temperature)
+        counts = self.count(rows, loss)
+        if not counts.tokens:
+            return {}
+        self.place.accumulated = True
+        parts = self.engine.accumulate(rows, loss, counts, temperature=temperature)
         return {key: float(value) * self.worker.layout.d for key, value in parts.items()}
 
     def evaluate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:

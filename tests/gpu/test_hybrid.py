@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+pytest.importorskip("megatron.core")
+
 from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.parallel import Generation, ModelGroups, ParallelLayout, Seat

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("ray")
+
 from tests import logged
 from tests.ray import commands
 

@@ -55,6 +55,16 @@ class _Made(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_it_says_what_its_cache_takes(kind: str) -> None:
+    """The module's own decoder is held to what its cache takes in tests/unit/engines/test_native.py."""
+    text = whole(kind).config
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    expected = 2 * text.num_hidden_layers * text.num_key_value_heads * size
+    found = alone(kind)[0].kept_bytes
+    assert (found(None), found(torch.bfloat16)) == (4 * expected, 2 * expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_weight_is_copied(kind: str) -> None:
     decoder, weights = alone(kind, k=4)
     held = [

@@ -57,7 +57,7 @@ class HeldActor(Actor):
         if self.held == "sending":
             self.engine.weights = some  # type: ignore[method-assign]
 
-    def answer(self, rows: TensorDict, *, greedy: bool, evaluating: bool) -> TensorDict:
+    def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
         """See `Actor.answer`; it stops at its fourth token."""
         steps = count()
 
@@ -74,7 +74,7 @@ class HeldActor(Actor):
             for name, module in self._vllm_model().named_modules():
                 if name.endswith("embed_tokens"):
                     module.register_forward_pre_hook(look)
-        return super().answer(rows, greedy=greedy, evaluating=evaluating)
+        return super().answer(rows, greedy=greedy)
 
     def _vllm_model(self) -> nn.Module:
         found = vars(self.generator).get("_model") or nn.Module()

@@ -35,6 +35,7 @@ def guest() -> Iterator[None]:
     socket and keep it there, which could not be undone, and so is not done.
     """
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
+    threads = torch.get_num_threads()
     draws, numbers = random.getstate(), np.random.get_state()
     os.environ.update(_DEFAULTS | environment | _ALWAYS)
     os.environ.pop(_NEVER, None)
@@ -51,6 +52,7 @@ def guest() -> Iterator[None]:
         np.random.set_state(numbers)
         random.setstate(draws)
         torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)

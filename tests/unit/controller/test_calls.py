@@ -100,10 +100,20 @@ def test_a_missing_column_is_named_before_anything_is_sent(role: Careless) -> No
         role.double(Batch.of({"y": torch.zeros(3)}))
 
 
+class Nowhere:
+    """No number."""
+
+    def __add__(self, other: object) -> int:
+        """Look something up."""
+        raise KeyError("nowhere")
+
+
 def test_a_failure_carries_the_original_traceback(role: Careless) -> None:
     with pytest.raises(WorkerError, match=r"\.each: can only concatenate str") as caught:
         role.each(number=["text"])  # type: ignore[arg-type]
     assert "return number + 10 * self.rank" in str(caught.value)
+    with pytest.raises(WorkerError, match=r"\.each: KeyError: 'nowhere'"):
+        role.each(number=[Nowhere()])  # type: ignore[arg-type]
 
 
 def test_python_objects_reach_the_worker(role: Careless) -> None:

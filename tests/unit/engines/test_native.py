@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -9,8 +9,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.kv import Decode, Prefill
+from rlhf_lightning.engines.fused import decoder_of
+from rlhf_lightning.engines.kv import Cache, Decode, Prefill
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import KINDS, VOCAB, decoder, reference, token_lists
@@ -289,3 +291,35 @@ def test_wrong_configurations_are_refused() -> None:
         Native(refill=0)
     with pytest.raises(ValueError, match=r"Call use_interface\(module\) first"):
         NativeGenerator(decoder("llama"), device="cpu", pad_token_id=0, eos_token_ids=())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["model", "bfloat16"])
+def test_a_decoder_says_what_its_cache_takes(
+    kind: str, dtype: Literal["model", "bfloat16"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Cache] = []
+
+    class Noted(Cache):
+        def __init__(self, slots: int, capacity: int, *, dtype: torch.dtype | None = None) -> None:
+            super().__init__(slots, capacity, dtype=dtype)
+            made.append(self)
+
+    monkeypatch.setattr(native, "Cache", Noted)
+    module = decoder(kind)
+    generate(module, table(token_lists([3, 5])), Sampling(max_new_tokens=4), config=Native(cache_dtype=dtype))
+    taken = sum(block.nbytes for blocks in made[0].layers.values() for block in blocks)
+    chosen = None if dtype == "model" else torch.bfloat16
+    assert taken == made[0].slots * made[0].capacity * decoder_of(module).kept_bytes(chosen)
+
+
+def test_a_gpu_has_as_many_slots_as_it_has_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = decoder(KINDS[0])
+    use_interface(module)
+    found = decoder_of(module)
+    row = 50 * found.kept_bytes(None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6 * row, 100 * row))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 12 * row)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 * row)
+    slots = [native.slots_for(found, torch.device("cpu"), capacity, None) for capacity in (50, 25, 100_000)]
+    assert slots == [7, 14, 1]

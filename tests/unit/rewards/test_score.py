@@ -127,6 +127,28 @@ def test_exception_in_a_function_is_named(mine: ModuleType) -> None:
     assert isinstance(error.value.__cause__, KeyError)
 
 
+def test_a_function_that_ends_the_process_fails(mine: ModuleType) -> None:
+    def leave(_prompts: list[str], _responses: list[str], _rows: list[Row]) -> list[float]:
+        raise SystemExit(0)
+
+    vars(mine)["leave"] = leave
+    with pytest.raises(ValueError, match=r"my_rewards\.leave: SystemExit while it scored 1 rows"):
+        scored(RewardSpec(functions="my_rewards.leave"), ["x"], [row()])
+
+
+def test_what_preflight_hands_out_may_be_written_to(mine: ModuleType) -> None:
+    def spoil(_prompts: list[str], _responses: list[str], rows: list[Row]) -> list[float]:
+        for one in rows:
+            one["answer"] = "spoilt"
+        return [0.0] * len(rows)
+
+    vars(mine)["spoil"] = spoil
+    rows = [row()]
+    before = dict(rows[0])
+    preflight(RewardSpec(functions="my_rewards.spoil"), rows)
+    assert rows == [before]
+
+
 def test_tensors_and_arrays_are_numbers_too(mine: ModuleType) -> None:
     vars(mine)["tensor"] = lambda _prompts, _responses, _rows: torch.tensor([1.5, 2.0])
     assert scored(RewardSpec(functions="my_rewards.tensor"), ["x", "y"], [row(), row()])["scores"] == [

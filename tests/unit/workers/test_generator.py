@@ -65,20 +65,18 @@ def test_weights_go_before_the_first_answers_and_after_every_change() -> None:
     assert found["weights_version"].tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("unlearned", ["greedy", "evaluating"])
-def test_log_probs_are_the_actors_where_it_wants_so(unlearned: str) -> None:
+def test_log_probs_are_the_actors_where_it_wants_so() -> None:
     calls: list[str] = []
     separate = SeparateGeneration(
         Noting("actor", calls), Noting("generator", calls), recompute_log_probs=True
     )
     separate.call(METHODS["generate_sequences"], batch(0), {})
     assert calls[-2:] == ["generator.generate_sequences", "actor.compute_log_prob"]
-    separate.call(METHODS["generate_sequences"], batch(0), {unlearned: True})
+    separate.call(METHODS["generate_sequences"], batch(0), {"greedy": True})
     assert calls[-1] == "generator.generate_sequences"
 
 
-@pytest.mark.parametrize("unlearned", ["greedy", "evaluating"])
-def test_one_batch_ahead(unlearned: str) -> None:
+def test_one_batch_ahead() -> None:
     calls: list[str] = []
     generator = Noting("generator", calls)
     ahead = GenerationAhead(Noting("actor", calls), generator, recompute_log_probs=False)
@@ -89,9 +87,12 @@ def test_one_batch_ahead(unlearned: str) -> None:
         seen.append((found["response_ids"][:, 0] % (1 << 61)).tolist())
         seen.append([ahead.staleness])
         ahead.call(METHODS["update_actor"], batch(first), {})
-        now = ahead.call(METHODS["generate_sequences"], batch(70, rows=2), {unlearned: True})
+        ahead.evaluates = lambda: True
+        now = ahead.call(METHODS["generate_sequences"], batch(70, rows=2), {})
         assert isinstance(now, Batch)
         assert now["response_ids"][:, 0].tolist() == [70, 71]
+        ahead.evaluates = lambda: False
+    assert ahead.calls == 3
     assert seen == [[0, 1, 2], [0], [0, 1, 2], [1], [10, 11, 12], [1]]
     assert generator.row_ids[0] != generator.row_ids[1]
     with pytest.raises(ValueError, match="a batch of 2 rows follows one of 3"):

@@ -1,0 +1,122 @@
+"""What would go wrong in silence: calls a batch ahead, checkpoints too late, steps without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller import Batch, Caller, Metrics
+from rlhf_lightning.controller.register import Method
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local, OneStepOff
+from rlhf_lightning.workers import Actor, Reference, Reward
+from tests.unit.algos.small import run as fitted
+from tests.unit.algos.small import write_model
+from tests.unit.test_strategy import grpo, trainer
+
+
+class Several(Caller):
+    """Takes every call."""
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """See `Caller.call`."""
+        return batch
+
+
+def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
+    strategy = OneStepOff()
+    strategy.connect(grpo())
+    strategy.separated = strategy.separate(Several(), Several(), recompute_log_probs=False)
+    for calls in (1, 0, 1):
+        strategy.separated.calls = calls
+        strategy.learned()
+        assert strategy.separated.calls == 0
+    strategy.separated.calls = 2
+    with pytest.raises(ValueError, match=r"^GRPO.step calls generate_sequences 2 times, .* openrlhf"):
+        strategy.learned()
+
+
+def test_a_checkpoint_after_the_run_is_refused_and_replaces_nothing(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path)
+    saving = ModelCheckpoint(tmp_path, filename="good")
+    run.callbacks.append(saving)  # type: ignore[attr-defined]
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    good = Path(saving.best_model_path)
+    held = sorted(path.name for path in good.iterdir())
+    assert "actor" in held
+    with pytest.raises(RuntimeError, match=r"good\.ckpt: the run has ended, and actor with its devices"):
+        run.save_checkpoint(good)
+    assert sorted(path.name for path in good.iterdir()) == held
+
+
+class Following(GRPO):
+    """With a reference that is kept."""
+
+    reference: Reference = field(default_factory=lambda: Reference(decay=0.5))
+
+
+def test_models_of_a_checkpoint_that_nobody_takes_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {name: getattr(grpo(), name) for name in ("actor", "reward", "group_size")}
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    run = trainer(Local(), tmp_path)
+    saving = ModelCheckpoint(tmp_path, filename="followed")
+    run.callbacks.append(saving)  # type: ignore[attr-defined]
+    run.fit(Following(**options), datamodule=data)
+    trainer(Local(), tmp_path, steps=2).fit(grpo(), datamodule=data, ckpt_path=tmp_path / "followed.ckpt")
+    assert "followed.ckpt: holds reference too, which this algorithm does not keep" in caplog.text
+
+
+class Duel(GRPO):
+    """Two actors of one model."""
+
+    rival: Actor = field(default_factory=Actor)
+
+
+def test_two_actors_draw_each_their_own() -> None:
+    duel = Duel(actor=Actor(), reward=Reward(functions="length"))
+    duel.trainer = pl.Trainer(strategy=Local(), logger=False)
+    duel.setup("predict")
+    assert duel.actor.seed == 0
+    assert duel.rival.seed not in (0, None)
+
+
+class Idle(GRPO):
+    """Learns in the first iteration; later from no rows, and from rows without a valid token."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """One iteration."""
+        if not self.global_step:
+            return super().step(batch)
+        rows, _ = self.compute_advantage(self.scored(batch))
+        nothing = rows | Batch.of({"response_mask": torch.zeros_like(rows["response_mask"])})
+        for idle in (rows.take([]), nothing):
+            assert self.actor.update_actor(idle, loss=self.policy_loss).fetch() == {}
+        return Metrics()
+
+    def scored(self, batch: Batch) -> Batch:
+        """Answers with their scores."""
+        batch = self.answers_to(batch, self.group_size)
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reference.compute_ref_log_prob(batch)
+        return batch | self.reward.compute_reward(batch)
+
+
+def test_what_has_no_token_to_learn_from_moves_nothing(tmp_path: Path) -> None:
+    def weights(steps: int) -> Mapping[str, torch.Tensor]:
+        actor = Actor(path=write_model(tmp_path), sampling=Sampling(max_new_tokens=4))
+        idle = Idle(actor=actor, reward=Reward(functions="length"), group_size=2)
+        data = TaskData(batch_size=2, num_rows=8, num_val_rows=0)
+        return fitted(idle, data, steps=steps).weights["actor"]
+
+    once, after = weights(1), weights(3)
+    assert all(torch.equal(weight, after[name]) for name, weight in once.items())
