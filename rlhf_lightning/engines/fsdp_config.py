@@ -37,7 +37,6 @@ class FSDP(TrainConfig):
     """Free a layer after its forward pass and gather it again for the backward pass. None: not on a CPU."""
     defer_gradient_reduction: bool | None = None
     """Keep whole gradients between micro-batches and reduce them once, after the last. None: on a CPU."""
-
     compile_layers: bool = False
     """Train and score with layers that PyTorch compiles, in the first iterations, for most of a minute."""
 

@@ -191,7 +191,7 @@ class Role(ModelSpec, Remote):
             The loss's metrics for the whole mini-batch, times d on each rank, so that their mean is right.
         """
         counts = self.count(rows, loss)
-        if not counts.tokens:
+        if counts == Counts(0, 0, 0):
             return {}
         self.place.accumulated = True
         parts = self.engine.accumulate(rows, loss, counts, temperature=temperature)
