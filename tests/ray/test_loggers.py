@@ -43,9 +43,10 @@ TASK = "--data taskdata --data.num_rows 8 --data.num_val_rows 4"
 ROWS_OF = "--data {data} --data.path rows.jsonl --data.val_rows 4"
 PAIRS = ROWS_OF.format(data="preferencedata")
 SECOND = "--trainer.callbacks+=SecondReward --trainer.callbacks.functions length"
+SEVERAL = "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples 2"
 CORRECTED = "--algo.actor.recompute_log_probs true --algo.policy_loss.correction OffPolicyCorrection"
 OTHERS = {
-    "grpo": f"--algo.group_size 2 {TASK} {SECOND}",
+    "grpo": f"--algo.group_size 2 {TASK} {SECOND} {SEVERAL}",
     "sft": f"{TASK} --data.completions true",
     "dapo": f"--algo.group_size 2 --algo.reward.functions length {TASK} {CORRECTED}",
     "saferlhf": "--algo.cost.functions length --algo.ptx_loss.coef 0.1 --data mixeddata"
