@@ -6,6 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
+from rlhf_lightning.callbacks.validated import check_validates
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.functional import expected_best
 from rlhf_lightning.workers import Reward
@@ -51,11 +52,7 @@ class SampledValidation(Callback):
                 "Leave the callback out."
             )
         pl_module.refuse_greedy("SampledValidation")
-        if stage == "fit" and not trainer.limit_val_batches:
-            raise ValueError(
-                "SampledValidation: with trainer.limit_val_batches=0 nothing is ever validated. "
-                "Try --trainer.limit_val_batches 1.0."
-            )
+        check_validates(trainer, stage, name="SampledValidation")
 
     def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
         self,

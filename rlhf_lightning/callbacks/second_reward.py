@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.validated import check_validates
 from rlhf_lightning.data import row_data
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
 from rlhf_lightning.workers import Reward
@@ -75,11 +76,7 @@ class SecondReward(Callback):
             return
         if isinstance(pl_module, RLHFAlgorithm):
             self._check_reward(pl_module)
-        if stage == "fit" and not trainer.limit_val_batches:
-            raise ValueError(
-                "SecondReward: with trainer.limit_val_batches=0 nothing is ever validated. "
-                "Try --trainer.limit_val_batches 1.0."
-            )
+        check_validates(trainer, stage, name="SecondReward")
         data = row_data(trainer)
         rows = data.held_out_rows if data else None
         if rows == []:

@@ -31,7 +31,35 @@ _PROMPTS = ("prompt_ids", "prompt_mask")
 
 
 @dataclass
-class GenerationAhead(SeparateGeneration):
+class Ahead(SeparateGeneration):
+    """Generation whose answers are those of an earlier call, prompts and all; `handed_on` says which."""
+
+    in_flight: Batch | None = None
+    """The rows of which no answer was returned yet; given before the first call, those of a run before."""
+    evaluates: Callable[[], bool] = lambda: False
+    """Whether answers are for a validation: they are of the rows that are given, by the present weights."""
+    calls: int = 0
+    """Calls of this iteration that were ahead."""
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """See `Caller.call`; greedy answers and those for a validation are not ahead: they wait for these.
+
+        Raises:
+            ValueError: the batches of two iterations differ in their number of rows.
+        """
+        if method.name != "generate_sequences" or arguments.get("greedy") or self.evaluates():
+            return super().call(method, batch, arguments)
+        assert batch is not None
+        self.calls += 1
+        return self.scored(self.handed_on(batch, arguments))
+
+    def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """Answers of earlier rows, in exchange for new ones."""
+        raise NotImplementedError
+
+
+@dataclass
+class GenerationAhead(Ahead):
     """As its base, one batch ahead: while the models learn from one, the next is answered by older weights.
 
     A call hands the generator its batch and returns the one before, prompts and all. The first is answered
@@ -42,23 +70,9 @@ class GenerationAhead(SeparateGeneration):
     """What the next call returns, and the version of the weights behind it."""
     staleness: int = 0
     """How many versions the answers that were last returned are behind."""
-    in_flight: Batch | None = None
-    """The rows of which no answer was returned yet; given before the first call, those of a run before."""
-    evaluates: Callable[[], bool] = lambda: False
-    """Whether answers are for a validation: they are of the rows that are given, by the present weights."""
-    calls: int = 0
-    """Calls of this iteration."""
 
-    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; answers that nobody learns from are not ahead.
-
-        Raises:
-            ValueError: the batches of two iterations differ in their number of rows.
-        """
-        if method.name != "generate_sequences" or arguments.get("greedy") or self.evaluates():
-            return super().call(method, batch, arguments)
-        assert batch is not None
-        self.calls += 1
+    def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """See `Ahead.handed_on`."""
         if self.pending is None and self.in_flight is not None:
             _check_restored(self.in_flight, batch, batches=(1,))
             self.pending = self.answers(self.in_flight, arguments), self.version
@@ -70,7 +84,7 @@ class GenerationAhead(SeparateGeneration):
         found, version = before
         _check_size(batch, len(found))
         self.staleness = self.version - version
-        return self.scored(found)
+        return found
 
     def numbers(self) -> dict[str, float]:
         """`response/staleness` of the answers that were last returned."""
@@ -78,7 +92,7 @@ class GenerationAhead(SeparateGeneration):
 
 
 @dataclass
-class PartialGeneration(SeparateGeneration):
+class PartialGeneration(Ahead):
     """As GenerationAhead, but the next batch is whichever rows end first, and the others are gone on with.
 
     The generator decodes as many rows at once as a batch has, out of twice as many: where one ends, the next
@@ -90,12 +104,6 @@ class PartialGeneration(SeparateGeneration):
 
     max_staleness: int = 2
     """By how many versions the weights behind any token may be older than the generator's, at least 2."""
-    in_flight: Batch | None = None
-    """As for `GenerationAhead`."""
-    evaluates: Callable[[], bool] = lambda: False
-    """As for `GenerationAhead`."""
-    calls: int = 0
-    """As for `GenerationAhead`."""
     pending: Batch | None = None
     """Answers that the next call returns, and numbers of their rows."""
     returned: tuple[Batch, int] | None = None
@@ -105,16 +113,8 @@ class PartialGeneration(SeparateGeneration):
     _next: int = 0
     """Number of the next row."""
 
-    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; answers that nobody learns from are not ahead, and wait for those that are.
-
-        Raises:
-            ValueError: the batches of two iterations differ in their number of rows.
-        """
-        if method.name != "generate_sequences" or arguments.get("greedy") or self.evaluates():
-            return super().call(method, batch, arguments)
-        assert batch is not None
-        self.calls += 1
+    def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """See `Ahead.handed_on`."""
         self.synchronize()
         if self.pending is None:
             found, batch = self._first(batch)
@@ -123,7 +123,7 @@ class PartialGeneration(SeparateGeneration):
             found = self._collected()
         self._begin(batch)
         self.returned = found.select([*VERSIONS, *COUNTS]), self.version
-        return self.scored(found)
+        return found
 
     def _first(self, batch: Batch) -> tuple[Batch, Batch]:
         """The first answers, and what is begun after them."""

@@ -23,7 +23,7 @@ class Rlhf:
     def run(self, *words: str) -> tuple[int, str, str]:
         """Exit code, standard output and standard error of a command that starts no worker."""
         with self.monkeypatch.context() as patch:
-            patch.setattr(ray, "init", _refuse_to_start)
+            patch.setattr(ray, "init", refuse_to_start)
             patch.setattr(sys, "argv", ["rlhf", *words])
             patch.setattr(sys, "path", list(sys.path))
             for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # Lightning sets them
@@ -47,5 +47,5 @@ class Rlhf:
         return said[0].removeprefix(ERROR)
 
 
-def _refuse_to_start(*_: object, **__: object) -> None:
+def refuse_to_start(*_: object, **__: object) -> None:
     raise AssertionError("the command started Ray")

@@ -22,6 +22,7 @@ from rlhf_lightning.strategies import (
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Settings
+from tests.unit.rlhf import refuse_to_start
 
 
 def prepare(strategy: Strategy) -> None:
@@ -32,10 +33,7 @@ def prepare(strategy: Strategy) -> None:
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("the strategy started Ray")
-
-    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "init", refuse_to_start)
 
 
 @pytest.mark.parametrize(

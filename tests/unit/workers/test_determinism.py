@@ -14,9 +14,7 @@ from rlhf_lightning.engines.determinism import cumulated_by_products
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Settings
-
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-
+from tests.conftest import CUBLAS
 
 pytestmark = pytest.mark.usefixtures("deterministic_as_before")
 
