@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
+from typing import cast
 
 import torch
 
 from rlhf_lightning.algos.grpo import GRPO
+from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import GroupEstimator, Overlong, PolicyLoss, varied_groups
+from rlhf_lightning.workers import joined
+
+HELD = "held_groups"
+"""Key of a checkpoint: columns of the answers that were not learned from yet."""
 
 
 def dapo_loss() -> PolicyLoss:
@@ -17,62 +23,72 @@ def dapo_loss() -> PolicyLoss:
 
 
 class DAPO(GRPO):
-    """Yu 2025 eq. 8 to 13; where answers score alike, the paper draws other prompts, this other answers."""
+    """Yu 2025 eq. 8 to 13: groups that teach are gathered until there is a batch of them to learn from."""
 
     policy_loss: PolicyLoss = field(default_factory=dapo_loss)
     """The actor's loss."""
-    rounds: int = 2
-    """Times that a prompt is answered at most, until its scores differ; the rest is dropped."""
     overlong: Overlong | None = None
     """Penalty on answers near the limit of length."""
 
     def __post_init__(self) -> None:
-        """Refuse no rounds at all, and a penalty that begins before the answer.
+        """Begin with no groups, and refuse a penalty that begins before the answer.
 
         Raises:
             ValueError: as said.
         """
         super().__post_init__()
-        if self.rounds < 1:
-            raise ValueError(f"rounds={self.rounds}: prompts are answered at least once. Try 2.")
-        self.draws_again = self.rounds > 1
+        self._held: Batch | None = None
+        self._batch_rows = 0
         if self.overlong is not None:
             self.overlong.penalty(torch.zeros(1), max_tokens=self.main_actor.sampling.max_new_tokens)
 
     def step(self, batch: Batch) -> Metrics:
-        """One iteration."""
-        batch, metrics = self.sample(batch)
-        if not len(batch):
-            return metrics
+        """One iteration, which learns if it makes a batch whole."""
+        whole, numbers = self.gather(batch)
+        if whole is None:
+            return Metrics.of(numbers)
         if self.policy_loss.kl_coef or self.reward_kl_coef:
-            batch |= self.reference.compute_ref_log_prob(batch)
-        batch, found = self.compute_advantage(batch)
-        metrics |= found
-        for mini in self.mini_batches(batch, size=self.mini_batch_size, epochs=self.epochs):
+            whole |= self.reference.compute_ref_log_prob(whole)
+        whole, found = self.compute_advantage(whole)
+        metrics = Metrics.of({**found.fetch(), **numbers})
+        for mini in self.mini_batches(whole, size=self.mini_batch_size, epochs=self.epochs):
             metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
         return metrics
 
-    def sample(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Groups of scored answers, those whose scores are all the same drawn again, then dropped."""
-        kept, prompts, means = [], batch, []
-        for number in range(self.rounds):
-            answers = self.answers_to(prompts, self.group_size, draw=number)
-            answers |= self.actor.generate_sequences(answers)
-            answers |= self.reward.compute_reward(answers)
-            scores = answers["scores"].sum(dim=1)
-            varied = varied_groups(scores, self.group_size)
-            kept.append(answers.take(varied.repeat_interleave(self.group_size).nonzero()[:, 0].numpy()))
-            means.append(float(scores.mean()))
-            prompts = prompts.take((~varied).nonzero()[:, 0].numpy())
-            if not len(prompts):
-                break
-        found = {
-            "reward/drawn": means[0],
-            "response/rounds": float(len(kept)),
-            "response/dropped_prompts": len(prompts) / len(batch),
+    def gather(self, batch: Batch) -> tuple[Batch | None, dict[str, float]]:
+        """Answer prompts, and hold the groups whose scores differ until they are as many as a batch has."""
+        answers = self.answers_to(batch, self.group_size)
+        answers |= self.actor.generate_sequences(answers)
+        answers |= self.reward.compute_reward(answers)
+        scores = answers["scores"].sum(dim=1)
+        varied = varied_groups(scores, self.group_size)
+        teaching = answers.take(varied.repeat_interleave(self.group_size).nonzero()[:, 0].numpy())
+        held = teaching if self._held is None else joined([self._held, teaching])
+        self._batch_rows = max(self._batch_rows, len(answers))
+        numbers = {
+            "reward/drawn": float(scores.mean()),
+            "response/dropped_prompts": float((~varied).float().mean()),
+            "response/held_prompts": float(len(held) // self.group_size),
+            "response/tokens": float(answers["response_mask"].sum()),
+            "response/samples_per_prompt": float(self.group_size),
         }
-        return Batch.joined(kept), Metrics.of(found)
+        if len(held) < self._batch_rows:
+            self._held = held
+            return None, numbers
+        self._held = None  # more than a batch would be older than the next weights
+        return held.take(range(self._batch_rows)), numbers
 
     def estimator(self) -> GroupEstimator:
         """What makes the advantages of a batch of groups."""
         return replace(super().estimator(), overlong=self.overlong)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
+        """Keep the groups that are held."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[HELD] = columns_of(self._held, what="groups that wait for others")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
+        """Hold the groups that were held."""
+        super().on_load_checkpoint(checkpoint)
+        columns = cast(dict[str, torch.Tensor | list[object]], checkpoint.get(HELD, {}))
+        self._held = Batch.of(columns) if columns else None

@@ -42,8 +42,6 @@ _NO_TEXT = (
     "ptx_loss.coef is above 0, and the data has no second batch of text for it. "
     "Try --data mixeddata, with `main` and `ptx`."
 )
-_DRAW_BIT = 56
-"""Bit of a row id from which the number of the draw stands."""
 PTX = "ptx"
 """Key of a second batch beside the columns: pre-training text."""
 
@@ -61,8 +59,6 @@ class RLHFAlgorithm(LightningModule):
     """Where `estimate` computes; the strategy sets it."""
     rows_stay = False
     """Whether an update of the whole batch leaves rows where they were evaluated; the strategy sets it."""
-    draws_again = False
-    """Whether a step may answer some of the prompts again, as a batch of another size."""
     pretraining: Batch | None = None
     """The second batch of this iteration, where the data module gives one under `ptx`."""
     needs: tuple[str, ...] = ()
@@ -292,17 +288,16 @@ class RLHFAlgorithm(LightningModule):
                 spent = None if tokens is None else tokens[part]
                 yield balanced(batch.take(part), spent, together=together)
 
-    def answers_to(self, batch: Batch, times: int, *, draw: int = 0) -> Batch:
+    def answers_to(self, batch: Batch, times: int) -> Batch:
         """Each prompt `times` times, side by side, each copy with a row id of its own to be answered by.
 
         Args:
             batch: prompts, with `row_ids` [B] int64.
             times: copies of each.
-            draw: another number gives other answers to the same prompts.
         """
         copies = torch.arange(times).repeat(len(batch))
         repeated = batch.repeat(times)
-        row_ids = repeated["row_ids"] * times + copies + (draw << _DRAW_BIT)
+        row_ids = repeated["row_ids"] * times + copies
         return repeated | Batch.of({"row_ids": row_ids, "group_ids": repeated["row_ids"]})
 
     @property

@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf_lightning.controller import Batch
+
 logger = logging.getLogger(__name__)
 
 STATE = "trainer.json"
@@ -107,13 +109,20 @@ def write_state(directory: Path, state: Mapping[str, object]) -> None:
     (directory / STATE).write_text(json.dumps(plain, indent=1))
 
 
-def can_hold(value: object) -> bool:
-    """Whether it is of numbers, texts, tensors and containers of such only."""
+def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
+    """The columns of rows for a checkpoint; none, and a warning, where they hold what it cannot.
+
+    Args:
+        rows: to keep; None for none.
+        what: they are, for the warning.
+    """
+    columns = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
     try:
-        _encode(value, "", {})
+        _encode(columns, "", {})
     except TypeError:
-        return False
-    return True
+        logger.warning("%s hold what a checkpoint cannot; they are lost.", what)
+        return {}
+    return columns
 
 
 def read_state(directory: Path) -> dict[str, object]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import cast
 
 import torch
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.checkpoint import can_hold
+from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_offload
 from rlhf_lightning.workers import GenerationAhead, PartialGeneration
-
-logger = logging.getLogger(__name__)
 
 IN_FLIGHT = "in_flight"
 """Key of a checkpoint: columns of the rows whose answers were not returned yet."""
@@ -56,14 +53,8 @@ class OneStepOff(OpenRLHF):
         """See `Strategy.setup`.
 
         Raises:
-            ValueError: the last batch of an epoch is smaller than the others, or a step draws again.
+            ValueError: the last batch of an epoch is smaller than the others.
         """
-        if trainer.state.fn == "fit" and self.algorithm.draws_again:
-            raise ValueError(
-                f"{type(self.algorithm).__name__} answers some prompts again within an iteration, and "
-                "generation that is a batch ahead needs batches of one size. Try --algo.rounds 1, or "
-                "--strategy openrlhf."
-            )
         self._check_batches(trainer)
         super().setup(trainer)
 
@@ -123,11 +114,7 @@ class OneStepOff(OpenRLHF):
     ) -> None:
         """See `Strategy.save_checkpoint`; the prompts in flight too, unless they hold what it cannot."""
         rows = None if self.separated is None else self.separated.in_flight
-        columns = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
-        if can_hold(columns):
-            checkpoint = {**checkpoint, IN_FLIGHT: columns}
-        else:
-            logger.warning("%s: prompts in flight hold what a checkpoint cannot; they are lost.", filepath)
+        checkpoint = {**checkpoint, IN_FLIGHT: columns_of(rows, what="prompts in flight")}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(

@@ -5,6 +5,7 @@ from rlhf_lightning.workers.ahead import GenerationAhead, PartialGeneration
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
+from rlhf_lightning.workers.joining import joined
 from rlhf_lightning.workers.judge import Judge
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
@@ -26,5 +27,6 @@ __all__ = [
     "Scorer",
     "SeparateGeneration",
     "Settings",
+    "joined",
     "seed_of",
 ]

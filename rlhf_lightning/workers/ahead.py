@@ -13,13 +13,13 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
 from rlhf_lightning.workers.generator import Generator, SeparateGeneration
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
+from rlhf_lightning.workers.joining import joined, trimmed
 
 GROUPS = "group_ids"
 """A column: equal in neighbouring rows that are answers to one prompt."""
@@ -27,7 +27,6 @@ _OTHER_DRAW = 1 << 61
 """Added to a row's id for other answers to its prompt."""
 _LAST = 1 << 62
 """Added to the number of a row that comes after all others."""
-_PROMPTS = ("prompt_ids", "prompt_mask")
 
 
 @dataclass
@@ -156,7 +155,7 @@ class PartialGeneration(Ahead):
         carry = Carry(
             version=self.version, max_staleness=self.max_staleness, rows_together=_rows_together(rows)
         )
-        self.in_flight = rows if self.in_flight is None else _joined(self.in_flight, rows)
+        self.in_flight = rows if self.in_flight is None else joined([self.in_flight, rows])
         self._numbers = torch.cat([self._numbers, numbers])
         numbered = rows | Batch.of({NUMBERS: numbers})
         return cast(Batch, self.generator.call(methods_of(Generator)[name], numbered, {"carry": carry}))
@@ -170,7 +169,7 @@ class PartialGeneration(Ahead):
         rows = [places.pop(number) for number in pending[NUMBERS].tolist()]
         left = list(places.values())
         self.in_flight, self._numbers = flying.take(left), self._numbers[left]
-        return _trimmed(flying.take(rows)) | pending.select([*ANSWERS, *VERSIONS, *COUNTS])
+        return trimmed(flying.take(rows)) | pending.select([*ANSWERS, *VERSIONS, *COUNTS])
 
     def numbers(self) -> dict[str, float]:
         """Of the answers that were last returned, how old they are and how many are of several weights."""
@@ -197,26 +196,6 @@ def _rows_together(batch: Batch) -> int:
         return 1
     ids = batch[GROUPS]
     return len(ids) // (int((ids[1:] != ids[:-1]).sum()) + 1)
-
-
-def _joined(first: Batch, second: Batch) -> Batch:
-    """The rows of both, whose prompts are widened on the left to the wider ones."""
-    width = max(batch["prompt_mask"].shape[1] for batch in (first, second))
-    return Batch.joined([_widened(batch, width) for batch in (first, second)])
-
-
-def _widened(batch: Batch, width: int) -> Batch:
-    missing = width - batch["prompt_mask"].shape[1]
-    if not missing:
-        return batch
-    return batch | Batch.of({name: pad(batch[name], (missing, 0)) for name in _PROMPTS})
-
-
-def _trimmed(batch: Batch) -> Batch:
-    """The rows without columns in which no prompt has a token."""
-    used = batch["prompt_mask"].any(0)
-    first = int(used.int().argmax())
-    return batch | Batch.of({name: batch[name][:, first:] for name in _PROMPTS}) if first else batch
 
 
 def _check_size(batch: Batch, before: int) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DAPO, GRPO, PPO, SFT
+from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import RowData, TaskData
 from rlhf_lightning.spec import Sampling
@@ -109,12 +109,6 @@ def test_otherwise_it_is_not(
     monkeypatch.setattr(OneStepOff, "_launch", start)
     with pytest.raises(KeyError, match="it would start"):
         trainer(OneStepOff(), tmp_path, steps=steps).fit(algorithm, datamodule=data)
-
-
-def test_batches_of_several_sizes_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
-    with pytest.raises(ValueError, match=r"DAPO answers some prompts again .*Try --algo.rounds 1"):
-        trainer(OneStepOff(), tmp_path).fit(DAPO(), datamodule=data)
 
 
 class Started(Colocated):

@@ -131,7 +131,6 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
         (lambda: ReinforcePP(gamma=-0.1), "gamma=-0.1"),
         (lambda: ReMax(form="verl", clip=5.0), "form='verl'"),
         (lambda: DAPO(overlong=Overlong(buffer=1000)), "buffer=1000"),
-        (lambda: DAPO(rounds=0), r"rounds=0.*Try 2\."),
         (lambda: GRPO(group_size=1), r"group_size=1.*Try 8\."),
         (
             lambda: RLOO(actor=Actor(path="embedded", sampling=Sampling(temperature=0))),
