@@ -155,8 +155,8 @@ class Watch(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         """Note the numbers of an iteration."""
         logged = trainer.logged_metrics
-        drawn = logged.get("reward/drawn", logged["reward/mean"])
-        self.result.rewards.append(float(drawn))
+        drawn = "reward/drawn" if "reward/drawn" in logged else "reward/mean"
+        self.result.rewards.append(float(logged[drawn]))
         if "cost/mean" in logged:
             self.result.costs.append(float(logged["cost/mean"]))
             self.result.multipliers.append(float(logged["cost/multiplier"]))
