@@ -27,7 +27,16 @@ from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.functional import Estimator
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
-from rlhf_lightning.reporting import described, per_token, plain, returned, texts, timings, warn_of_skips
+from rlhf_lightning.reporting import (
+    answers,
+    described,
+    per_token,
+    plain,
+    returned,
+    texts,
+    timings,
+    warn_of_skips,
+)
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role, seed_of
 
@@ -178,6 +187,7 @@ class RLHFAlgorithm(LightningModule):
         self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
         checks.check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
         checks.check_tokenizers(self)
+        checks.check_environment(self)
         if stage != "predict":
             checks.check_judges(self)
             self._check_held_out()
@@ -225,9 +235,7 @@ class RLHFAlgorithm(LightningModule):
         self.log("val/reward", scores.mean(), batch_size=len(rows), prog_bar=True)
         self.log("val/response_length", mask.sum(dim=1).float().mean(), batch_size=len(rows))
         samples = texts(rows, self.tokenizer) | {"scores": [float(s) for s in scores]}
-        ids = [row[kept].tolist() for row, kept in zip(rows["response_ids"], mask, strict=True)]
-        samples["answers"] = list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
-        samples["rows"] = list(batch["rows"])
+        samples |= {"answers": answers(rows, self.tokenizer), "rows": list(batch["rows"])}
         if self.explain_samples:
             samples |= per_token(self.explain(rows), self.tokenizer)
         self.strategy.drain()

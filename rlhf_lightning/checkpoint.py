@@ -116,7 +116,7 @@ def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
         rows: to keep; None for none.
         what: they are, for the warning.
     """
-    columns = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
+    columns: dict[str, object] = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
     try:
         _encode(columns, "", {})
     except TypeError:

@@ -171,6 +171,18 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
             preflight(judge.spec, data.train_rows)
 
 
+def check_environment(algorithm: RLHFAlgorithm) -> None:
+    """Try what speaks between the turns of actors on the first rows.
+
+    Raises:
+        ValueError: it does not exist, or does not work.
+    """
+    data = row_data(algorithm.trainer)
+    for role in algorithm.roles().values():
+        if isinstance(role, Actor) and role.environment is not None and data is not None:
+            role.environment.try_out(data.train_rows)
+
+
 def check_correction(algorithm: RLHFAlgorithm) -> None:
     """Refuse a correction for what another engine drew where only one has said how likely it is.
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, RichModelSummary
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport, Metrics
@@ -21,6 +20,7 @@ from rlhf_lightning.functional import (
     masked_mean,
     part_metrics,
     rollout_metrics,
+    row_ends,
 )
 from rlhf_lightning.workers import Actor
 
@@ -76,14 +76,22 @@ def plain(value: object) -> object:
 
 def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:
     """Prompts and responses as texts, a list of B each."""
-
-    def read(ids: Tensor, mask: Tensor) -> list[object]:
-        return list(tokenizer.batch_decode([i[m].tolist() for i, m in zip(ids, mask, strict=True)]))
-
+    prompts = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)
     return {
-        "prompts": read(rows["prompt_ids"], rows["prompt_mask"]),
-        "responses": read(rows["response_ids"], rows["response_mask"]),
+        "prompts": list(tokenizer.batch_decode([ids[mask].tolist() for ids, mask in prompts])),
+        "responses": list(tokenizer.batch_decode(_said(rows))),
     }
+
+
+def answers(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[object]:
+    """Responses as texts without special tokens, as reward functions read them."""
+    return list(tokenizer.batch_decode(_said(rows), skip_special_tokens=True))
+
+
+def _said(rows: Batch) -> list[list[int]]:
+    """Each response up to its last token, what others say in between too."""
+    pairs = zip(rows["response_ids"], row_ends(rows["response_mask"]), strict=True)
+    return [ids[:end].tolist() for ids, end in pairs]
 
 
 def returned(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_offload
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
 from rlhf_lightning.workers import GenerationAhead, PartialGeneration
 
 IN_FLIGHT = "in_flight"
@@ -53,8 +53,11 @@ class OneStepOff(OpenRLHF):
         """See `Strategy.setup`.
 
         Raises:
-            ValueError: the last batch of an epoch is smaller than the others.
+            ValueError: the last batch of an epoch is smaller than the others, or answers that may wait have
+                several turns.
         """
+        if self.max_staleness > 1:
+            refuse_environment(self, instead="--strategy.max_staleness 1")
         self._check_batches(trainer)
         super().setup(trainer)
 

@@ -88,3 +88,21 @@ def refuse_offload(strategy: OpenRLHF) -> None:
             f"{type(strategy).__name__}(offload=True): every model has devices of its own, and makes room "
             "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
         )
+
+
+def refuse_environment(strategy: OpenRLHF, *, instead: str) -> None:
+    """Refuse turns of an environment where answers do not come all together.
+
+    Args:
+        strategy: that hands them on in its own order.
+        instead: what to type.
+
+    Raises:
+        ValueError: as said.
+    """
+    actors = [role for role in strategy.algorithm.roles().values() if isinstance(role, Actor)]
+    if any(actor.environment for actor in actors):
+        raise ValueError(
+            f"{type(strategy).__name__} hands answers on as they end, and actor.environment asks for several "
+            f"turns of all together. Try {instead}."
+        )

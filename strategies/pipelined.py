@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning.pytorch import Trainer
+
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_offload
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
 from rlhf_lightning.workers import GenerationInParts
 
 
@@ -34,6 +36,15 @@ class Pipelined(OpenRLHF):
                 f"strategy.parts={self.parts}: a batch that is handed on whole is scored when its last "
                 "answer has ended. Try 8, or --strategy openrlhf."
             )
+
+    def setup(self, trainer: Trainer) -> None:
+        """See `Strategy.setup`.
+
+        Raises:
+            ValueError: answers have several turns.
+        """
+        refuse_environment(self, instead="--strategy openrlhf")
+        super().setup(trainer)
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """See `OpenRLHF.place`.

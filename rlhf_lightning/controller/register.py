@@ -73,6 +73,11 @@ class Remote(ABC):
     def build(self, worker: Worker) -> None:
         """Make this rank's part of the model."""
 
+    def arguments(self, method: Method) -> Mapping[str, object]:
+        """What calls of a method say to workers beside what they are given; nothing by default."""
+        del method
+        return {}
+
     def offload(self) -> None:  # noqa: B027
         """Free the device until `reload`; nothing to free by default."""
 
@@ -98,7 +103,7 @@ class RemoteMethod:
             return self.method.function(instance, *rows, **arguments)
         batch = rows[0] if rows else None
         assert batch is None or isinstance(batch, Batch)
-        return caller.call(self.method, batch, arguments)
+        return caller.call(self.method, batch, {**instance.arguments(self.method), **arguments})
 
 
 @functools.cache

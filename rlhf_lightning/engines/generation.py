@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -111,6 +112,14 @@ class GenerationEngine(ABC):
             ValueError: as for `generate`; or responses were begun with another R.
         """
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the present weights at hand for several calls of `resume`.
+
+        Ranks of other copies may call it more often, or less; all ranks of the model open it together.
+        """
+        yield
+
     @property
     @abstractmethod
     def version(self) -> int | None:
@@ -137,6 +146,7 @@ class NativeEngine(GenerationEngine):
         self.source: TrainEngine = source
         self._device, self._ends, self._config = seat.device, ends, config
         self._version: int | None = None
+        self._kept: Decoder | None = None
 
     def finished(
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
@@ -157,13 +167,23 @@ class NativeEngine(GenerationEngine):
         at_once: int = 0,
     ) -> TensorDict:
         """See `GenerationEngine.resume`."""
+        if self._kept is None:
+            with self.kept():
+                return self.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
+        generator = self._over(self._kept)
+        return generator.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `GenerationEngine.kept`."""
         with self.source.generating() as decoder:
-            answers = self._over(decoder).resume(
-                rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once
-            )
-            del decoder
+            self._kept = decoder
+            del decoder  # a layout of generation is freed as it ends
+            try:
+                yield
+            finally:
+                self._kept = None
         self._version = self.source.version
-        return answers
 
     def _over(self, decoder: Decoder) -> NativeGenerator:
         return NativeGenerator(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.sharing import Shared, share
+from rlhf_lightning.functional import row_ends
 
 Place = Literal["before", "after"]
 """Which place speaks for a response token: the one that predicts it, or its own."""
@@ -63,15 +64,9 @@ def select(
     }
 
 
-def last_valid(response_mask: Tensor) -> Tensor:
-    """[n] int64, one past the last valid response place of each row; 0 for a fully masked row."""
-    places = torch.arange(1, response_mask.shape[1] + 1, device=response_mask.device)
-    return (places * response_mask).amax(1) if response_mask.shape[1] else response_mask.sum(1)
-
-
 def row_lengths(prompt_mask: Tensor, response_mask: Tensor) -> list[int]:
     """Tokens of each row that a model reads; 0 for a fully masked row, which nothing is computed for."""
-    ends = last_valid(response_mask)
+    ends = row_ends(response_mask)
     return ((prompt_mask.sum(1) + ends) * (ends > 0)).tolist()
 
 
@@ -109,7 +104,7 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
         ValueError: a response has no prompt in front, and so nothing that predicts its first token.
     """
     mask, prompt_mask = rows["response_mask"], rows["prompt_mask"]
-    ends, starts = last_valid(mask), prompt_mask.sum(1)
+    ends, starts = row_ends(mask), prompt_mask.sum(1)
     unpredictable = (ends > 0) & (starts == 0)
     if place == "before" and bool(unpredictable.any()):
         row = int(unpredictable.nonzero()[0])

@@ -35,6 +35,7 @@ from rlhf_lightning.functional.masked import (
     last_valid,
     masked_mean,
     masked_sum,
+    row_ends,
     token_mean,
     zero_masked,
 )
@@ -125,6 +126,7 @@ __all__ = [
     "remax_advantages",
     "remax_returns",
     "rollout_metrics",
+    "row_ends",
     "row_totals",
     "sign_loss",
     "split_pairs",

@@ -52,6 +52,12 @@ def token_mean(x: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
     return masked_sum(x.detach(), mask) / max(num_tokens, 1)
 
 
+def row_ends(mask: Tensor) -> Tensor:
+    """[B] int64, one past the last valid place of each row of a mask [B, R]; 0 for a fully masked row."""
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (places * mask).amax(1) if mask.shape[1] else mask.sum(1)
+
+
 def last_valid(x: Tensor, mask: Tensor) -> Tensor:
     """Take each row's last valid entry.
 

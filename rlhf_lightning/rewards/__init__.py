@@ -1,5 +1,6 @@
 """Rewards: functions `(prompts, responses, rows) -> scores` or services, by data source, with weights."""
 
+from rlhf_lightning.rewards.environment import Environment
 from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError
 from rlhf_lightning.rewards.registry import REWARDS, Functions, Sources, named, named_sources, resolve
 from rlhf_lightning.rewards.score import preflight, score
@@ -10,6 +11,7 @@ __all__ = [
     "RETRIES",
     "REWARDS",
     "SCHEMES",
+    "Environment",
     "Functions",
     "HTTPOptions",
     "Kind",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -40,6 +40,9 @@ REWARDS: dict[str, RewardFunction] = {
     "repetition": repetition,
 }
 """The short names."""
+_OTHERS = (
+    f"Short names: {', '.join(REWARDS)}. A service has an address, such as http://127.0.0.1:8000/score. "
+)
 
 
 def resolve(name: str, *, kind: Kind = "reward", http: HTTPOptions | None = None) -> RewardFunction:
@@ -57,22 +60,36 @@ def resolve(name: str, *, kind: Kind = "reward", http: HTTPOptions | None = None
         return REWARDS[name]
     if name.startswith(SCHEMES):
         return Service(name, http or HTTPOptions())
-    what = f"{kind} function {name!r}"
+    return cast("RewardFunction", imported(name, what=f"{kind} function {name!r}", others=_OTHERS))
+
+
+def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]:
+    """Return the function of a dotted path.
+
+    Args:
+        name: as the user wrote it.
+        what: it is, for messages.
+        others: what else could have been written, for messages.
+
+    Raises:
+        ValueError: there is no such function.
+    """
     module_name, _, attribute = name.rpartition(".")
+    advice = f"{others}For your own function give its dotted path, such as mypackage.mymodule.myfunction."
     if not module_name:
-        raise ValueError(_unknown(what, "it is no short name"))
+        raise ValueError(f"{what}: it is no {'short name' if others else 'dotted path'}. {advice}")
     if not _exists(module_name):
-        raise ValueError(_unknown(what, f"there is no module {module_name!r}"))
+        raise ValueError(f"{what}: there is no module {module_name!r}. {advice}")
     try:
         module = import_module(module_name)
     except ImportError as err:
         raise ValueError(f"{what}: {module_name} could not be imported ({err}).") from err
     if attribute not in vars(module):
-        raise ValueError(_unknown(what, f"the module {module_name} defines no {attribute!r}"))
+        raise ValueError(f"{what}: the module {module_name} defines no {attribute!r}. {advice}")
     function = vars(module)[attribute]
     if not callable(function):
         raise ValueError(f"{what}: it is a {type(function).__name__}, which cannot be called.")
-    return cast("RewardFunction", function)
+    return cast("Callable[..., object]", function)
 
 
 def _exists(module_name: str) -> bool:
@@ -80,13 +97,6 @@ def _exists(module_name: str) -> bool:
         return module_name in sys.modules or find_spec(module_name) is not None
     except ModuleNotFoundError:  # of a parent package
         return False
-
-
-def _unknown(what: str, why: str) -> str:
-    return (
-        f"{what}: {why}. Short names: {', '.join(REWARDS)}. For your own function give its dotted path, such "
-        "as mypackage.mymodule.myfunction; for a service its address, such as http://127.0.0.1:8000/score."
-    )
 
 
 def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | list[str] | str | None:
@@ -98,10 +108,10 @@ def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | 
     if functions is None or isinstance(functions, str):
         return functions
     if isinstance(functions, Mapping):
-        return {_path(function, kind): weight for function, weight in functions.items()}
+        return {dotted(function, _role(kind)): weight for function, weight in functions.items()}
     if isinstance(functions, Sequence):
-        return [_path(function, kind) for function in functions]
-    return _path(functions, kind)
+        return [dotted(function, _role(kind)) for function in functions]
+    return dotted(functions, _role(kind))
 
 
 def named_sources(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
@@ -111,13 +121,25 @@ def named_sources(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dic
         ValueError: workers cannot import a function.
     """
     return {
-        source: {_path(function, kind): weight for function, weight in weights.items()}
+        source: {dotted(function, _role(kind)): weight for function, weight in weights.items()}
         for source, weights in by_source.items()
     }
 
 
-def _path(function: object, kind: Kind) -> str:
-    """The name by which workers import a function; what is a name stays."""
+def _role(kind: Kind) -> str:
+    return f"{kind}.functions"
+
+
+def dotted(function: object, option: str) -> str:
+    """The name by which workers import a function; what is a name stays.
+
+    Args:
+        function: or its name.
+        option: that it was given as, for messages.
+
+    Raises:
+        ValueError: workers cannot import it.
+    """
     if isinstance(function, str):
         return function
     for short, known in REWARDS.items():
@@ -128,6 +150,6 @@ def _path(function: object, kind: Kind) -> str:
         return f"{module}.{name}"
     why = "in the script itself" if module == "__main__" else "not under its name at the top of a module"
     raise ValueError(
-        f"{kind}.functions: {function!r} is {why}, so workers cannot import it. Write it with `def` in a "
+        f"{option}: {function!r} is {why}, so workers cannot import it. Write it with `def` in a "
         "module of its own, such as my_rewards.py beside the script, and import it from there."
     )

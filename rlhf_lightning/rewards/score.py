@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_lightning.rewards.http import ServiceError
 from rlhf_lightning.rewards.registry import resolve
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from rlhf_lightning.rewards.spec import RewardSpec
 
+T = TypeVar("T")
 SCORES = "scores"
-_PREFLIGHT_ROWS = 3
-_PREFLIGHT_RESPONSE = "The answer is 42."
+PREFLIGHT_ROWS = 3
+PREFLIGHT_RESPONSE = "The answer is 42."
 
 
 def score(
@@ -74,11 +75,11 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
     sources: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
     for row in rows:
         picked = sources[str(row.get("data_source", ""))]
-        if len(picked) < _PREFLIGHT_ROWS:
+        if len(picked) < PREFLIGHT_ROWS:
             picked.append(row)
     for picked in sources.values():
         prompts = [str(row.get("prompt", "")) for row in picked]
-        score(once, prompts, [_PREFLIGHT_RESPONSE] * len(picked), deepcopy(picked))  # a function may write
+        score(once, prompts, [PREFLIGHT_RESPONSE] * len(picked), deepcopy(picked))  # a function may write
 
 
 def _call(
@@ -88,7 +89,7 @@ def _call(
     whose, first = f"{spec.kind} function {name}", f"the first with the prompt {prompts[0][:60]!r}"
     try:
         given = resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows)
-        returned: list[object] = list(_awaited(given) if isinstance(given, Awaitable) else given)
+        returned: list[object] = list(awaited(given) if isinstance(given, Awaitable) else given)
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
     except (Exception, SystemExit) as err:
@@ -103,14 +104,14 @@ def _call(
     return returned
 
 
-def _awaited(coming: Awaitable[Sequence[float]]) -> Sequence[float]:
+def awaited(coming: Awaitable[T]) -> T:
     """What an `async def` returns, on a thread of its own: a notebook's has a loop that runs."""
 
-    async def scores() -> Sequence[float]:
+    async def come() -> T:
         return await coming
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, scores()).result()
+        return thread.submit(asyncio.run, come()).result()
 
 
 def _finite(whose: str, value: object, number: int, prompt: str) -> float:

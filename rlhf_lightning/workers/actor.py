@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
+from rlhf_lightning.controller.register import Method
 from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer
 from rlhf_lightning.engines import (
     VLLM,
@@ -27,7 +28,9 @@ from rlhf_lightning.engines import (
 )
 from rlhf_lightning.functional import Estimator, Loss
 from rlhf_lightning.parallel import Moved, ParallelLayout
+from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
+from rlhf_lightning.workers.conversation import Conversation
 from rlhf_lightning.workers.role import Role, Settings
 
 PROMPTS = ("prompt_ids", "prompt_mask")
@@ -52,6 +55,8 @@ class Actor(Role):
     seed: int | None = None
     """Seed of the draws, that of the run where None: (seed, row id, position) decides a token, not the device
     or batch it is drawn in."""
+    environment: Environment | None = None
+    """What speaks between the actor's turns; each response is one turn where None."""
     recompute_log_probs: bool = False
     """Let log_probs be the training engine's; those that answers were drawn with are rollout_log_probs."""
     evaluates: ClassVar[bool] = True
@@ -61,28 +66,49 @@ class Actor(Role):
         """The same actor with the run's seed for fresh weights and draws, where it has none of its own."""
         return replace(super().seeded(seed), seed=seed if self.seed is None else self.seed)
 
+    def arguments(self, method: Method) -> Mapping[str, object]:
+        """See `Remote.arguments`: answers are given in the actor's environment."""
+        spoken = self.environment is not None and method.name == "generate_sequences"
+        return {"environment": self.environment} if spoken else {}
+
     @register(
         transfer=MICRO_DP,
         reads=(*PROMPTS, "row_ids"),
         returns=ANSWERS,
     )
-    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
+    def generate_sequences(
+        self, rows: TensorDict, *, greedy: bool = False, environment: Environment | None = None
+    ) -> TensorDict:
         """Answer every prompt.
 
         Args:
             rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
             greedy: take the likeliest token instead of a draw.
+            environment: answers the actor, which then goes on; it reads the raw `rows` too. The actor's own
+                where it is not given.
 
         Returns:
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
             float32 of the drawn tokens; row_truncated [B] bool, responses without an end, truncated_mask
-            [B, R] bool, their tokens; R = sampling.max_new_tokens.
+            [B, R] bool, their tokens; R = sampling.max_new_tokens. What the environment says is in
+            response_ids, and not in the masks.
         """
-        return self.answer(rows, greedy=greedy)
+        return self.answer(rows, greedy=greedy, environment=environment)
 
-    def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
+    def answer(self, rows: TensorDict, *, greedy: bool, environment: Environment | None = None) -> TensorDict:
         """What `generate_sequences` does on a worker."""
-        drawn = self.generator.generate(rows, sampling=self.drawn(greedy=greedy), seed=self.seed or 0)
+        engine, sampling = self.generator, self.drawn(greedy=greedy)
+        if environment is None:
+            drawn = engine.generate(rows, sampling=sampling, seed=self.seed or 0)
+        else:
+            talk = Conversation(
+                engine=engine,
+                environment=environment,
+                tokenizer=load_tokenizer(self.path),
+                ends=self.ends,
+                groups=self.worker.groups,
+            )
+            drawn = talk.answer(rows, sampling=sampling, seed=self.seed or 0)
         answers = self.completed(drawn)
         if self.recompute_log_probs and not greedy:
             whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
@@ -91,12 +117,17 @@ class Actor(Role):
 
     def completed(self, answers: TensorDict) -> TensorDict:
         """The answers of a generator with the columns that follow from them."""
-        ids, mask = answers["response_ids"], answers["response_mask"]
-        ends = torch.tensor([*end_tokens(self.path), *self.sampling.stop_token_ids], device=ids.device)
-        cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
+        ids, mask, cut = answers["response_ids"], answers["response_mask"], answers.get("row_truncated")
+        if cut is None:
+            cut = mask[:, -1] & ~torch.isin(ids[:, -1], self.ends.to(ids.device))
         answers["truncated_mask"], answers["row_truncated"] = mask & cut[:, None], cut
         answers["rollout_log_probs"] = answers["log_probs"]
         return answers
+
+    @property
+    def ends(self) -> Tensor:
+        """[n] int64, the tokens that end a turn."""
+        return torch.tensor([*end_tokens(self.path), *self.sampling.stop_token_ids])
 
     def drawn(self, *, greedy: bool) -> Sampling:
         """How responses are drawn, or the likeliest taken."""

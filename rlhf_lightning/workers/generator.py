@@ -31,6 +31,7 @@ from rlhf_lightning.controller import (
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.engines import WeightSource, be_deterministic, train_engine
 from rlhf_lightning.parallel import Link, ParallelLayout
+from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InHand
@@ -129,9 +130,11 @@ class Generator(Role):
             self.engine.take_weights(self.worker.link.receive())
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
-    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:
+    def generate_sequences(
+        self, rows: TensorDict, *, greedy: bool = False, environment: Environment | None = None
+    ) -> TensorDict:
         """See `Actor.generate_sequences`."""
-        return self.actor.answer(rows, greedy=greedy)
+        return self.actor.answer(rows, greedy=greedy, environment=environment)
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
     def start_sequences(self, rows: TensorDict, *, parts: int, greedy: bool = False) -> TensorDict:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import Head, located
-from rlhf_lightning.functional import at_last_valid, last_valid
+from rlhf_lightning.functional import at_last_valid, last_valid, row_ends
 from rlhf_lightning.rewards import (
     RETRIES,
     SCHEMES,
@@ -114,7 +114,7 @@ class Judge(Remote):
         raw = cast(list[dict[str, object]], list(rows.get("rows").tolist()) if len(rows) else [])
         prompts = [str(row["prompt"]) for row in raw]
         tokenizer = load_tokenizer(self.tokenizer)
-        responses = tokenizer.batch_decode(valid_ids(rows), skip_special_tokens=True)
+        responses = tokenizer.batch_decode(whole_ids(rows), skip_special_tokens=True)
         columns = score(self.spec, prompts, responses, raw)
         scores = torch.tensor(columns.pop("scores"), dtype=torch.float32)
         parts = [torch.tensor(column, dtype=torch.float32) for column in columns.values()]
@@ -134,6 +134,12 @@ def valid_ids(rows: TensorDict) -> list[list[int]]:
     """The response ids of each row that its mask counts."""
     pairs = zip(rows["response_ids"], rows["response_mask"], strict=True)
     return [ids[mask].tolist() for ids, mask in pairs]
+
+
+def whole_ids(rows: TensorDict) -> list[list[int]]:
+    """The response ids of each row up to the last that its mask counts, what others say in between too."""
+    ends = row_ends(rows["response_mask"]).tolist()
+    return [ids[:end].tolist() for ids, end in zip(rows["response_ids"], ends, strict=True)]
 
 
 def nothing(rows: TensorDict, *names: str) -> TensorDict:

@@ -13,7 +13,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -80,7 +80,7 @@ class VLLMEngine(GenerationEngine):
         self._engine.engine_core._finalizer.detach()  # it would end the job's world
         self._closing = weakref.finalize(self, _close, self._engine, self._groups)
         self._version: int | None = None
-        self._fresh, self._asleep, self.update_s = False, False, 0.0
+        self._fresh, self._asleep, self._kept, self.update_s = False, False, False, 0.0
         borrows = config.zero_copy and self._on_cpu and source.lending() is not None
         self._borrowed = Borrowed(self._model) if borrows else None
         if config.sleep:
@@ -126,9 +126,26 @@ class VLLMEngine(GenerationEngine):
                 add(found, ended, requests.said)
                 found["ended"][[*ended]] = True
             add(found, going.pause(), requests.said)
-        if self._config.sleep:
+        if self._config.sleep and not self._kept:
             self.offload()
         return found.to(rows["prompt_ids"].device)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `GenerationEngine.kept`."""
+        with ExitStack() as weights:
+            with self._computing():
+                self._wake()
+                weights.enter_context(self._weights())
+            self._kept = True
+            try:
+                yield
+            finally:
+                self._kept = False
+                with self._computing():
+                    weights.close()
+        if self._config.sleep:
+            self.offload()
 
     @property
     def version(self) -> int | None:
@@ -265,7 +282,8 @@ class VLLMEngine(GenerationEngine):
         """Awake, and with the present weights; no request is left behind."""
         self._wake()
         going = Going(self._engine, self._runner, requests, rows=rows, at_once=at_once)
-        with self._weights(), failing(f"as it answered {len(requests)} rows", self._config):
+        weights = nullcontext() if self._kept else self._weights()
+        with weights, failing(f"as it answered {len(requests)} rows", self._config):
             self._logits.before = going.seed
             try:
                 yield going

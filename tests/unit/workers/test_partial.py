@@ -23,8 +23,8 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import OneStepOff
 from rlhf_lightning.workers import Actor, GenerationAhead, PartialGeneration
 from rlhf_lightning.workers.ahead import _drawn_again, _rows_together
-from rlhf_lightning.workers.joining import joined
 from rlhf_lightning.workers.in_hand import Carry, InHand
+from rlhf_lightning.workers.joining import joined
 
 ACTOR = methods_of(Actor)
 WIDTH = 40

@@ -1,0 +1,128 @@
+"""Responses of several turns: an environment speaks between those of the actor.
+
+        said by the actor          by the environment   and so on, up to R tokens in all
+ids     12 * 7 = ? <end>           84 <end>             The answer is 84. <end>
+mask    1  1 1 1 1 1               0  0                 1   1      1  1   1
+
+B is the number of rows, R the width of the responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lightning.engines import GenerationEngine
+from rlhf_lightning.parallel import ModelGroups
+from rlhf_lightning.parallel.groups import several
+from rlhf_lightning.rewards import Environment
+from rlhf_lightning.spec import Sampling
+
+_SAID = ("response_ids", "response_mask", "log_probs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Between a generation engine and an environment; all ranks of a copy hold it over the same rows."""
+
+    engine: GenerationEngine
+    """Speaks for the actor."""
+    environment: Environment
+    """Answers it, asked by one rank of a copy."""
+    tokenizer: PreTrainedTokenizerBase
+    """Of both."""
+    ends: Tensor
+    """[n] int64, tokens that end a turn."""
+    groups: ModelGroups | None = None
+    """Of this rank; None where it is alone."""
+
+    def answer(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
+        """Answer every row, in as many turns as the environment asks for.
+
+        A reply that would leave no room for another token is not said: the response ends before it, cut off.
+
+        Args:
+            rows: as for `GenerationEngine.generate`, and the raw `rows`.
+            sampling: as for `GenerationEngine.generate`; R holds the words of both.
+            seed: as for `GenerationEngine.generate`.
+
+        Returns:
+            What `GenerationEngine.generate` returns, `response_mask` True at the actor's tokens only, and
+            `row_truncated` [B] bool, whether a response was cut off.
+        """
+        prompts = rows.select("prompt_ids", "prompt_mask", "row_ids")
+
+        def speak(said: TensorDict) -> TensorDict:
+            begun = TensorDict({**prompts, **said}, batch_size=rows.batch_size)
+            return self.engine.resume(begun, sampling=sampling, seed=seed, pause=lambda _: False)
+
+        with self.engine.kept():
+            said = speak(TensorDict({}, batch_size=rows.batch_size))
+            context = torch.zeros_like(said["response_mask"])
+            going, cut = ~self._full(said), self._full(said)
+            for _ in range(self.environment.turns - 1):
+                replies = self._replies(rows, said, going)
+                going = torch.tensor([reply is not None for reply in replies], dtype=torch.bool)
+                cut |= going & (said["response_mask"].sum(1) + _lengths(replies) >= context.shape[1])
+                going &= ~cut
+                if not bool(going.any()):
+                    break
+                _append(said, context, replies, going)
+                said = speak(said)
+                cut |= (full := self._full(said))
+                going &= ~full
+        found = said.select(*_SAID)
+        found["response_mask"], found["row_truncated"] = found["response_mask"] & ~context, cut
+        return found
+
+    def _full(self, said: TensorDict) -> Tensor:
+        """[B] bool, whether a response has all R tokens, and the last one is no end."""
+        last: Tensor = said["response_mask"][:, -1]
+        return last & ~torch.isin(said["response_ids"][:, -1], self.ends)
+
+    def _replies(self, rows: TensorDict, said: TensorDict, going: Tensor) -> list[list[int] | None]:
+        """The tokens that come after each response, None where nothing does or `going` [B] is False."""
+        replies: list[list[int] | None] = [None] * len(rows)
+        chosen, groups = going.nonzero()[:, 0].tolist(), self._shared()
+        if chosen and all(dist.get_rank(group) == 0 for group in groups):
+            raw = cast(list[dict[str, object]], rows.get("rows").tolist())
+            picked = [raw[row] for row in chosen]
+            pairs = zip(said["response_ids"][going], said["response_mask"][going], strict=True)
+            responses = self.tokenizer.batch_decode([ids[mask].tolist() for ids, mask in pairs])
+            texts = self.environment.replies([str(row["prompt"]) for row in picked], responses, picked)
+            for row, text in zip(chosen, texts, strict=True):
+                if text is not None:
+                    replies[row] = self.tokenizer.encode(text, add_special_tokens=False)
+        for group in groups:
+            every = [replies]
+            dist.broadcast_object_list(every, group=group, group_src=0)
+            replies = every[0]
+        return replies
+
+    def _shared(self) -> list[dist.ProcessGroup]:
+        """The groups of the ranks that share a copy; through one after the other the first one's words go."""
+        if self.groups is None:
+            return []
+        found = (several(self.groups.generation_pipeline), several(self.groups.generation_tensor))
+        return [group for group in found if group is not None]
+
+
+def _lengths(replies: list[list[int] | None]) -> Tensor:
+    return torch.tensor([len(reply or ()) for reply in replies], dtype=torch.int64)
+
+
+def _append(said: TensorDict, context: Tensor, replies: list[list[int] | None], going: Tensor) -> None:
+    """Put the replies of rows that go on behind what they have said, and mark them in `context` [B, R]."""
+    lengths = said["response_mask"].sum(1).tolist()
+    for row in going.nonzero()[:, 0].tolist():
+        tokens = replies[row] or []
+        place = slice(lengths[row], lengths[row] + len(tokens))
+        said["response_ids"][row, place] = torch.tensor(tokens, dtype=torch.int64)
+        said["response_mask"][row, place] = context[row, place] = True
+    said["ended"] = ~going
