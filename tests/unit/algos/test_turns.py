@@ -145,6 +145,7 @@ def test_an_environment_is_told_what_was_said_and_of_whom(model: str) -> None:
     (batch,) = algorithm.batches
     asked = ASKED[3:]  # after those of the check before the run
     assert all(len(prompt) == letters for prompt, _, letters in asked)
+    assert {prompt for prompt, _, _ in asked} == {row["prompt"] for row in batch.objects("rows")}  # type: ignore[index]
     turns = turns_of(batch, algorithm)
     assert {said for _, said, _ in asked if REPLY not in said} <= {spans[0][1] for spans in turns}
     for spans, row in zip(turns, batch.objects("rows"), strict=True):

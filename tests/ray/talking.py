@@ -1,0 +1,91 @@
+"""Runs in which an environment speaks between the turns of the actor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import PromptData
+from rlhf_lightning.rewards import Environment
+from rlhf_lightning.spec import OptimizerSpec, Sampling
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.small import write_rows
+
+ENDS = tuple(range(60))
+"""Tokens that end a turn."""
+STEPS = 3
+
+
+def speaks(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """Replies as often as a row says, and notes each row it is asked about."""
+    del prompts
+    for row in rows:
+        with Path(str(row["log"])).open("a") as log:
+            log.write(f"{row['number']}\n")
+    pairs = zip(responses, rows, strict=True)
+    return [
+        f"<user>{row['number']}<assistant>" if row["talks"] and said.count("<user>") < 2 else None
+        for said, row in pairs
+    ]
+
+
+class Kept(GRPO):
+    """Keeps what it has learned from."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batches: list[Batch] = []
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        names = (
+            "row_ids",
+            "response_ids",
+            "response_mask",
+            "log_probs",
+            "rollout_log_probs",
+            "row_truncated",
+        )
+        self.batches.append(Batch.of({name: batch[name] for name in names}))
+        return super().compute_advantage(batch)
+
+
+def gaps(batch: Batch) -> list[int]:
+    """How often the environment spoke in each response."""
+    found: list[int] = (batch["response_mask"].int().diff(dim=1) > 0).sum(1).tolist()
+    return found
+
+
+def learn(
+    strategy: Strategy, model: Path, directory: Path, *, recompute_log_probs: bool = False
+) -> tuple[list[Batch], list[str]]:
+    """What was learned from, and which rows the environment was asked about, in order of their numbers."""
+    log = directory / "asked.txt"
+    directory.mkdir(exist_ok=True)
+    rows = [{"prompt": "go on " + "a" * n, "number": n, "talks": n % 3, "log": str(log)} for n in range(12)]
+    algorithm = Kept(
+        actor=Actor(
+            path=str(model),
+            optimizer=OptimizerSpec(lr=1e-4),
+            sampling=Sampling(max_new_tokens=30, stop_token_ids=ENDS),
+            environment=Environment(function=speaks),
+            recompute_log_probs=recompute_log_probs,
+        ),
+        reward=Reward(functions={"length": 1.0}),
+        group_size=2,
+    )
+    trainer = pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_steps=STEPS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=directory,
+    )
+    path = write_rows(directory / "prompts.jsonl", list(rows))
+    trainer.fit(algorithm, datamodule=PromptData(path=path, batch_size=4, val_rows=0, shuffle=False))
+    return algorithm.batches, sorted(log.read_text().split())
