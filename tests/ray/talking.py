@@ -65,7 +65,10 @@ def learn(
     """What was learned from, and which rows the environment was asked about, in order of their numbers."""
     log = directory / "asked.txt"
     directory.mkdir(exist_ok=True)
-    rows = [{"prompt": "go on " + "a" * n, "number": n, "talks": n % 3, "log": str(log)} for n in range(12)]
+    rows = [
+        {"prompt": "go on " + "a" * n, "number": n, "talks": (0, 0, 1, 2)[n % 4], "log": str(log)}
+        for n in range(12)
+    ]
     algorithm = Kept(
         actor=Actor(
             path=str(model),
