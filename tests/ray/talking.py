@@ -21,16 +21,15 @@ STEPS = 3
 
 
 def speaks(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
-    """Replies as often as a row says, and notes each row it is asked about."""
+    """Replies as often as a row says, and notes each row that it is asked about."""
     del prompts
-    for row in rows:
+    replies: list[str | None] = []
+    for said, row in zip(responses, rows, strict=True):
         with Path(str(row["log"])).open("a") as log:
             log.write(f"{row['number']}\n")
-    pairs = zip(responses, rows, strict=True)
-    return [
-        f"<user>{row['number']}<assistant>" if row["talks"] and said.count("<user>") < 2 else None
-        for said, row in pairs
-    ]
+        more = said.count("<user>") < int(str(row["replies"]))
+        replies.append(f"<user>{row['number']}<assistant>" if more else None)
+    return replies
 
 
 class Kept(GRPO):
@@ -66,7 +65,7 @@ def learn(
     log = directory / "asked.txt"
     directory.mkdir(exist_ok=True)
     rows = [
-        {"prompt": "go on " + "a" * n, "number": n, "talks": (0, 0, 1, 2)[n % 4], "log": str(log)}
+        {"prompt": "go on " + "a" * n, "number": n, "replies": (0, 0, 1, 2)[n % 4], "log": str(log)}
         for n in range(12)
     ]
     algorithm = Kept(
