@@ -31,6 +31,7 @@ FIRST = "rlhf fit --algo ppo --strategy colocated"
 EXAMPLES = {
     "custom_algorithm.py": f"rlhf fit --algo examples.custom_algorithm.Mine {SHORT}",
     "length_budget.py": "python examples/length_budget.py --steps 2 --out {root}",
+    "second_try.py": "python examples/second_try.py --steps 2 --out {root}",
     "embedded_sft.py": "python examples/embedded_sft.py --steps 2 --out {root}",
     "safe_alignment.py": "python examples/safe_alignment.py --dialogues dialogues.jsonl --out {root} --step 4"
     " --pairs 8 --held-out 4 --iterations 1 --response-tokens 32 --place '--strategy local'",
@@ -147,6 +148,8 @@ def test_an_example(name: str, project: Path, tmp_path: Path) -> None:
         check_fit(tmp_path)
     elif name == "length_budget.py":
         assert all(map(math.isfinite, tensorboard(tmp_path)["length/price"]))
+    elif name == "second_try.py":
+        assert max(tensorboard(tmp_path)["response/length_mean"]) > 8, "more than one try"
     else:
         assert (tmp_path / "model.safetensors").stat().st_size == (
             embedded_directory() / "model.safetensors"
