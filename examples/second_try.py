@@ -1,8 +1,8 @@
 """Responses of several turns: who sorts wrongly is told so, and may try again.
 
     python examples/second_try.py --steps 20
-    rlhf fit --algo grpo --algo.actor.environment.function examples.second_try.told --algo.actor.environment.turns 3
-        --algo.actor.sampling.max_new_tokens 80 --algo.reward.functions examples.second_try.last_try
+    rlhf fit --algo grpo --algo.actor.environment.function examples.second_try.told
+        --algo.actor.sampling.max_new_tokens 64 --algo.reward.functions examples.second_try.last_try
 
 An environment is a function of what was said so far. Its words are context: nothing is learned from them.
 """
