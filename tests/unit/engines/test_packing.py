@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.packing import Place, last_valid, micro_batches, pack, row_lengths
+from rlhf_lightning.engines.packing import Place, micro_batches, pack, row_lengths
+from rlhf_lightning.functional import row_ends
 
 
 def _bits(*rows: str) -> Tensor:
@@ -23,10 +24,10 @@ ROWS = {
 """A gap, a full row, and a row with nothing."""
 
 
-def test_the_last_valid_place_closes_gaps() -> None:
-    assert last_valid(ROWS["response_mask"]).tolist() == [3, 4, 0]
+def test_a_row_ends_after_its_last_valid_place() -> None:
+    assert row_ends(ROWS["response_mask"]).tolist() == [3, 4, 0]
     assert row_lengths(ROWS["prompt_mask"], ROWS["response_mask"]) == [5, 5, 0]
-    assert last_valid(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]
+    assert row_ends(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(

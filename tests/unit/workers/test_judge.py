@@ -26,7 +26,7 @@ STEPS: Literal["steps"] = "steps"
 RESPONSES = ["ab\nc", "no\n", "", "abcdefg"]
 PROMPT, WIDTH = "Q:", 8
 GAP = 3
-"""In the last row the token at this place does not count."""
+"""In the last row the token at this place is context: it is read, and does not count."""
 
 
 def batch(responses: list[str] = RESPONSES) -> dict[str, Tensor]:
@@ -110,15 +110,15 @@ LAST = (4, 3, None, 7)
 
 def test_functions_score_at_the_last_valid_token() -> None:
     got = compute(Reward(functions={"length": 256.0}), batch())
-    # The text of the last row lacks the character in the gap.
-    assert got.equal(places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 6.0)))
+    # The text of the last row has the character in the gap, which others have said.
+    assert got.equal(places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 7.0)))
     assert got.dtype == torch.float32
 
 
 def test_without_a_model_there_is_nothing_to_put_away() -> None:
     role = on_devices(Reward(functions={"length": 256.0}), 1, offload=True)
     for _ in range(2):
-        assert role.compute_reward(with_raw_rows(batch()))["scores"].sum() == 13
+        assert role.compute_reward(with_raw_rows(batch()))["scores"].sum() == 14
 
 
 def test_a_rank_without_rows_asks_nobody() -> None:
@@ -140,7 +140,7 @@ def test_a_model_scores_the_last_valid_token_and_functions_are_added(model: Path
     torch.testing.assert_close(compute(Reward(path=str(model)), rows), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(compute(Cost(path=str(model)), rows), expected, atol=1e-5, rtol=1e-5)
     both = compute(Reward(path=str(model), functions={"length": 256.0}), rows)
-    more = places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 6.0))
+    more = places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 7.0))
     torch.testing.assert_close(both, expected + more, atol=1e-5, rtol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_a_process_reward_model_scores_the_end_of_each_step(model: Path) -> None
         path=str(model), per_token=STEPS, step_activation="none", functions={"length": 256.0}, separator="o"
     )
     ends = places((0, 4, 1.0), (1, 1, 1.0), (3, 7, 1.0))
-    outcome = places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 6.0))
+    outcome = places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 7.0))
     torch.testing.assert_close(compute(logits, rows), values * ends + outcome, atol=1e-5, rtol=1e-5)
 
 
@@ -198,9 +198,9 @@ def test_a_service_that_recovers_loses_no_score_and_is_counted() -> None:
         RETRIES.clear()
         reward = on_devices(Reward(functions=asked.url, http=HTTPOptions(backoff_s=0.01)), 1)
         scores = reward.compute_reward(with_raw_rows(batch(["ab", "abcd"])))["scores"]
-        assert scores.sum(1).tolist() == [2.0, 3.0]
+        assert scores.sum(1).tolist() == [2.0, 4.0]
         assert reward.count_retries().fetch() == [2]
-        assert asked.contents[-1]["responses"] == ["ab", "abc"]
+        assert asked.contents[-1]["responses"] == ["ab", "abcd"]
 
 
 def test_a_service_that_is_down_names_role_and_address() -> None:
