@@ -21,6 +21,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics, Worker
 from rlhf_lightning.engines import native
 from rlhf_lightning.engines.sampling import sample
+from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Actor
 from tests.ray.commands import exit_code
@@ -57,7 +58,7 @@ class HeldActor(Actor):
         if self.held == "sending":
             self.engine.weights = some  # type: ignore[method-assign]
 
-    def answer(self, rows: TensorDict, *, greedy: bool) -> TensorDict:
+    def answer(self, rows: TensorDict, *, greedy: bool, environment: Environment | None = None) -> TensorDict:
         """See `Actor.answer`; it stops at its fourth token."""
         steps = count()
 
@@ -74,7 +75,7 @@ class HeldActor(Actor):
             for name, module in self._vllm_model().named_modules():
                 if name.endswith("embed_tokens"):
                     module.register_forward_pre_hook(look)
-        return super().answer(rows, greedy=greedy)
+        return super().answer(rows, greedy=greedy, environment=environment)
 
     def _vllm_model(self) -> nn.Module:
         found = vars(self.generator).get("_model") or nn.Module()

@@ -64,7 +64,7 @@ def learn(
     """What was learned from, and which rows the environment was asked about, in order of their numbers."""
     log = directory / "asked.txt"
     directory.mkdir(exist_ok=True)
-    rows = [
+    rows: list[dict[str, object]] = [
         {"prompt": "go on " + "a" * n, "number": n, "replies": (0, 0, 1, 2)[n % 4], "log": str(log)}
         for n in range(12)
     ]
@@ -88,6 +88,6 @@ def learn(
         enable_progress_bar=False,
         default_root_dir=directory,
     )
-    path = write_rows(directory / "prompts.jsonl", list(rows))
+    path = write_rows(directory / "prompts.jsonl", rows)
     trainer.fit(algorithm, datamodule=PromptData(path=path, batch_size=4, val_rows=0, shuffle=False))
     return algorithm.batches, sorted(log.read_text().split())

@@ -106,7 +106,7 @@ def turns_of(batch: Batch, algorithm: RLHFAlgorithm) -> list[list[tuple[bool, st
         end = int(mask.nonzero()[-1]) + 1
         pairs = groupby(zip(mask[:end].tolist(), ids[:end], strict=True), key=lambda pair: pair[0])
         spans = [(own, [token for _, token in tokens]) for own, tokens in pairs]
-        found.append([(own, algorithm.tokenizer.decode(tokens)) for own, tokens in spans])
+        found.append([(bool(own), str(algorithm.tokenizer.decode(tokens))) for own, tokens in spans])
     return found
 
 
