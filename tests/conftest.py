@@ -10,10 +10,14 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.leaks import MARK, Look, Traces, restore, settled
+
+if TYPE_CHECKING:
+    from tests.unit.rlhf import Rlhf
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("unit", "ranks", "ray", "extras", "gpu", "packaging")
@@ -147,3 +151,11 @@ def test_leaves_nothing(module_leaves_nothing: None, request: pytest.FixtureRequ
     if ray is not None and request.node.get_closest_marker("unit") is not None and ray.is_initialized():
         ray.shutdown()
         pytest.fail("a unit test started Ray: move it to tests/ray, or let it run without", pytrace=False)
+
+
+@pytest.fixture
+def rlhf(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Rlhf:
+    """The `rlhf` command, in this process."""
+    from tests.unit.rlhf import Rlhf  # here, since a session that only hands tests to others needs no torch
+
+    return Rlhf(monkeypatch=monkeypatch, capfd=capfd)
