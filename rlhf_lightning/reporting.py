@@ -134,6 +134,8 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
     """
     tokens = batch["row_tokens"]
     found = rollout_metrics(batch["row_scores"], tokens, batch["row_truncated"])
+    if actor.environment is not None:
+        found["response/turns"] = float(batch["row_turns"].float().mean())
     if len(parts) > 1 and "score_parts" in batch:
         found |= part_metrics(parts, batch["score_parts"])
     if "row_kl" in batch:

@@ -36,7 +36,7 @@ from rlhf_lightning.workers.role import Role, Settings
 PROMPTS = ("prompt_ids", "prompt_mask")
 ANSWERS = (
     *("response_ids", "response_mask", "truncated_mask"),
-    *("row_truncated", "log_probs", "rollout_log_probs"),
+    *("row_truncated", "row_turns", "log_probs", "rollout_log_probs"),
 )
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
@@ -90,8 +90,8 @@ class Actor(Role):
         Returns:
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
             float32 of the drawn tokens; row_truncated [B] bool, responses without an end, truncated_mask
-            [B, R] bool, their tokens; R = sampling.max_new_tokens. What the environment says is in
-            response_ids, and not in the masks.
+            [B, R] bool, their tokens; row_turns [B] int64, the actor's turns; R = sampling.max_new_tokens.
+            What the environment says is in response_ids, and not in the masks.
         """
         return self.answer(rows, greedy=greedy, environment=environment)
 
@@ -121,6 +121,8 @@ class Actor(Role):
         if cut is None:
             cut = mask[:, -1] & ~torch.isin(ids[:, -1], self.ends.to(ids.device))
         answers["truncated_mask"], answers["row_truncated"] = mask & cut[:, None], cut
+        if "row_turns" not in answers:
+            answers["row_turns"] = torch.ones(len(mask), dtype=torch.int64, device=mask.device)
         answers["rollout_log_probs"] = answers["log_probs"]
         return answers
 

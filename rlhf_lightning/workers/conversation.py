@@ -54,7 +54,7 @@ class Conversation:
 
         Returns:
             What `GenerationEngine.generate` returns, `response_mask` True at the actor's tokens only, and
-            `row_truncated` [B] bool, whether a response was cut off.
+            `row_truncated` [B] bool, whether a response was cut off, and `row_turns` [B] int64.
         """
         prompts = rows.select("prompt_ids", "prompt_mask", "row_ids")
 
@@ -65,7 +65,8 @@ class Conversation:
         with self.engine.kept():
             said = speak(TensorDict({}, batch_size=rows.batch_size))
             context = torch.zeros_like(said["response_mask"])
-            going, cut = ~self._full(said), self._full(said)
+            cut = self._full(said)
+            going, turns = ~cut, torch.ones(len(rows), dtype=torch.int64)
             for _ in range(self.environment.turns - 1):
                 replies = self._replies(rows, said, going)
                 going = torch.tensor([reply is not None for reply in replies], dtype=torch.bool)
@@ -74,11 +75,13 @@ class Conversation:
                 if not bool(going.any()):
                     break
                 _append(said, context, replies, going)
+                turns += going
                 said = speak(said)
                 cut |= (full := self._full(said))
                 going &= ~full
         found = said.select(*_SAID)
-        found["response_mask"], found["row_truncated"] = found["response_mask"] & ~context, cut
+        found["response_mask"] = found["response_mask"] & ~context
+        found["row_truncated"], found["row_turns"] = cut, turns
         return found
 
     def _full(self, said: TensorDict) -> Tensor:

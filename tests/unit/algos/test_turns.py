@@ -53,6 +53,13 @@ async def patient(
     return [reply if goes_on else None for reply, goes_on in zip(replies, odd, strict=True)]
 
 
+def fails_later(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """Works in the check before a run, whose three rows come first."""
+    before = len(ASKED)
+    insists(prompts, responses, rows)
+    return [None] * (len(rows) if before == 0 else 1 // 0)
+
+
 def silent(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
     """Has nothing to say."""
     return [None] * len(insists(prompts, responses, rows))
@@ -118,6 +125,7 @@ def test_what_the_environment_says_stands_between_the_turns(model: str) -> None:
     ends = torch.isin(ids, torch.tensor(ENDS))
     found = set()
     for row, turns in enumerate(turns_of(batch, algorithm)):
+        assert int(batch["row_turns"][row]) == len(turns) // 2 + 1
         assert turns[1::2] == [(False, REPLY)] * (len(turns) // 2)
         replies, last = len(turns) // 2, int(mask[row].nonzero()[-1])
         closed = bool(ends[row, last])
@@ -154,6 +162,7 @@ def test_an_environment_is_told_what_was_said_and_of_whom(model: str) -> None:
     seen = batch["scores"].sum(1)
     assert seen.tolist() == [len(spans) // 2 for spans in turns], "a reward function reads all of it"
     assert kept.numbers[0]["reward/mean"] == pytest.approx(float(seen.mean()))
+    assert kept.numbers[0]["response/turns"] == pytest.approx(1 + float(seen.mean()))
     assert seen.any()
 
 
@@ -199,6 +208,11 @@ def test_what_can_be_no_environment(options: dict[str, object], words: str) -> N
 def test_it_is_tried_out_before_anything_starts(model: str, function: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run(grpo(model, function), data())
+
+
+def test_an_environment_that_fails_is_named(model: str) -> None:
+    with pytest.raises(RuntimeError, match=r"environment .*fails_later: ZeroDivisionError over \d+ rows"):
+        run(grpo(model, fails_later), data())
 
 
 @pytest.mark.parametrize(
