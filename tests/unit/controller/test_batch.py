@@ -38,6 +38,13 @@ def test_parts_differ_by_one_row_at_most(rows: int, sizes: list[int]) -> None:
     assert torch.equal(Batch.joined(parts)["x"], numbers(rows)["x"])
 
 
+def test_what_cannot_be_joined() -> None:
+    with pytest.raises(ValueError, match="give at least one batch"):
+        Batch.joined([])
+    with pytest.raises(ValueError, match=r"Batch\(2 rows: x\), Batch\(1 rows: y\) have no column in common"):
+        Batch.joined([numbers(2), Batch.of({"y": torch.zeros(1)})])
+
+
 def test_a_batch_is_split_again_as_it_is_asked() -> None:
     values = torch.arange(12)
     joined = Batch.joined([Batch.of({"x": part}) for part in values.split(4)])
