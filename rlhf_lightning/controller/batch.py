@@ -69,12 +69,12 @@ class Batch:
         """The rows of several batches one after the other, with the columns that all of them have.
 
         Raises:
-            ValueError: there is no batch, or there are rows and no column that all have.
+            ValueError: there is no batch, or all have columns and none in common.
         """
         if not parts:
             raise ValueError("Batch.joined([]): give at least one batch, so that the columns are known.")
         names = [name for name in parts[0] if all(name in part for part in parts)]
-        if not names and any(map(len, parts)):
+        if not names and all(map(list, parts)):
             raise ValueError(f"Batch.joined: {', '.join(map(repr, parts))} have no column in common.")
         columns = {name: Column.joined([part.column(name) for part in parts]) for name in names}
         return cls(columns, num_rows=sum(len(part) for part in parts))

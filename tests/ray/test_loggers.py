@@ -47,9 +47,9 @@ SEVERAL = "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples 2"
 CORRECTED = "--algo.actor.recompute_log_probs true --algo.policy_loss.correction OffPolicyCorrection"
 TURNS = "--algo.actor.environment.function examples.second_try.told"
 OTHERS = {
-    "grpo": f"--algo.group_size 2 {TASK} {SECOND} {SEVERAL}",
+    "grpo": f"--algo.group_size 2 {TASK} {SECOND} {SEVERAL} {CORRECTED} {TURNS}",
     "sft": f"{TASK} --data.completions true",
-    "dapo": f"--algo.group_size 2 --algo.reward.functions length {TASK} {CORRECTED} {TURNS}",
+    "dapo": f"--algo.group_size 2 {TASK}",
     "saferlhf": "--algo.cost.functions length --algo.ptx_loss.coef 0.1 --data mixeddata"
     " --data.main rlhf_lightning.data.TaskData --data.main.num_rows 8 --data.main.num_val_rows 4"
     " --data.main.batch_size 4 --data.ptx rlhf_lightning.data.TextData --data.ptx.path rows.jsonl"
