@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 from lightning.pytorch.plugins import Precision
 
-from rlhf_lightning.data import load_tokenizer, row_data
+from rlhf_lightning.data import row_data
+from rlhf_lightning.data.record import are_messages
+from rlhf_lightning.data.tokenizer import numbered_alike, reads
 from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
 from rlhf_lightning.functional import PolicyLoss
-from rlhf_lightning.rewards import preflight
+from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.workers import Actor, Judge, Role
 
 if TYPE_CHECKING:
@@ -20,9 +22,7 @@ if TYPE_CHECKING:
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
     from rlhf_lightning.strategy import Strategy
-
-_AGREEING = 0.99
-"""Share of the main model's tokens that another's tokenizer has to number alike; added tokens may differ."""
+    from rlhf_lightning.workers.retelling import Retelling
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
@@ -134,7 +134,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         if not role.path:
             continue
         check_model(role)
-        positions = max_positions(role)
+        positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
 
@@ -142,21 +142,40 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
 def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
     """Refuse models that read the actor's ids with another tokenizer: they would see other texts.
 
+    A judge of whole responses reads what was said in its own tokens, and is tried out on the messages.
+
     Raises:
         ValueError: as said.
     """
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
-        if role.path in ("", main.path) or not has_tokenizer(role):
+        if role.path in ("", main.path) or not has_tokenizer(role) or reads(main.path, role.path):
             continue
-        mine, theirs = load_tokenizer(main.path).get_vocab(), load_tokenizer(role.path).get_vocab()
-        agreeing = sum(theirs.get(token) == number for token, number in mine.items())
-        if agreeing < _AGREEING * len(mine):
+        retelling = role.retelling if isinstance(role, Judge) else None
+        if retelling is None:
+            alike, all_of_them = numbered_alike(main.path, role.path)
             raise ValueError(
                 f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer "
-                f"knows {agreeing} of {len(mine)} by the same number. Take a model with the same tokenizer, "
-                "or a reward function, which reads texts."
+                f"knows {alike} of {all_of_them} by the same number. Take a model with the same tokenizer"
+                f"{', or score whole responses (per_token outcome).' if isinstance(role, Judge) else '.'}"
             )
+        _try_retelling(algorithm, f"{name}.path={role.path!r}", retelling)
+
+
+def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -> None:
+    """Render messages of every sequence of roles in the data as the judge will read them."""
+    data = row_data(algorithm.trainer)
+    rows = [] if data is None else [*data.train_rows, *data.held_out_rows]
+    of_roles = {
+        tuple(message["role"] for message in messages): messages
+        for row in rows
+        if are_messages(messages := row.get("prompt_messages"))
+    }
+    for messages in of_roles.values():
+        try:
+            retelling.render([*messages, {"role": "assistant", "content": PREFLIGHT_RESPONSE}])
+        except ValueError as err:
+            raise ValueError(f"{whose}: {err}") from err
 
 
 def check_judges(algorithm: RLHFAlgorithm) -> None:

@@ -53,8 +53,10 @@ def encode_drafts(
     Raises:
         ValueError: a prompt is neither a text nor messages, a text has no tokens, or no row is short enough.
     """
+    messages = [prompt_messages(draft, form, where=f"{name}, row {n}") for n, draft in enumerate(drafts, 1)]
     texts = [
-        render_prompt(draft, tokenizer, form, where=f"{name}, row {n}") for n, draft in enumerate(drafts, 1)
+        render(said, tokenizer, where=f"{name}, row {n}") if said else _filled(draft.prompt, form)
+        for n, (draft, said) in enumerate(zip(drafts, messages, strict=True), 1)
     ]
     prompts = list(tokenize(texts, tokenizer, special=not form.chat_template))
     for number, prompt in enumerate(prompts, start=1):
@@ -64,7 +66,7 @@ def encode_drafts(
             )
     responses = _encode_answers(drafts, tokenizer, name)
     kept = _fitting(prompts, responses, form, name)
-    rows = {index: _with_prompt(drafts[index].row, texts[index], form) for index in kept}
+    rows = {i: _with_prompt(drafts[i].row, texts[i], messages[i], form) for i in kept}
     places = [index for index in kept for _ in range(max(1, len(responses[index])))]
     flat = [response for index in kept for response in responses[index]]
     columns = flat[0].extras if flat else ()
@@ -78,38 +80,47 @@ def encode_drafts(
     )
 
 
-def render_prompt(draft: Draft, tokenizer: PreTrainedTokenizerBase, form: Format, *, where: str) -> str:
-    """Return the text of a row's prompt, as the model reads it.
+def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str, str]] | None:
+    """The messages of a row's prompt; None where it is a plain text.
 
     Raises:
-        ValueError: the prompt is neither a text nor a list of messages, or the template refuses it.
+        ValueError: the prompt is neither a text nor a list of messages, or such a list without a template.
     """
-    prompt, field = draft.prompt, draft.prompt_field
+    prompt = draft.prompt
     if isinstance(prompt, str):
-        text = form.prompt_template.replace("{prompt}", prompt)
-        messages: object = [{"role": "user", "content": text}]
-        if not form.chat_template:
-            return text
-    else:
-        messages = prompt
-    if not are_messages(messages):
+        said = [{"role": "user", "content": _filled(prompt, form)}]
+        return said if form.chat_template else None
+    if not are_messages(prompt):
         raise ValueError(
-            f"{where}: the field {field!r} holds {str(prompt)[:60]!r} ({type(prompt).__name__}); "
-            "a prompt is a text or a list of {role, content} messages."
+            f"{where}: the field {draft.prompt_field!r} holds {str(prompt)[:60]!r} "
+            f"({type(prompt).__name__}); a prompt is a text or a list of {{role, content}} messages."
         )
     if not form.chat_template:
         raise ValueError(
-            f"{where}: the field {field!r} holds a list of messages, which needs a chat "
+            f"{where}: the field {draft.prompt_field!r} holds a list of messages, which needs a chat "
             "template. Try --data.chat_template true."
         )
+    return list(prompt)
+
+
+def render(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, *, where: str) -> str:
+    """The text of messages as a model reads it, up to where its own turn begins.
+
+    Raises:
+        ValueError: the tokenizer's chat template refuses them.
+    """
     try:
-        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except TemplateError as err:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
             f"{where}: the tokenizer's chat template refuses messages of {roles} ({err}). Remove the row."
         ) from err
     return cast("str", rendered)
+
+
+def _filled(prompt: object, form: Format) -> str:
+    return form.prompt_template.replace("{prompt}", str(prompt))
 
 
 def tokenize(
@@ -203,6 +214,8 @@ def _fitting(
     return [index for index in range(len(prompts)) if index not in dropped]
 
 
-def _with_prompt(row: Row, text: str, form: Format) -> Row:
+def _with_prompt(row: Row, text: str, messages: list[dict[str, str]] | None, form: Format) -> Row:
     source = row.get(form.data_source_field)
-    return {**row, "prompt": text, "data_source": form.data_source if source is None else str(source)}
+    rendered = {"prompt_messages": messages} if messages else {}
+    named = {"prompt": text, "data_source": form.data_source if source is None else str(source)}
+    return {**row, **named, **rendered}

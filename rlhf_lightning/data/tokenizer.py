@@ -10,6 +10,8 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from rlhf_lightning.spec import EMBEDDED
 
+_ALIKE = 0.99
+"""Share of a tokenizer's tokens that another has to number alike to read its ids."""
 NUM_BYTES = 256
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
 """Tokens 256 to 263: 264 in all, so that a vocabulary divides by 2, 4 and 8 devices."""
@@ -45,6 +47,24 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(f"tokenizer {path!r}: a {type(tokenizer).__name__} is not a text tokenizer.")
     return tokenizer
+
+
+@lru_cache(maxsize=8)
+def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
+    """How many tokens of one tokenizer another gives the same number, and how many it has.
+
+    Args:
+        mine: as for `load_tokenizer`.
+        theirs: the other.
+    """
+    own, other = load_tokenizer(mine).get_vocab(), load_tokenizer(theirs).get_vocab()
+    return sum(other.get(token) == number for token, number in own.items()), len(own)
+
+
+def reads(mine: str, theirs: str) -> bool:
+    """Whether a model with the second tokenizer can read ids of the first; added tokens may differ."""
+    alike, all_of_them = numbered_alike(mine, theirs)
+    return alike >= _ALIKE * all_of_them
 
 
 @lru_cache(maxsize=8)

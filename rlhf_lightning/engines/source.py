@@ -72,10 +72,9 @@ def check_model(spec: ModelSpec) -> None:
 
 
 def max_positions(spec: ModelSpec) -> int | None:
-    """Most tokens that the model takes, where its config.json says so; a hub name is not looked up."""
-    if _is_hub_name(spec.path) and not Path(spec.path).is_dir():
-        return None
-    config = _read_json(resolve(spec) / "config.json")
+    """Most tokens that the model takes, where its config.json says so."""
+    directory = _described(spec)
+    config = {} if directory is None else _read_json(directory / "config.json")
     text = config.get("text_config")
     for values in (text if isinstance(text, dict) else {}, config):
         for key in ("max_position_embeddings", "n_positions"):
@@ -125,10 +124,21 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def has_tokenizer(spec: ModelSpec) -> bool:
-    """Whether the directory has a tokenizer of its own; a hub name is not looked up."""
-    return (spec.path == EMBEDDED or not _is_hub_name(spec.path)) and any(
-        file.name.startswith(("tokenizer", "vocab", "spiece")) for file in tokenizer_files(resolve(spec))
+    """Whether the directory has a tokenizer of its own."""
+    directory = _described(spec)
+    return directory is not None and any(
+        file.name.startswith(("tokenizer", "vocab", "spiece")) for file in tokenizer_files(directory)
     )
+
+
+def _described(spec: ModelSpec) -> Path | None:
+    """Directory with the model's configuration and tokenizer; None for a hub name that is not to be had."""
+    if not _is_hub_name(spec.path) or Path(spec.path).is_dir():
+        return resolve(spec)
+    try:
+        return Path(snapshot_download(spec.path, allow_patterns=["config.json", *_TOKENIZER_FILES]))
+    except (OSError, HFValidationError):  # whoever loads the model says so
+        return None
 
 
 def _is_hub_name(path: str) -> bool:

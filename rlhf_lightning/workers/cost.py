@@ -12,12 +12,11 @@ from rlhf_lightning.rewards import Kind
 from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
-from rlhf_lightning.workers.role import Role
 
 
 @with_types
 @dataclass(frozen=True, kw_only=True)
-class Cost(Judge, Role):
+class Cost(Judge):
     """Scores what is unwanted in responses with functions, a cost model, or both; it has no default."""
 
     kind: ClassVar[Kind] = "cost"
@@ -29,7 +28,7 @@ class Cost(Judge, Role):
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
-        values = self.engine.infer(rows, temperature=1.0)["values"].cpu() if self.path else None
+        judged = self.judged(rows) if self.path else None
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, "costs")
-        return TensorDict({"costs": self.limited(self.outcomes(rows, values)[0])}, batch_size=rows.batch_size)
+        return TensorDict({"costs": self.limited(self.outcomes(rows, judged)[0])}, batch_size=rows.batch_size)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar, Self, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
-from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import Head, located
+from rlhf_lightning.controller import ONE_TO_ALL, register
+from rlhf_lightning.data.tokenizer import load_tokenizer, reads
+from rlhf_lightning.engines import Head, has_tokenizer, located, max_positions
 from rlhf_lightning.functional import at_last_valid, last_valid, row_ends
 from rlhf_lightning.rewards import (
     RETRIES,
@@ -26,11 +27,13 @@ from rlhf_lightning.rewards import (
     score,
 )
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers.retelling import Retelling
+from rlhf_lightning.workers.role import Role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge(Remote):
-    """The options of a role that scores, beside those of its model.
+class Judge(Role):
+    """A role that scores: its options beside those of its model.
 
     Raises:
         ValueError: a value is outside its range.
@@ -96,12 +99,32 @@ class Judge(Remote):
         """What a score is the sum of: the functions, then the model where it scores whole responses."""
         return (*self.spec.names(), *(("model",) if self.path else ()))
 
-    def outcomes(self, rows: TensorDict, values: Tensor | None) -> tuple[Tensor, Tensor]:
+    @property
+    def retelling(self) -> Retelling | None:
+        """Tells the model what the actor said, where its tokenizer is another; None where it reads ids."""
+        return _retelling(self.path, self.tokenizer) if self.path else None
+
+    def judged(self, rows: TensorDict) -> Tensor:
+        """[B] float32 on the host: the model's number at the end of each response, 0 where there is none.
+
+        Args:
+            rows: the columns of whole sequences, and the raw rows.
+        """
+        retelling = self.retelling
+        if retelling is not None:
+            ids, special = whole_ids(rows), load_tokenizer(self.tokenizer).all_special_ids
+            texts = [text if kept else None for text, kept in zip(self._texts(ids), ids, strict=True)]
+            ended = [kept[-1:] != [] and kept[-1] in special for kept in ids]
+            rows = retelling.rows(_raw(rows), texts, ended=ended)
+        values = self.engine.infer(rows, temperature=1.0)["values"].cpu()
+        return last_valid(values, rows["response_mask"])
+
+    def outcomes(self, rows: TensorDict, judged: Tensor | None) -> tuple[Tensor, Tensor]:
         """Score whole responses.
 
         Args:
             rows: response_ids [B, R] int64, response_mask [B, R] bool, and the raw rows.
-            values: [B, R] float32, what a model says after each token; the last valid one counts.
+            judged: [B] float32, a model's scores.
 
         Returns:
             [B, R] float32: the score at the last valid token, 0 elsewhere; and [B, K] float32: the unweighted
@@ -110,24 +133,37 @@ class Judge(Remote):
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
-        mask = rows["response_mask"]
-        raw = cast(list[dict[str, object]], list(rows.get("rows").tolist()) if len(rows) else [])
+        mask, raw = rows["response_mask"], _raw(rows)
         prompts = [str(row["prompt"]) for row in raw]
-        tokenizer = load_tokenizer(self.tokenizer)
-        responses = tokenizer.batch_decode(whole_ids(rows), skip_special_tokens=True)
-        columns = score(self.spec, prompts, responses, raw)
+        columns = score(self.spec, prompts, self._texts(whole_ids(rows)), raw)
         scores = torch.tensor(columns.pop("scores"), dtype=torch.float32)
         parts = [torch.tensor(column, dtype=torch.float32) for column in columns.values()]
-        if values is not None:
-            parts.append(last_valid(values, mask))
-            scores = scores + parts[-1]
+        if judged is not None:
+            parts.append(judged)
+            scores = scores + judged
         return at_last_valid(scores, mask), torch.stack(parts, dim=1) if parts else scores.new_empty(
             len(raw), 0
         )
 
+    def _texts(self, ids: list[list[int]]) -> list[str]:
+        """Responses without special tokens."""
+        return load_tokenizer(self.tokenizer).batch_decode(ids, skip_special_tokens=True)
+
     def limited(self, scores: Tensor) -> Tensor:
         """The scores within `clip`."""
         return scores if self.clip is None else scores.clamp(-self.clip, self.clip)
+
+
+@lru_cache(maxsize=8)
+def _retelling(path: str, tokenizer: str) -> Retelling | None:
+    model = ModelSpec(path=path)
+    if path == tokenizer or not has_tokenizer(model) or reads(tokenizer, path):
+        return None
+    return Retelling(tokenizer=load_tokenizer(path), positions=max_positions(model))
+
+
+def _raw(rows: TensorDict) -> list[dict[str, object]]:
+    return cast(list[dict[str, object]], list(rows.get("rows").tolist()) if len(rows) else [])
 
 
 def valid_ids(rows: TensorDict) -> list[list[int]]:

@@ -16,14 +16,14 @@ from rlhf_lightning.rewards import step_ends
 from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing, valid_ids
-from rlhf_lightning.workers.role import Role
+from rlhf_lightning.workers.retelling import Retelling
 
 SCORED = ("scores", "score_parts")
 
 
 @with_types
 @dataclass(frozen=True, kw_only=True)
-class Reward(Judge, Role):
+class Reward(Judge):
     """Scores responses with functions (`exact_match` unless told otherwise), a reward model, or both.
 
     Raises:
@@ -56,6 +56,11 @@ class Reward(Judge, Role):
         return tuple(self.spec.names()) if self.scores_steps else super().parts
 
     @property
+    def retelling(self) -> Retelling | None:
+        """As of every judge; but steps end in the actor's tokens, and a model of steps reads these."""
+        return None if self.scores_steps else super().retelling
+
+    @property
     def scores_steps(self) -> bool:
         """Whether the model scores each step."""
         return self.per_token == "steps"  # noqa: S105
@@ -70,14 +75,16 @@ class Reward(Judge, Role):
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
-        values = self.engine.infer(rows, temperature=1.0)["values"].cpu() if self.path else None
+        judged = steps = None
+        if self.scores_steps:
+            steps = self.engine.infer(rows, temperature=1.0)["values"].cpu()
+        elif self.path:
+            judged = self.judged(rows)
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, *SCORED)
-        if values is not None and self.scores_steps:
-            scores, parts = self.outcomes(rows, None)
-            scores = scores + self._steps(rows, values)
-        else:
-            scores, parts = self.outcomes(rows, values)
+        scores, parts = self.outcomes(rows, judged)
+        if steps is not None:
+            scores = scores + self._steps(rows, steps)
         found = dict(zip(SCORED, (self.limited(scores), parts), strict=True))
         return TensorDict(found, batch_size=rows.batch_size)
 

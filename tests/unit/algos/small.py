@@ -36,6 +36,18 @@ def write_model(directory: Path) -> str:
     return str(directory)
 
 
+def write_other(directory: Path, words: int) -> str:
+    """A model whose tokenizer numbers the bytes otherwise, but for some of the first."""
+    write_model(directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    moved = tokens[:words] + tokens[: words - 1 : -1]
+    tokenizer["model"]["vocab"] = {token: number for number, token in enumerate(moved)}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(directory)
+
+
 def write_rows(file: Path, rows: list[dict[str, object]]) -> str:
     """A JSON Lines file."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -87,6 +87,8 @@ def test_chat_template_and_messages(write_rows: Writer) -> None:
         "<user>hi!<assistant>",
     ]
     assert batch["prompt_ids"][1, -5:].tolist() == [260, 104, 105, 33, 261]
+    said = [{"role": "user", "content": "hi!"}]
+    assert [row["prompt_messages"] for row in batch["rows"]] == [messages, said]
     with pytest.raises(
         ValueError, match=r"row 1: the field 'prompt' holds a list of messages.*--data.chat_template"
     ):

@@ -18,6 +18,7 @@ from rlhf_lightning.parallel import ParallelLayout, World
 from rlhf_lightning.rewards import RETRIES, HTTPOptions
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Cost, Reward, Settings
+from tests.unit.algos.small import write_other
 from tests.unit.controller.devices import Devices
 from tests.unit.rewards.services import LENGTHS, Answer, service
 
@@ -142,6 +143,27 @@ def test_a_model_scores_the_last_valid_token_and_functions_are_added(model: Path
     both = compute(Reward(path=str(model), functions={"length": 256.0}), rows)
     more = places((0, 4, 4.0), (1, 3, 3.0), (3, 7, 7.0))
     torch.testing.assert_close(both, expected + more, atol=1e-5, rtol=1e-5)
+
+
+def in_other_numbers(model: Path, directory: Path) -> str:
+    """The same model with a tokenizer that numbers the tokens otherwise."""
+    write_other(directory, 1)
+    network = AutoModelForSequenceClassification.from_pretrained(model)
+    mine, theirs = (load_tokenizer(path).get_vocab() for path in ("embedded", str(directory)))
+    weight = network.get_input_embeddings().weight.data
+    weight[[theirs[token] for token in mine]] = weight[list(mine.values())].clone()
+    network.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_with_another_tokenizer_reads_what_was_said(model: Path, tmp_path: Path, ranks: int) -> None:
+    rows = batch([*RESPONSES, "cut off!"])
+    other = in_other_numbers(model, tmp_path)
+    expected = compute(Reward(path=str(model)), rows)
+    assert (expected.sum(1).abs() > 0.05).tolist() == [True, True, False, True, True]
+    torch.testing.assert_close(compute(Reward(path=other), rows, ranks=ranks), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compute(Cost(path=other), rows, ranks=ranks), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_each_part_of_a_score_says(model: Path) -> None:

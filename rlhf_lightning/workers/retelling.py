@@ -1,0 +1,95 @@
+"""Responses in the words of a judge whose tokenizer is not the actor's.
+
+actor's ids  -->  prompt + response, or messages in the judge's own chat template  -->  the judge's ids
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jinja2 import TemplateError
+from tensordict import TensorDict
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lightning.data.record import are_messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retelling:
+    """Tells a judge what the actor said."""
+
+    tokenizer: PreTrainedTokenizerBase
+    """The judge's."""
+    positions: int | None = None
+    """Most tokens that it reads, the last ones; None where nothing says so."""
+
+    def rows(
+        self, raw: Sequence[Mapping[str, object]], responses: Sequence[str | None], *, ended: Sequence[bool]
+    ) -> TensorDict:
+        """The conversations as rows whose last token is the response, so that a judge's number stands there.
+
+        Args:
+            raw: the raw rows: `prompt`, and `prompt_messages` where the data has a chat template.
+            responses: texts without special tokens; None where there is none to judge.
+            ended: whether the actor ended a response itself.
+
+        Returns:
+            prompt_ids [B, P] int64, prompt_mask [B, P] bool, response_ids [B, 1] int64, response_mask [B, 1]
+            bool, False where there is nothing to judge.
+
+        Raises:
+            ValueError: the chat template refuses messages, or there is none.
+        """
+        told = [
+            [] if response is None else self._cut(self._ids(row, response, ended=done))
+            for row, response, done in zip(raw, responses, ended, strict=True)
+        ]
+        width = max([1, *map(len, told)])
+        ids = torch.zeros(len(told), width, dtype=torch.int64)
+        mask = torch.zeros(len(told), width, dtype=torch.bool)
+        for row, tokens in enumerate(told):
+            ids[row, width - len(tokens) :] = torch.tensor(tokens, dtype=torch.int64)
+            mask[row, width - len(tokens) :] = True
+        parts = {"prompt_ids": ids[:, :-1], "prompt_mask": mask[:, :-1]}
+        last = {"response_ids": ids[:, -1:], "response_mask": mask[:, -1:]}
+        return TensorDict(parts | last, batch_size=[len(told)])
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """Messages in the judge's chat template.
+
+        Raises:
+            ValueError: it refuses them, or there is none.
+        """
+        try:
+            told = self.tokenizer.apply_chat_template(messages, tokenize=False)
+        except (TemplateError, ValueError) as err:
+            roles, why = ", ".join(message["role"] for message in messages), str(err).splitlines()[0]
+            raise ValueError(
+                f"the tokenizer of {self.tokenizer.name_or_path} cannot render messages of {roles} ({why}). "
+                "Take a model with a chat template for them, or one with the actor's tokenizer."
+            ) from err
+        return cast(str, told)
+
+    def _ids(self, row: Mapping[str, object], response: str, *, ended: bool) -> list[int]:
+        """The tokens of a prompt and a response, at least one."""
+        messages = row.get("prompt_messages")
+        if are_messages(messages):
+            told = self.render([*messages, {"role": "assistant", "content": response}])
+            return list(self.tokenizer.encode(told, add_special_tokens=False))
+        end = self.tokenizer.eos_token_id
+        ids = list(self.tokenizer.encode(str(row["prompt"]) + response))
+        return [*ids, end] if ended and isinstance(end, int) and ids[-1:] != [end] else ids
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        if self.positions is None or len(ids) <= self.positions:
+            return ids
+        warnings.warn(
+            f"{self.tokenizer.name_or_path} reads {self.positions} tokens: the beginnings of longer "
+            "conversations are left out",
+            stacklevel=2,
+        )
+        return ids[-self.positions :]

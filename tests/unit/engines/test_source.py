@@ -1,0 +1,44 @@
+"""Where a model's files lie."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.engines import has_tokenizer, max_positions
+from rlhf_lightning.spec import ModelSpec
+
+
+def hub_with(directory: Path, *files: str) -> None:
+    """A cache of the hub in which the model `some/model` has these files of the embedded one."""
+    model = directory / "models--some--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("0" * 40)
+    (model / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    for file in files:
+        shutil.copy(embedded_directory() / file, model / "snapshots" / ("0" * 40))
+
+
+@pytest.mark.parametrize(
+    ("files", "has"), [(("config.json", "tokenizer.json"), True), (("config.json",), False)]
+)
+def test_a_hub_name_is_looked_up(
+    files: tuple[str, ...], has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_with(tmp_path, *files)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert has_tokenizer(ModelSpec(path="some/model")) == has
+    assert max_positions(ModelSpec(path="some/model")) == max_positions(ModelSpec())
+    assert not has_tokenizer(ModelSpec(path="some/other"))
+    assert max_positions(ModelSpec(path="some/other")) is None
+
+
+def test_a_directory_whose_name_could_be_a_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(embedded_directory(), tmp_path / "some" / "model")
+    monkeypatch.chdir(tmp_path)
+    assert has_tokenizer(ModelSpec(path="some/model"))

@@ -1,0 +1,50 @@
+"""What a judge with a tokenizer of its own is told."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from rlhf_lightning.workers.retelling import Retelling
+
+END = 258
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}]
+
+
+def told(
+    row: dict[str, object], response: str | None, *, positions: int | None = None, ended: bool = True
+) -> list[int]:
+    """The tokens of one row."""
+    retelling = Retelling(tokenizer=build_byte_tokenizer(), positions=positions)
+    rows = retelling.rows([row, {"prompt": "a longer one"}], [response, "x"], ended=[ended, True])
+    assert rows["response_ids"].shape == (2, 1)
+    assert rows["response_mask"][1]
+    prompt = rows["prompt_ids"][0][rows["prompt_mask"][0]].tolist()
+    return [*prompt, *rows["response_ids"][0][rows["response_mask"][0]].tolist()]
+
+
+@pytest.mark.parametrize(("ended", "end"), [(True, [END]), (False, [])])
+def test_a_prompt_and_a_response_are_one_text(ended: bool, end: list[int]) -> None:
+    assert told({"prompt": "ab"}, "cd", ended=ended) == [*b"abcd", *end]
+    assert told({"prompt": "ab", "prompt_messages": "no messages"}, "", ended=ended) == [*b"ab", *end]
+
+
+def test_the_end_that_a_tokenizer_adds_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PreTrainedTokenizerBase.encode
+    monkeypatch.setattr(PreTrainedTokenizerBase, "encode", lambda *args, **kw: [*plain(*args, **kw), END])
+    assert told({"prompt": "ab"}, "cd") == [*b"abcd", END]
+
+
+def test_messages_are_rendered_in_the_judges_template() -> None:
+    row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": MESSAGES}
+    assert told(row, "cd", ended=False) == [259, *b"s", 260, *b"ab", 261, *b"cd", END]
+
+
+def test_a_response_without_tokens_is_not_judged() -> None:
+    assert told({"prompt": "ab"}, None) == []
+
+
+def test_the_beginning_is_left_out_where_there_are_too_many_tokens() -> None:
+    with pytest.warns(UserWarning, match="reads 3 tokens: the beginnings of longer conversations"):
+        assert told({"prompt": "ab"}, "cd", positions=3) == [*b"cd", END]
