@@ -117,7 +117,9 @@ def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_p
 
 
 def test_the_same_tokenizer_elsewhere_and_none_are_taken(tmp_path: Path) -> None:
-    assert refusal(PPO(critic=Critic(path=write_model(tmp_path / "same"))), tmp_path) == "started"
+    same = write_model(tmp_path / "same")
+    assert refusal(PPO(critic=Critic(path=same)), tmp_path) == "started"
+    assert Reward(path=same, tokenizer="embedded").retelling is None
     path = write_model(tmp_path / "without")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (Path(path) / file).unlink()
