@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlhf_lightning.engines.forward import Head, forward
 from rlhf_lightning.engines.kept import Kept
 from rlhf_lightning.engines.packing import COLUMNS, micro_batches, row_lengths, select
-from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 
 
 class Backward(Protocol):
@@ -101,7 +101,7 @@ class Passes:
             outputs = self._kept.pop(index, entropy=entropy) or forward(
                 self._root, part, head=self._head, temperature=temperature, entropy=entropy
             )
-            value, metrics = loss(outputs, part, counts)
+            value, metrics = run_loss(loss, outputs, part, counts)
             backward(value, last=number == len(plan) - 1)
             for name, metric in metrics.items():
                 totals[name] = totals.get(name, 0.0) + metric.detach()

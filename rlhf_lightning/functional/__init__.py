@@ -1,6 +1,6 @@
 """The mathematics: advantages, losses, KL and aggregation as pure torch functions without state."""
 
-from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggregate
+from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggregate, run_loss
 from rlhf_lightning.functional.best_of import expected_best
 from rlhf_lightning.functional.cispo import CISPOLoss
 from rlhf_lightning.functional.cost_model import CostLoss, sign_loss
@@ -128,6 +128,7 @@ __all__ = [
     "rollout_metrics",
     "row_ends",
     "row_totals",
+    "run_loss",
     "sign_loss",
     "split_pairs",
     "spread",

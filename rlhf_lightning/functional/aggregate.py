@@ -94,6 +94,39 @@ class Loss(ABC):
         """
 
 
+def run_loss(
+    loss: Loss, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Call a loss.
+
+    Raises:
+        ValueError: it returned something else than a number to learn from, and numbers by name.
+    """
+    found: object = loss(outputs, rows, counts)
+    whose = type(loss).__name__
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+        raise ValueError(
+            f"{whose} returned a {type(found).__name__}: a loss returns what to learn from and metrics by "
+            "name, `return loss, {}` where there are none."
+        )
+    value, metrics = found
+    for name, number in {"": value, **metrics}.items():
+        what = f"the metric {name!r}" if name else "what to learn from"
+        if not isinstance(number, Tensor):
+            raise ValueError(f"{whose}: {what} is a {type(number).__name__}. Make it a tensor of one number.")
+        if number.dim():
+            raise ValueError(
+                f"{whose}: {what} has the shape {list(number.shape)}, and is one number. Of a number for "
+                'each token make aggregate(x, rows["response_mask"], "token-mean", counts).'
+            )
+    if not value.requires_grad and any(output.requires_grad for output in outputs.values()):
+        raise ValueError(
+            f"{whose}: nothing can be learned from a number that does not come from outputs. The columns of "
+            "rows are constants: log_probs that learn are outputs['log_probs']."
+        )
+    return value, dict(metrics)
+
+
 def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, horizon: int = 0) -> Tensor:
     """Reduce per-token numbers to this micro-batch's part of the mini-batch's number.
 

@@ -12,11 +12,12 @@ from rlhf_lightning.rewards import Kind
 from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
+from rlhf_lightning.workers.role import Role
 
 
 @with_types
 @dataclass(frozen=True, kw_only=True)
-class Cost(Judge):
+class Cost(Judge, Role):
     """Scores what is unwanted in responses with functions, a cost model, or both; it has no default."""
 
     kind: ClassVar[Kind] = "cost"
@@ -28,7 +29,7 @@ class Cost(Judge):
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
         """
-        judged = self.judged(rows) if self.path else None
+        judged = self.judged(self.engine, rows) if self.path else None
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, "costs")
         return TensorDict({"costs": self.limited(self.outcomes(rows, judged)[0])}, batch_size=rows.batch_size)

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import ONE_TO_ALL, register
+from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
 from rlhf_lightning.data.tokenizer import load_tokenizer, reads
-from rlhf_lightning.engines import Head, has_tokenizer, located, max_positions
+from rlhf_lightning.engines import Head, TrainEngine, has_tokenizer, located, max_positions
 from rlhf_lightning.functional import at_last_valid, last_valid, row_ends
 from rlhf_lightning.rewards import (
     RETRIES,
@@ -28,12 +28,11 @@ from rlhf_lightning.rewards import (
 )
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.retelling import Retelling
-from rlhf_lightning.workers.role import Role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge(Role):
-    """A role that scores: its options beside those of its model.
+class Judge(Remote):
+    """The options of a role that scores, beside those of its model.
 
     Raises:
         ValueError: a value is outside its range.
@@ -104,10 +103,11 @@ class Judge(Role):
         """Tells the model what the actor said, where its tokenizer is another; None where it reads ids."""
         return _retelling(self.path, self.tokenizer) if self.path else None
 
-    def judged(self, rows: TensorDict) -> Tensor:
+    def judged(self, engine: TrainEngine, rows: TensorDict) -> Tensor:
         """[B] float32 on the host: the model's number at the end of each response, 0 where there is none.
 
         Args:
+            engine: holds the model.
             rows: the columns of whole sequences, and the raw rows.
         """
         retelling = self.retelling
@@ -116,7 +116,7 @@ class Judge(Role):
             texts = [text if kept else None for text, kept in zip(self._texts(ids), ids, strict=True)]
             ended = [kept[-1:] != [] and kept[-1] in special for kept in ids]
             rows = retelling.rows(_raw(rows), texts, ended=ended)
-        values = self.engine.infer(rows, temperature=1.0)["values"].cpu()
+        values = engine.infer(rows, temperature=1.0)["values"].cpu()
         return last_valid(values, rows["response_mask"])
 
     def outcomes(self, rows: TensorDict, judged: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -17,13 +17,14 @@ from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing, valid_ids
 from rlhf_lightning.workers.retelling import Retelling
+from rlhf_lightning.workers.role import Role
 
 SCORED = ("scores", "score_parts")
 
 
 @with_types
 @dataclass(frozen=True, kw_only=True)
-class Reward(Judge):
+class Reward(Judge, Role):
     """Scores responses with functions (`exact_match` unless told otherwise), a reward model, or both.
 
     Raises:
@@ -79,7 +80,7 @@ class Reward(Judge):
         if self.scores_steps:
             steps = self.engine.infer(rows, temperature=1.0)["values"].cpu()
         elif self.path:
-            judged = self.judged(rows)
+            judged = self.judged(self.engine, rows)
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, *SCORED)
         scores, parts = self.outcomes(rows, judged)

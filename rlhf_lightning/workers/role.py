@@ -38,7 +38,7 @@ from rlhf_lightning.engines import (
     require_vllm,
     train_engine,
 )
-from rlhf_lightning.functional import Counts, Loss
+from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 
@@ -200,7 +200,7 @@ class Role(ModelSpec, Remote):
     def evaluate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
         """The metrics of a loss on this rank's share, times d on each rank; nothing is learned."""
         outputs = self.engine.infer(rows, temperature=temperature, entropy=loss.needs_entropy)
-        _, metrics = loss(outputs, rows, self.count(rows, loss))
+        _, metrics = run_loss(loss, outputs, rows, self.count(rows, loss))
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}
 
     def count(self, rows: TensorDict, loss: Loss) -> Counts:

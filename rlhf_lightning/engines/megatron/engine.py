@@ -41,7 +41,7 @@ from rlhf_lightning.engines.megatron.weights import Weights, empty_model
 from rlhf_lightning.engines.models import export_model, read_config
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.packing import PackedRows, Place
-from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 from rlhf_lightning.parallel.sharding import even_stages
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec
@@ -114,7 +114,7 @@ class MegatronEngine(TrainEngine):
 
         def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
             outputs = self._outputs(output, packed, temperature=temperature, entropy=loss.needs_entropy)
-            value, metrics = loss(outputs, part, counts)
+            value, metrics = run_loss(loss, outputs, part, counts)
             return value, {name: metric.detach().clone() for name, metric in metrics.items()}
 
         for run in self._runs:

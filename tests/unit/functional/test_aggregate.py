@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
 import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import Aggregation, Counts, aggregate
+from rlhf_lightning.functional import Aggregation, Counts, Loss, aggregate, run_loss
 from tests.unit.functional.cases import close, mask_of, noise, valid
 
 MODES: tuple[Aggregation, ...] = (
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm",
 )  # fmt: skip
 HORIZON = 8
+Returned: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 
 
 def slow(x: Tensor, mask: Tensor, mode: str) -> float:
@@ -68,3 +73,37 @@ def test_refusals() -> None:
         aggregate(x, mask, "mean", Counts(1, 1, 1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"horizon=0.*Set horizon to sampling\.max_new_tokens"):
         aggregate(x, mask, "seq-mean-token-sum-norm", Counts(1, 1, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returning(Loss):
+    """Returns what a function makes of the log_probs that learn."""
+
+    made: Callable[[Tensor], object]
+
+    def __call__(self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts) -> Returned:
+        """See the class."""
+        return cast("Returned", self.made(outputs["log_probs"]))
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda x: x.sum(), "returned a Tensor: a loss returns what to learn from and metrics by name"),
+        (lambda x: None, "returned a NoneType"),
+        (lambda x: (x, {}), r"what to learn from has the shape \[2, 3\], and is one number"),
+        (lambda x: (x.sum(), {"kl": x}), r"the metric 'kl' has the shape \[2, 3\]"),
+        (lambda x: (x.sum(), {"kl": 1.0}), "the metric 'kl' is a float. Make it a tensor"),
+        (lambda x: (x.sum().detach(), {}), "nothing can be learned from a number that does not come from"),
+    ],
+)
+def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> None:
+    outputs, counts = {"log_probs": torch.zeros(2, 3, requires_grad=True)}, Counts(6, 2, 2)
+    with pytest.raises(ValueError, match=f"^Returning:? {told}"):
+        run_loss(Returning(made=made), outputs, {}, counts)
+
+
+def test_a_loss_is_called_without_gradients_too() -> None:
+    loss = Returning(made=lambda x: (x.sum(), {"n": x.sum()}))
+    value, metrics = run_loss(loss, {"log_probs": torch.ones(2, 3)}, {}, Counts(6, 2, 2))
+    assert (float(value), float(metrics["n"])) == (6.0, 6.0)
