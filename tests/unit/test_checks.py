@@ -101,7 +101,9 @@ REFUSED = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') 
 )
 def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_path: Path) -> None:
     path = write_other(tmp_path / "other", 2)
-    rows = [{"prompt": [{"role": role, "content": "a"}]} for role in ("user", "system", "user")]
+    rows: list[dict[str, object]] = [
+        {"prompt": [{"role": role, "content": "a"}]} for role in ("user", "system", "user")
+    ]
     file = write_rows(tmp_path / "rows.jsonl", rows)
     chats = PromptData(path=file, chat_template=True, batch_size=2)
     assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats) == "started"
