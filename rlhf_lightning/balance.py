@@ -13,11 +13,11 @@ def tokens_of(batch: Batch) -> Tensor | None:
     """[B] int64, tokens of each row, of its prompt and its response; None where they are not known.
 
     Args:
-        batch: with `row_tokens` [B] int64, tokens of the responses, and `prompt_mask` [B, P] bool, or not.
+        batch: with `row_ends` [B] int64, tokens of the responses, and `prompt_mask` [B, P] bool, or not.
     """
-    if not {"row_tokens", "prompt_mask"} <= set(batch):
+    if not {"row_ends", "prompt_mask"} <= set(batch):
         return None
-    return batch["row_tokens"] + batch["prompt_mask"].sum(dim=1)
+    return batch["row_ends"] + batch["prompt_mask"].sum(dim=1)
 
 
 def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch:

@@ -67,7 +67,7 @@ class GroupEstimator(PenalizedEstimator):
         found, kl = self.begun(rows)
         outcomes = found["row_scores"]
         if self.overlong is not None:
-            outcomes = outcomes + self.overlong.penalty(found["row_tokens"], max_tokens=mask.shape[1])
+            outcomes = outcomes + self.overlong.penalty(found["row_ends"], max_tokens=mask.shape[1])
         outcomes = outcomes - self.kl_coef * masked_sum(kl, mask, dim=1)
         return found | {"advantages": spread(self._advantages(outcomes, mask), mask)}
 

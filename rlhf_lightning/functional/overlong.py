@@ -13,7 +13,7 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer: int, factor: f
     """Soft overlong punishment, DAPO (arXiv 2503.14476) eq. 13: min(-(l - (max - buffer)) / buffer f, 0).
 
     Args:
-        lengths: [B] valid tokens of each response.
+        lengths: [B] tokens of each response, those of others in between counted, as they take room too.
         max_tokens: the longest that a response can be, tokens.
         buffer: the last stretch before that, in which the penalty grows from 0 to `factor`, tokens.
         factor: largest penalty.

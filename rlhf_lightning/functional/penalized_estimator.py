@@ -18,8 +18,8 @@ class PenalizedEstimator(Estimator):
     """Advantages from scores and a KL penalty.
 
     Reads response_mask and scores, and where it measures the divergence log_probs and ref_log_probs. Makes
-    `advantages` [B, R] float32, `row_scores` [B] (as they came) and `row_tokens` [B], and with the divergence
-    `kl` [B, R] and `row_kl` [B].
+    `advantages` [B, R] float32, `row_scores` [B] (as they came), `row_tokens` [B] and `row_ends` [B], and with
+    the divergence `kl` [B, R] and `row_kl` [B].
     """
 
     kl_coef: float = 0.0
@@ -40,7 +40,8 @@ class PenalizedEstimator(Estimator):
     @property
     def returns(self) -> tuple[str, ...]:
         """Advantages and sums by row; the divergence."""
-        return ("advantages", "row_scores", "row_tokens", *(("kl", "row_kl") if self.measures_kl else ()))
+        made = ("advantages", "row_scores", "row_tokens", "row_ends")
+        return (*made, *(("kl", "row_kl") if self.measures_kl else ()))
 
     def begun(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Compute what any kind of advantage is made from.

@@ -7,20 +7,25 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rlhf_lightning.functional.masked import masked_sum
+from rlhf_lightning.functional.masked import masked_sum, row_ends
 
 
 def row_totals(scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What each response got and how long it is, over its valid tokens.
+    """What each response got, and how long it is.
 
     Args:
         scores: [B, R] token-level scores.
         mask: [B, R] bool.
 
     Returns:
-        `row_scores` [B] float32 and `row_tokens` [B] int64.
+        `row_scores` [B] float32, `row_tokens` [B] int64, valid tokens, and `row_ends` [B] int64, tokens up to
+        the last valid one, which is more where others speak in between.
     """
-    return {"row_scores": masked_sum(scores, mask, dim=1), "row_tokens": mask.sum(dim=1)}
+    return {
+        "row_scores": masked_sum(scores, mask, dim=1),
+        "row_tokens": mask.sum(dim=1),
+        "row_ends": row_ends(mask),
+    }
 
 
 def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, truncated: Tensor) -> dict[str, float]:

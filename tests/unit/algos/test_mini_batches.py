@@ -9,7 +9,7 @@ from rlhf_lightning.controller import Batch
 
 
 def rows(tokens: list[int], **more: list[int]) -> Batch:
-    columns = {"row_tokens": tokens, "row_ids": list(range(len(tokens))), **more}
+    columns = {"row_ends": tokens, "row_ids": list(range(len(tokens))), **more}
     prompts = torch.ones(len(tokens), 3, dtype=torch.bool)
     return Batch.of(
         {name: torch.tensor(values) for name, values in columns.items()} | {"prompt_mask": prompts}
@@ -17,7 +17,7 @@ def rows(tokens: list[int], **more: list[int]) -> Batch:
 
 
 def halves(batch: Batch) -> list[int]:
-    return [int(part["row_tokens"].sum()) for part in batch.split(2)]
+    return [int(part["row_ends"].sum()) for part in batch.split(2)]
 
 
 def test_devices_that_take_equal_numbers_of_rows_take_as_many_tokens() -> None:
@@ -61,6 +61,6 @@ def test_pairs_are_not_torn_by_groups_of_another_size() -> None:
 
 
 def test_rows_of_equal_or_unknown_length_stay_where_they_are() -> None:
-    for batch in (rows([7, 7, 7]), rows([3, 2, 1]).select(["row_ids", "row_tokens"])):
+    for batch in (rows([7, 7, 7]), rows([3, 2, 1]).select(["row_ids", "row_ends"])):
         (mini,) = PPO().mini_batches(batch, size=0)
         assert mini is batch

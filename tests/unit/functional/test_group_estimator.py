@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lightning.functional import Baseline, GroupEstimator, Overlong, Scale, Single
 from tests.unit.functional import slow
-from tests.unit.functional.cases import MASKS, close, mask_of
+from tests.unit.functional.cases import MASKS, close, mask_of, valid
 from tests.unit.functional.estimators import columns_of
 from tests.unit.functional.rows import laid_out
 
@@ -18,12 +18,14 @@ EPS = 1e-4
 def slow_outcomes(columns: dict[str, torch.Tensor], width: int) -> tuple[list[float], list[int]]:
     """Summed scores less the penalty on the last 2 positions and 0.1 of the summed divergence; lengths."""
     names = ("scores", "log_probs", "ref_log_probs")
-    rows = zip(*(slow.rows_of(columns[name], columns["response_mask"]) for name in names), strict=True)
+    mask = columns["response_mask"]
+    rows = zip(*(slow.rows_of(columns[name], mask) for name in names), strict=True)
     outcomes, lengths = [], []
-    for scores, new, ref in rows:
+    for b, (scores, new, ref) in enumerate(rows):
+        end = max([0, *(place + 1 for place in valid(mask, b))])  # gaps take room
         d = sum(p - q for p, q in zip(new, ref, strict=True))
         buffer = min(2, width)
-        outcomes.append(sum(scores) - 0.5 * max(len(scores) - (width - buffer), 0) / buffer - 0.1 * d)
+        outcomes.append(sum(scores) - 0.5 * max(end - (width - buffer), 0) / buffer - 0.1 * d)
         lengths.append(len(scores))
     return outcomes, lengths
 
@@ -90,6 +92,9 @@ def test_by_hand() -> None:
     assert found(4, "length_weighted") == pytest.approx([-0.6, -1.6, 1.4, 0.4])  # 16 / 10
     overlong = Overlong(buffer=2)  # outcomes 0, 0, 3, 1.5
     assert found(4, overlong=overlong) == pytest.approx([-1.125, -1.125, 1.875, 0.375])
+    mask[0, 1:3] = False  # what others say in between takes room, too
+    assert found(4, overlong=overlong) == pytest.approx([-1.125, -1.125, 1.875, 0.375])
+    mask[0, 1:3] = True
     assert found(1, single="score") == [1.0, 0.0, 3.0, 2.0]
     assert found(1) == [0.0, 0.0, 0.0, 0.0]
 

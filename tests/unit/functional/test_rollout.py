@@ -5,7 +5,7 @@ import torch
 
 from rlhf_lightning.functional import part_metrics, rollout_metrics, row_totals
 from tests.unit.functional import slow
-from tests.unit.functional.cases import close, mask_of, noise
+from tests.unit.functional.cases import close, mask_of, noise, valid
 
 
 def test_totals_of_rows(case: str, dtype: torch.dtype) -> None:
@@ -15,6 +15,9 @@ def test_totals_of_rows(case: str, dtype: torch.dtype) -> None:
     found = row_totals(scores, mask)
     close(found["row_scores"], [sum(row) for row in rows])
     assert found["row_tokens"].tolist() == [len(row) for row in rows]
+    assert found["row_ends"].tolist() == [
+        max([0, *(place + 1 for place in valid(mask, b))]) for b in range(len(mask))
+    ]
 
 
 def test_metrics_by_hand() -> None:
