@@ -8,13 +8,12 @@ from typing import cast
 import torch
 
 from rlhf_lightning.algos.grpo import GRPO
-from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import GroupEstimator, Overlong, PolicyLoss, varied_groups
-from rlhf_lightning.workers import joined
+from rlhf_lightning.waiting import Waited, WaitingGroups
 
 HELD = "held_groups"
-"""Key of a checkpoint: columns of the answers that were not learned from yet."""
+"""Key of a checkpoint: the groups that were not learned from yet."""
 
 
 def dapo_loss() -> PolicyLoss:
@@ -29,18 +28,23 @@ class DAPO(GRPO):
     """The actor's loss."""
     overlong: Overlong | None = None
     """Penalty on answers near the limit of length."""
+    progress = ("reward/drawn",)
 
     def __post_init__(self) -> None:
-        """Begin with no groups, and refuse a penalty that begins before the answer.
+        """Refuse a penalty that begins before the answer.
 
         Raises:
             ValueError: as said.
         """
         super().__post_init__()
-        self._held: Batch | None = None
-        self._batch_rows = 0
+        self._held = WaitingGroups(size=self.group_size)
         if self.overlong is not None:
             self.overlong.penalty(torch.zeros(1), max_tokens=self.main_actor.sampling.max_new_tokens)
+
+    def setup(self, stage: str) -> None:
+        """As for every algorithm; the groups of an earlier run are of other weights, and none is held."""
+        super().setup(stage)
+        self._held = WaitingGroups(size=self.group_size)
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration, which learns if it makes a batch whole."""
@@ -62,21 +66,15 @@ class DAPO(GRPO):
         answers |= self.reward.compute_reward(answers)
         scores = answers["scores"].sum(dim=1)
         varied = varied_groups(scores, self.group_size)
-        teaching = answers.take(varied.repeat_interleave(self.group_size).nonzero()[:, 0].numpy())
-        held = teaching if self._held is None else joined([self._held, teaching])
-        self._batch_rows = max(self._batch_rows, len(answers))
+        held, whole = self._held.add(answers, varied)
         numbers = {
             "reward/drawn": float(scores.mean()),
             "response/dropped_prompts": float((~varied).float().mean()),
-            "response/held_prompts": float(len(held) // self.group_size),
+            "response/held_prompts": float(held),
             "response/tokens": float(answers["response_mask"].sum()),
             "response/samples_per_prompt": float(self.group_size),
         }
-        if len(held) < self._batch_rows:
-            self._held = held
-            return None, numbers
-        self._held = None  # more than a batch would be older than the next weights
-        return held.take(range(self._batch_rows)), numbers
+        return whole, numbers
 
     def estimator(self) -> GroupEstimator:
         """What makes the advantages of a batch of groups."""
@@ -85,10 +83,15 @@ class DAPO(GRPO):
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Keep the groups that are held."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[HELD] = columns_of(self._held, what="groups that wait for others")
+        checkpoint[HELD] = self._held.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Hold the groups that were held."""
+        """Hold the groups that were held.
+
+        Raises:
+            ValueError: they are of another size, or their answers of another width.
+        """
         super().on_load_checkpoint(checkpoint)
-        columns = cast(dict[str, torch.Tensor | list[object]], checkpoint.get(HELD, {}))
-        self._held = Batch.of(columns) if columns else None
+        new_tokens = self.main_actor.sampling.max_new_tokens
+        if HELD in checkpoint:
+            self._held.restore(cast(Waited, checkpoint[HELD]), new_tokens=new_tokens)

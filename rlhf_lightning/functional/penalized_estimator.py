@@ -18,8 +18,7 @@ class PenalizedEstimator(Estimator):
     """Advantages from scores and a KL penalty.
 
     Reads response_mask and scores, and where it measures the divergence log_probs and ref_log_probs. Makes
-    `advantages` [B, R] float32, `row_scores` [B] (as they came), `row_tokens` [B] and `row_ends` [B], and with
-    the divergence `kl` [B, R] and `row_kl` [B].
+    `advantages` [B, R] float32, what `row_totals` has, and with the divergence `kl` [B, R] and `row_kl` [B].
     """
 
     kl_coef: float = 0.0

@@ -41,18 +41,19 @@ class Seen(DAPO):
         return super().compute_advantage(batch)
 
 
-def dapo(model: str) -> Seen:
+def dapo(model: str, *, group_size: int = GROUP, new_tokens: int = 4) -> Seen:
+    sampling = Sampling(max_new_tokens=new_tokens)
     return Seen(
-        actor=Actor(path=model, optimizer=OptimizerSpec(lr=1e-2), sampling=Sampling(max_new_tokens=4)),
+        actor=Actor(path=model, optimizer=OptimizerSpec(lr=1e-2), sampling=sampling),
         reward=Reward(functions=f"{__name__}.teaching"),
-        group_size=GROUP,
+        group_size=group_size,
     )
 
 
-def prompts(directory: Path, every: list[bool]) -> PromptData:
+def prompts(directory: Path, every: list[bool], *, rows: int = ROWS) -> PromptData:
     """Of four neighbours those that are said teach; prompts of all lengths, in the order of the file."""
-    rows = [{"prompt": "a" * (1 + n % 7), "number": n, "teaches": every[n % BATCH]} for n in range(ROWS)]
-    path = write_rows(directory / "prompts.jsonl", list(rows))
+    every_row = [{"prompt": "a" * (1 + n % 7), "number": n, "teaches": every[n % BATCH]} for n in range(rows)]
+    path = write_rows(directory / "prompts.jsonl", list(every_row))
     return PromptData(path=path, batch_size=BATCH, val_rows=0, shuffle=False)
 
 
@@ -79,22 +80,61 @@ def test_nothing_is_learned_where_all_scores_are_the_same(model: str, tmp_path: 
     assert torch.equal(kept.first["actor"]["lm_head.weight"], kept.weights["actor"]["lm_head.weight"])
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_what_is_held_goes_through_a_checkpoint(model: str, steps: int, tmp_path: Path) -> None:
-    whole, first, rest = (Keep() for _ in range(3))
-    seen = []
-    for kept, until, resumed in ((whole, 5, None), (first, steps, None), (rest, 5, "last")):
-        algorithm = dapo(model)
-        trainer = pl.Trainer(
-            strategy=Local(),
-            accelerator="cpu",
-            max_steps=until,
-            callbacks=[kept, ModelCheckpoint(tmp_path / str(kept is whole), save_last=True)],
-            logger=False,
-            enable_progress_bar=False,
-        )
-        trainer.fit(algorithm, datamodule=prompts(tmp_path, [False, True, True, False]), ckpt_path=resumed)
-        seen.append(algorithm.learned)
-    assert seen[0] == seen[1] + seen[2]
-    for name, weight in whole.weights["actor"].items():
-        assert torch.equal(weight, rest.weights["actor"][name]), name
+def fit(algorithm: DAPO, data: PromptData, root: Path, *, steps: int, resumed: str | None = None) -> Keep:
+    """Run until so many steps, with checkpoints."""
+    kept = Keep()
+    trainer = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[kept, ModelCheckpoint(root, save_last=True)],
+        logger=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(algorithm, datamodule=data, ckpt_path=resumed)
+    return kept
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(1, 24), (3, 24), (1, 10), (2, 10)])
+def test_what_is_held_goes_through_a_checkpoint(model: str, steps: int, rows: int, tmp_path: Path) -> None:
+    data = prompts(tmp_path, [False, rows < 24, True, False], rows=rows)
+    whole, first, rest = dapo(model), dapo(model), dapo(model)
+    once = fit(whole, data, tmp_path / "once", steps=5)
+    fit(first, data, tmp_path / "parts", steps=steps)
+    again = fit(rest, data, tmp_path / "parts", steps=5, resumed="last")
+    assert whole.learned == first.learned + rest.learned
+    assert whole.learned
+    for name, weight in once.weights["actor"].items():
+        assert torch.equal(weight, again.weights["actor"][name]), name
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"group_size": 4}, r"algo.group_size=4: .* there it is 3. Go on with --algo.group_size 3"),
+        ({"new_tokens": 5}, r"max_new_tokens=5: .* Go on with --algo.actor.sampling.max_new_tokens 4"),
+    ],
+)
+def test_groups_that_cannot_wait_with_others(
+    model: str, changed: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    data = prompts(tmp_path, [False, True, False, False])
+    fit(dapo(model), data, tmp_path, steps=1)
+    with pytest.raises(ValueError, match=told):
+        fit(dapo(model, **changed), data, tmp_path, steps=2, resumed="last")
+
+
+def test_a_second_run_begins_with_no_groups(model: str, tmp_path: Path) -> None:
+    algorithm, data = dapo(model), prompts(tmp_path, [False, True, True, False])
+    for run_number in range(2):
+        fit(algorithm, data, tmp_path / str(run_number), steps=3)
+    assert algorithm.learned == 2 * [[1, 2, 5, 6]]
+
+
+def test_a_run_in_which_no_group_teaches_says_so(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(dapo(model), prompts(tmp_path, [False] * BATCH), steps=9)
+    assert "no group had answers" not in caplog.text
+    run(dapo(model), prompts(tmp_path, [False] * BATCH), steps=12)
+    assert caplog.text.count("in 10 iterations no group had answers of different scores") == 1
