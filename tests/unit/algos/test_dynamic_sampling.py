@@ -97,7 +97,7 @@ def fit(algorithm: DAPO, data: PromptData, root: Path, *, steps: int, resumed: s
 
 @pytest.mark.parametrize(("steps", "rows"), [(1, 24), (3, 24), (1, 10), (2, 10)])
 def test_what_is_held_goes_through_a_checkpoint(model: str, steps: int, rows: int, tmp_path: Path) -> None:
-    data = prompts(tmp_path, [False, rows < 24, True, False], rows=rows)
+    data = prompts(tmp_path, [rows < ROWS, False, rows == ROWS, False], rows=rows)
     whole, first, rest = dapo(model), dapo(model), dapo(model)
     once = fit(whole, data, tmp_path / "once", steps=5)
     fit(first, data, tmp_path / "parts", steps=steps)
