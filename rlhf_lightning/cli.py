@@ -13,7 +13,7 @@ import sys
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
@@ -82,10 +82,10 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     """The command line with short names and configuration files replaced by what they stand for.
 
     Raises:
-        ValueError: an unknown name, or a configuration file that cannot be read.
+        ValueError: an unknown name, a configuration file that cannot be read, or help on a part of nothing.
     """
     result = list(arguments[:1])
-    rest = _ordered([part for word in arguments[1:] for part in _halves(word)])
+    rest = _ordered(_on_parts([part for word in arguments[1:] for part in _halves(word)]))
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
@@ -100,6 +100,20 @@ def resolved(arguments: Sequence[str]) -> list[str]:
             result.append(word)
         previous = word
     return result
+
+
+def _on_parts(words: list[str]) -> list[str]:
+    """`--algo ppo --algo.actor.sampling.help` as the parser wants it: `--algo.help ppo --algo.actor.help`."""
+    for word in words:
+        option, *parts = word.removeprefix("--").split(".")
+        if option in FOLDERS and parts[1:] and parts[-1] == "help":
+            given = {
+                name: value for name, value in pairwise(words) if name in (f"--{option}", f"--{option}.help")
+            }
+            if not given:
+                raise ValueError(f"{word}: of which? Type --{option}.help NAME {word}.")
+            return [f"--{option}.help", *list(given.values())[-1:], f"--{option}.{parts[0]}.help"]
+    return words
 
 
 def _ordered(words: Sequence[str]) -> list[str]:
@@ -125,7 +139,8 @@ def _ordered(words: Sequence[str]) -> list[str]:
 def _halves(word: str) -> list[str]:
     """`--algo=ppo` as two words; everything else as it is."""
     name, equals, value = word.partition("=")
-    split = bool(equals) and name in {"--config", *(f"--{option}" for option in FOLDERS)}
+    named = [f"--{option}{ending}" for option in FOLDERS for ending in ("", ".help")]
+    split = bool(equals) and name in {"--config", *named}
     return [name, value] if split else [word]
 
 

@@ -6,9 +6,10 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
+from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_lightning.rewards.http import ServiceError
@@ -105,13 +106,26 @@ def _call(
 
 
 def awaited(coming: Awaitable[T]) -> T:
-    """What an `async def` returns, on a thread of its own: a notebook's has a loop that runs."""
+    """What an `async def` returns.
+
+    All of a process are awaited in one loop, on a thread of its own: clients and semaphores of a module
+    belong to the loop that they are first used in, and a notebook's own thread has a loop that runs.
+    """
 
     async def come() -> T:
-        return await coming
+        try:
+            return await coming
+        except SystemExit as err:  # it would end the loop
+            raise RuntimeError(f"sys.exit({err})") from err
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, come()).result()
+    return asyncio.run_coroutine_threadsafe(come(), _loop()).result()
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="rewards", daemon=True).start()
+    return loop
 
 
 def _finite(whose: str, value: object, number: int, prompt: str) -> float:

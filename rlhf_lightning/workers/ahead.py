@@ -17,7 +17,7 @@ from torch import Tensor
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
-from rlhf_lightning.workers.generator import Generator, SeparateGeneration
+from rlhf_lightning.workers.generator import Generator, SeparateGeneration, refuse_turns
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
 from rlhf_lightning.workers.joining import joined, trimmed
 
@@ -114,6 +114,7 @@ class PartialGeneration(Ahead):
 
     def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         """See `Ahead.handed_on`."""
+        refuse_turns(arguments)
         self.synchronize()
         if self.pending is None:
             found, batch = self._first(batch)

@@ -244,6 +244,20 @@ class SeparateGeneration:
         return answers | cast(Batch, again).select(["log_probs"])
 
 
+def refuse_turns(arguments: Mapping[str, object]) -> None:
+    """Refuse turns of an environment where answers do not come all together.
+
+    Raises:
+        ValueError: as said.
+    """
+    if arguments.get("environment") is not None:
+        raise ValueError(
+            "generate_sequences(environment=...): this strategy hands answers on as they end, and an "
+            "environment asks for several turns of all together. Try --strategy openrlhf, or one-step-off with "
+            "--strategy.max_staleness 1."
+        )
+
+
 @dataclass
 class GenerationInParts(SeparateGeneration):
     """The same, but answers are handed on as they end, while the generator goes on with the others.
@@ -260,6 +274,7 @@ class GenerationInParts(SeparateGeneration):
         parts = min(self.parts, len(batch))
         if parts < 2:
             return super().asked(batch, arguments)
+        refuse_turns(arguments)
         methods = methods_of(Generator)
         numbered = batch | Batch.of({NUMBERS: torch.arange(len(batch))})
         self.generator.call(methods["start_sequences"], numbered, {**arguments, "parts": parts})

@@ -134,7 +134,7 @@ class VLLMEngine(GenerationEngine):
     def kept(self) -> Iterator[None]:
         """See `GenerationEngine.kept`."""
         with ExitStack() as weights:
-            with self._computing():
+            with self._computing(), failing("as it took weights", self._config):
                 self._wake()
                 weights.enter_context(self._weights())
             self._kept = True
@@ -144,8 +144,8 @@ class VLLMEngine(GenerationEngine):
                 self._kept = False
                 with self._computing():
                     weights.close()
-        if self._config.sleep:
-            self.offload()
+                if self._config.sleep:
+                    self.offload()
 
     @property
     def version(self) -> int | None:

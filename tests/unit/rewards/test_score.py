@@ -260,6 +260,33 @@ def test_functions_are_imported_by_name_and_awaited() -> None:
     assert asyncio.run(in_a_notebook()) == [4.5]
 
 
+ONE_AT_A_TIME = asyncio.Semaphore(1)
+
+
+async def in_turns(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+    """Asks something that the module holds for all calls."""
+
+    async def ask(response: str) -> float:
+        async with ONE_AT_A_TIME:
+            await asyncio.sleep(0)
+            return float(len(response))
+
+    return await asyncio.gather(*map(ask, responses))
+
+
+async def leaving(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+    """Ends the process."""
+    sys.exit(3)
+
+
+def test_what_is_awaited_is_awaited_in_one_loop() -> None:
+    for _ in range(2):
+        assert scored(RewardSpec(functions=in_turns), ["yes", "no"], [row(), row()])["scores"] == [3.0, 2.0]
+    with pytest.raises(ValueError, match=r"leaving: RuntimeError while it scored 1 rows.*sys\.exit\(3\)"):
+        scored(RewardSpec(functions=leaving), ["yes"], [row()])
+    assert scored(RewardSpec(functions=in_turns), ["yes", "no"], [row(), row()])["scores"] == [3.0, 2.0]
+
+
 def test_functions_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     def inside(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
         return []

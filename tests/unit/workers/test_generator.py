@@ -13,6 +13,7 @@ from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.controller.transfer import Inputs
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.rewards import Environment
 from rlhf_lightning.workers import (
     Actor,
     GenerationAhead,
@@ -124,6 +125,14 @@ class LastFirst(Noting):
         share = method.transfer.distribute(ParallelLayout(), Inputs(batch, arguments))[0].batch
         now, self.left = torch.tensor(self.left[: len(share)]), self.left[len(share) :]
         return Batch.of(dict.fromkeys(ANSWERS, 10 * now) | {"row_numbers": now})
+
+
+def test_answers_in_parts_have_no_environment() -> None:
+    generator = LastFirst("generator", [])
+    separate = GenerationInParts(Noting("actor", []), generator, recompute_log_probs=False, parts=3)
+    given = {"environment": Environment(function="a_module.speaks")}
+    with pytest.raises(ValueError, match=r"environment=...\): this strategy hands answers on as they end"):
+        separate.call(METHODS["generate_sequences"], batch(70, rows=7), given)
 
 
 def test_answers_in_parts_have_the_order_of_the_batch() -> None:

@@ -19,6 +19,7 @@ from rlhf_lightning.controller.transfer import Inputs
 from rlhf_lightning.engines import GenerationEngine
 from rlhf_lightning.engines.prompts import begun
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import OneStepOff
 from rlhf_lightning.workers import Actor, GenerationAhead, PartialGeneration
@@ -167,6 +168,14 @@ def iterations(
 
 def partial(replicas: Replicas, max_staleness: int) -> PartialGeneration:
     return PartialGeneration(Silent(), replicas, recompute_log_probs=False, max_staleness=max_staleness)
+
+
+def test_turns_are_refused() -> None:
+    given = {"environment": Environment(function="a_module.speaks")}
+    with pytest.raises(ValueError, match=r"Try --strategy openrlhf, or one-step-off with --strategy.max"):
+        partial(Replicas(1, uneven), 2).call(
+            ACTOR["generate_sequences"], rows_of(1, size=2, together=1), given
+        )
 
 
 @pytest.mark.parametrize(("size", "together", "d"), [(6, 1, 1), (8, 2, 1), (7, 1, 3), (12, 4, 2), (2, 1, 3)])
