@@ -107,12 +107,12 @@ def _on_parts(words: list[str]) -> list[str]:
     for word in words:
         option, *parts = word.removeprefix("--").split(".")
         if option in FOLDERS and parts[1:] and parts[-1] == "help":
-            given = {
-                name: value for name, value in pairwise(words) if name in (f"--{option}", f"--{option}.help")
-            }
-            if not given:
+            names = [
+                name for before, name in pairwise(words) if before in (f"--{option}", f"--{option}.help")
+            ]
+            if not names:
                 raise ValueError(f"{word}: of which? Type --{option}.help NAME {word}.")
-            return [f"--{option}.help", *list(given.values())[-1:], f"--{option}.{parts[0]}.help"]
+            return [f"--{option}.help", names[-1], f"--{option}.{parts[0]}.help"]
     return words
 
 

@@ -253,8 +253,8 @@ def refuse_turns(arguments: Mapping[str, object]) -> None:
     if arguments.get("environment") is not None:
         raise ValueError(
             "generate_sequences(environment=...): this strategy hands answers on as they end, and an "
-            "environment asks for several turns of all together. Try --strategy openrlhf, or one-step-off with "
-            "--strategy.max_staleness 1."
+            "environment asks for several turns of all together. Try --strategy openrlhf, or one-step-off "
+            "with --strategy.max_staleness 1."
         )
 
 

@@ -172,10 +172,9 @@ def partial(replicas: Replicas, max_staleness: int) -> PartialGeneration:
 
 def test_turns_are_refused() -> None:
     given = {"environment": Environment(function="a_module.speaks")}
-    with pytest.raises(ValueError, match=r"Try --strategy openrlhf, or one-step-off with --strategy.max"):
-        partial(Replicas(1, uneven), 2).call(
-            ACTOR["generate_sequences"], rows_of(1, size=2, together=1), given
-        )
+    generation = partial(Replicas(ParallelLayout(), uneven), 2)
+    with pytest.raises(ValueError, match=r"Try --strategy openrlhf, or one-step-off with"):
+        generation.call(ACTOR["generate_sequences"], rows_of(1, size=2, together=1), given)
 
 
 @pytest.mark.parametrize(("size", "together", "d"), [(6, 1, 1), (8, 2, 1), (7, 1, 3), (12, 4, 2), (2, 1, 3)])
