@@ -146,8 +146,9 @@ class Judge(Remote):
         )
 
     def _texts(self, ids: list[list[int]]) -> list[str]:
-        """Responses without special tokens."""
-        return load_tokenizer(self.tokenizer).batch_decode(ids, skip_special_tokens=True)
+        """Responses without special tokens; a tokenizer makes one of none."""
+        tokenizer = load_tokenizer(self.tokenizer)
+        return tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
 
     def limited(self, scores: Tensor) -> Tensor:
         """The scores within `clip`."""

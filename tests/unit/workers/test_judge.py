@@ -164,6 +164,9 @@ def test_a_model_with_another_tokenizer_reads_what_was_said(model: Path, tmp_pat
     assert (expected.sum(1).abs() > 0.05).tolist() == [True, True, False, True, True]
     torch.testing.assert_close(compute(Reward(path=other), rows, ranks=ranks), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(compute(Cost(path=other), rows, ranks=ranks), expected, atol=1e-5, rtol=1e-5)
+    first = {name: column[:1] for name, column in rows.items()}
+    alone = compute(Reward(path=other), first, ranks=ranks)  # the second rank has none
+    torch.testing.assert_close(alone, expected[:1], atol=1e-5, rtol=1e-5)
 
 
 def test_what_each_part_of_a_score_says(model: Path) -> None:
