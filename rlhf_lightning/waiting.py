@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch
-from rlhf_lightning.workers import joined
+from rlhf_lightning.workers import joined, rows_together
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,7 @@ class WaitingGroups:
         if not state["columns"]:
             return
         self.rows = rows = Batch.of(cast(dict[str, Tensor | list[object]], state["columns"]))
-        sizes = rows["group_ids"].unique_consecutive(return_counts=True)[1].unique().tolist()
-        _check("algo.group_size", self.size, sizes[-1] if sizes else self.size)
+        _check("algo.group_size", self.size, rows_together(rows) if len(rows) else self.size)
         _check("algo.actor.sampling.max_new_tokens", new_tokens, rows["response_mask"].shape[1])
 
     def _count(self, kept: int) -> None:

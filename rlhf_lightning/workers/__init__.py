@@ -5,7 +5,7 @@ from rlhf_lightning.workers.ahead import GenerationAhead, PartialGeneration
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
-from rlhf_lightning.workers.joining import joined
+from rlhf_lightning.workers.joining import joined, rows_together
 from rlhf_lightning.workers.judge import Judge
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
@@ -28,5 +28,6 @@ __all__ = [
     "SeparateGeneration",
     "Settings",
     "joined",
+    "rows_together",
     "seed_of",
 ]

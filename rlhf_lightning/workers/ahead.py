@@ -19,10 +19,8 @@ from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
 from rlhf_lightning.workers.generator import Generator, SeparateGeneration, refuse_turns
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
-from rlhf_lightning.workers.joining import joined, trimmed
+from rlhf_lightning.workers.joining import GROUPS, joined, rows_together, trimmed
 
-GROUPS = "group_ids"
-"""A column: equal in neighbouring rows that are answers to one prompt."""
 _OTHER_DRAW = 1 << 61
 """Added to a row's id for other answers to its prompt."""
 _LAST = 1 << 62
@@ -154,7 +152,7 @@ class PartialGeneration(Ahead):
 
     def _call(self, name: str, rows: Batch, numbers: Tensor) -> Batch:
         carry = Carry(
-            version=self.version, max_staleness=self.max_staleness, rows_together=_rows_together(rows)
+            version=self.version, max_staleness=self.max_staleness, rows_together=rows_together(rows)
         )
         self.in_flight = rows if self.in_flight is None else joined([self.in_flight, rows])
         self._numbers = torch.cat([self._numbers, numbers])
@@ -189,14 +187,6 @@ def _drawn_again(batch: Batch, times: int) -> Batch:
     """The same rows, for other answers, in groups of their own."""
     ids = ("row_ids", GROUPS) if GROUPS in batch else ("row_ids",)
     return batch | Batch.of({name: batch[name] + times * _OTHER_DRAW for name in ids})
-
-
-def _rows_together(batch: Batch) -> int:
-    """Rows of each group."""
-    if GROUPS not in batch or not len(batch):
-        return 1
-    ids = batch[GROUPS]
-    return len(ids) // (int((ids[1:] != ids[:-1]).sum()) + 1)
 
 
 def _check_size(batch: Batch, before: int) -> None:

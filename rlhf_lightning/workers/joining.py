@@ -8,6 +8,8 @@ from torch.nn.functional import pad
 
 from rlhf_lightning.controller import Batch
 
+GROUPS = "group_ids"
+"""A column: equal in neighbouring rows that are answers to one prompt."""
 _PROMPTS = ("prompt_ids", "prompt_mask")
 
 
@@ -26,6 +28,14 @@ def trimmed(batch: Batch) -> Batch:
     used = batch["prompt_mask"].any(0)
     first = int(used.int().argmax())
     return batch | Batch.of({name: batch[name][:, first:] for name in _PROMPTS}) if first else batch
+
+
+def rows_together(batch: Batch) -> int:
+    """Rows of each group, 1 where there are none; all groups are of one size."""
+    if GROUPS not in batch or not len(batch):
+        return 1
+    ids = batch[GROUPS]
+    return len(ids) // (int((ids[1:] != ids[:-1]).sum()) + 1)
 
 
 def _widened(batch: Batch, width: int) -> Batch:

@@ -114,7 +114,7 @@ class Judge(Remote):
         if retelling is not None:
             ids, special = whole_ids(rows), load_tokenizer(self.tokenizer).all_special_ids
             texts = [text if kept else None for text, kept in zip(self._texts(ids), ids, strict=True)]
-            ended = [kept[-1:] != [] and kept[-1] in special for kept in ids]
+            ended = [bool(kept) and kept[-1] in special for kept in ids]
             rows = retelling.rows(_raw(rows), texts, ended=ended)
         values = engine.infer(rows, temperature=1.0)["values"].cpu()
         return last_valid(values, rows["response_mask"])

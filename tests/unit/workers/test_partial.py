@@ -23,9 +23,9 @@ from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import OneStepOff
 from rlhf_lightning.workers import Actor, GenerationAhead, PartialGeneration
-from rlhf_lightning.workers.ahead import _drawn_again, _rows_together
+from rlhf_lightning.workers.ahead import _drawn_again
 from rlhf_lightning.workers.in_hand import Carry, InHand
-from rlhf_lightning.workers.joining import joined
+from rlhf_lightning.workers.joining import joined, rows_together
 
 ACTOR = methods_of(Actor)
 WIDTH = 40
@@ -293,7 +293,7 @@ def test_answers_drawn_again_are_groups_of_their_own() -> None:
     batch = rows_of(1, size=4, together=2)
     again = _drawn_again(batch, 2)
     assert not set(batch["group_ids"].tolist()) & set(again["group_ids"].tolist())
-    assert _rows_together(joined([again.take([2, 3]), batch.take([2, 3])])) == 2
+    assert rows_together(joined([again.take([2, 3]), batch.take([2, 3])])) == 2
 
 
 def test_batches_of_another_size_are_refused() -> None:
