@@ -111,7 +111,7 @@ class Collate:
     def __call__(self, groups: Sequence[Sequence[Sample]]) -> RowBatch:
         """Pad prompts on the left and responses on the right."""
         samples = [sample for group in groups for sample in group]
-        prompt_ids, prompt_mask = self._pad([sample.prompt for sample in samples], left=True)
+        prompt_ids, prompt_mask = padded([sample.prompt for sample in samples], self.pad_token_id, left=True)
         batch: RowBatch = {
             "prompt_ids": prompt_ids,
             "prompt_mask": prompt_mask,
@@ -120,19 +120,21 @@ class Collate:
         }
         responses = [sample.response for sample in samples if sample.response is not None]
         if responses:
-            batch["response_ids"], batch["response_mask"] = self._pad(responses, left=False)
+            batch["response_ids"], batch["response_mask"] = padded(responses, self.pad_token_id, left=False)
         extras = {name: _column([sample.extras[name] for sample in samples]) for name in samples[0].extras}
         return cast("RowBatch", {**batch, **extras})
 
-    def _pad(self, sequences: Sequence[array[int]], *, left: bool) -> tuple[Tensor, Tensor]:
-        width = max(len(sequence) for sequence in sequences)
-        ids = torch.full((len(sequences), width), self.pad_token_id, dtype=torch.int64)
-        mask = torch.zeros((len(sequences), width), dtype=torch.bool)
-        for index, sequence in enumerate(sequences):
-            span = slice(width - len(sequence), width) if left else slice(0, len(sequence))
-            ids[index, span] = torch.tensor(sequence, dtype=torch.int64)
-            mask[index, span] = True
-        return ids, mask
+
+def padded(sequences: Sequence[Sequence[int]], pad: int = 0, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Ids [B, W] int64 and the mask [B, W] bool of B sequences, W that of the longest and at least 1."""
+    width = max([1, *map(len, sequences)])
+    ids = torch.full((len(sequences), width), pad, dtype=torch.int64)
+    mask = torch.zeros((len(sequences), width), dtype=torch.bool)
+    for index, sequence in enumerate(sequences):
+        span = slice(width - len(sequence), width) if left else slice(0, len(sequence))
+        ids[index, span] = torch.tensor(sequence, dtype=torch.int64)
+        mask[index, span] = True
+    return ids, mask
 
 
 def _column(values: Sequence[Extra]) -> Tensor:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from jinja2 import TemplateError
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lightning.data.batch import padded
 from rlhf_lightning.data.record import are_messages
 
 
@@ -48,12 +48,7 @@ class Retelling:
             [] if response is None else self._cut(self._ids(row, response, ended=done))
             for row, response, done in zip(raw, responses, ended, strict=True)
         ]
-        width = max([1, *map(len, told)])
-        ids = torch.zeros(len(told), width, dtype=torch.int64)
-        mask = torch.zeros(len(told), width, dtype=torch.bool)
-        for row, tokens in enumerate(told):
-            ids[row, width - len(tokens) :] = torch.tensor(tokens, dtype=torch.int64)
-            mask[row, width - len(tokens) :] = True
+        ids, mask = padded(told, left=True)
         parts = {"prompt_ids": ids[:, :-1], "prompt_mask": mask[:, :-1]}
         last = {"response_ids": ids[:, -1:], "response_mask": mask[:, -1:]}
         return TensorDict(parts | last, batch_size=[len(told)])
