@@ -7,6 +7,7 @@ look costs milliseconds. Linux tells of processes and ports through /proc; elsew
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,6 @@ _OLDER: set[int] = set()
 """Numbers of processes that were there before this one: nobody's leak, and not looked at again."""
 _CLUSTERS = ("raylet", "warm_workers")
 """What starts the workers of a cluster."""
-_LISTEN = "0A"
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,28 @@ def _command(pid: int) -> str:
 
 
 def _listening_ports() -> Iterator[int]:
-    links = (_link(f"/proc/self/fd/{entry}") for entry in _entries("/proc/self/fd"))
-    sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6") if sockets else ():
-        for line in _read(table).decode().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTEN and fields[9] in sockets:
-                yield int(fields[1].rpartition(":")[2], 16)
+    """Asks every socket, since the kernel's table of all connections takes milliseconds to read."""
+    for entry in _entries("/proc/self/fd"):
+        if not _link(f"/proc/self/fd/{entry}").startswith("socket:"):
+            continue
+        try:
+            port = _listening_port(int(entry))
+        except OSError:  # closed meanwhile
+            continue
+        if port is not None:
+            yield port
+
+
+def _listening_port(descriptor: int) -> int | None:
+    """The TCP port on which a socket listens."""
+    asked = socket.socket(fileno=descriptor)
+    try:
+        internet = asked.family in (socket.AF_INET, socket.AF_INET6) and asked.type == socket.SOCK_STREAM
+        if internet and asked.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return int(asked.getsockname()[1])
+        return None
+    finally:
+        asked.detach()  # it is somebody else's, who closes it
 
 
 def _files(root: Path, *, look: Look) -> Iterator[str]:
