@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rlhf_lightning.engines.attention import IMPLEMENTATION, Sequences
+from rlhf_lightning.engines.attention import IMPLEMENTATION
 from rlhf_lightning.engines.host_linear import packed
+from rlhf_lightning.engines.kv import Kept
 
 
 class Drawn(NamedTuple):
@@ -39,7 +40,7 @@ class Decoder(Protocol):
         ...
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
     ) -> Output:
         """Compute T tokens.
 
@@ -85,7 +86,7 @@ class WholeDecoder:
         return self.module.config
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
         output = self.module(

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.attention import Sequences
 from rlhf_lightning.engines.conversion import EMBEDDING, FAMILIES, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.host_linear import FEW, laid_out, lays_out
+from rlhf_lightning.engines.kv import Kept
 from rlhf_lightning.engines.sharded import ShardedDecoder
 
 
@@ -28,7 +28,7 @@ class FusedDecoder(WholeDecoder):
         self._steps: ShardedDecoder | None = None
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
         few = self._steps if input_ids.shape[1] < FEW else None

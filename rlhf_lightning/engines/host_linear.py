@@ -13,11 +13,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 FEW = 4096
 """Tokens from which the plain layout is taken: what the other gains is smaller, and shapes are many."""
-_STEPS = {256: 8, FEW: 128}
+_STEPS = {1: 1, 2: 2, 4: 4, 256: 8, FEW: 128}
 """Up to so many tokens, they are padded to a multiple: oneDNN keeps half a megabyte for every shape."""
 _TYPICAL = 32
 """Tokens that weights are laid out for."""
@@ -42,9 +42,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, weight, bias)
     tokens = x.shape[-2]
     missing = -tokens % next(step for most, step in _STEPS.items() if tokens <= most or most == FEW)
-    padded = pad(x, (0, 0, 0, missing)) if missing else x
+    padded = torch.constant_pad_nd(x, (0, 0, 0, missing)) if missing else x
     output = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
-    return cast(Tensor, output[..., :tokens, :])
+    return cast(Tensor, output[..., :tokens, :] if missing else output)
 
 
 def lays_out(weight: Tensor) -> bool:

@@ -10,9 +10,11 @@ being decoded, which hold the slots 0..n-1.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from rlhf_lightning.engines.attention import Layer, Packed
 
@@ -30,15 +32,15 @@ class Cache:
         """Keys [slots, K, capacity, D] and values of each layer; 0 where nothing was written, never NaN."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, place: Tensor) -> None:
-        """Write key and value [K, T, D] at `place` [K, T] int64 of the block as [slots * K * capacity, D]."""
+        """Write key and value [T, K, D] at `place` [T, K] int64 of the block as [slots * K * capacity, D]."""
         for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
             rows = tokens.flatten(0, 1).to(block.dtype)
             block.view(-1, rows.shape[-1]).index_put_((place.view(-1),), rows)
 
     def append(self, layer: int, key: Tensor, value: Tensor, position: int) -> None:
-        """Write key and value [K, n, D] at one position of the slots 0..n-1."""
+        """Write key and value [n, K, D] at one position of the slots 0..n-1."""
         for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
-            block[: tokens.shape[1], :, position] = tokens.transpose(0, 1)
+            block.narrow(0, 0, len(tokens)).select(2, position).copy_(tokens)
 
     def _blocks(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self.layers:
@@ -46,7 +48,7 @@ class Cache:
         return self.layers[layer]
 
     def _block(self, tokens: Tensor) -> Tensor:
-        heads, _, size = tokens.shape
+        _, heads, size = tokens.shape
         return tokens.new_zeros(self.slots, heads, self.capacity, size, dtype=self.dtype or tokens.dtype)
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
@@ -66,10 +68,10 @@ class _Places:
         self._places: dict[int, Tensor] = {}
 
     def of(self, heads: int) -> Tensor:
-        """[heads, T] int64, what `Cache.write` takes."""
+        """[T, heads] int64, what `Cache.write` takes."""
         if heads not in self._places:
-            rows = self._slot * heads + torch.arange(heads, device=self._slot.device)[:, None]
-            self._places[heads] = rows * self._cache.capacity + self._position
+            rows = self._slot[:, None] * heads + torch.arange(heads, device=self._slot.device)
+            self._places[heads] = rows * self._cache.capacity + self._position[:, None]
         return self._places[heads]
 
 
@@ -92,11 +94,16 @@ class Prefill:
                 " a decoder with plain causal attention, such as Llama."
             )
         self._layers.add(layer.number)
-        keys, values = key[0], value[0]
+        keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         if self._source is not None:
-            keys, values = keys.index_select(1, self._source), values.index_select(1, self._source)
-        self._cache.write(layer.number, keys, values, self._places.of(len(keys)))
+            keys, values = keys.index_select(0, self._source), values.index_select(0, self._source)
+        self._cache.write(layer.number, keys, values, self._places.of(keys.shape[1]))
         return self._packed.attend(query, key, value, layer)
+
+    def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend within each prompt: query [T, K, H / K, D], key and value [T, K, D] -> [T, H D]."""
+        heads = (x.transpose(0, 1)[None] for x in (query.flatten(1, 2), key, value))
+        return self.attend(*heads, layer)[0].flatten(1)
 
 
 class Decode:
@@ -108,45 +115,79 @@ class Decode:
         self._shortest, self._longest = shortest, longest
         self._places = _Places(cache, torch.arange(len(position), device=position.device), position)
         self._views: dict[int, tuple[int, int, Tensor | None]] = {}
-        self._bags: dict[tuple[int, ...], Tensor] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        self._bags: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
-        """Attend within each slot: query [1, H, n, D], key and value [1, K, n, D] -> [1, n, H, D].
+        """Attend within each slot: query [1, H, n, D], key and value [1, K, n, D] -> [1, n, H, D]."""
+        heads, size = key.shape[1], query.shape[3]
+        grouped = query[0].transpose(0, 1).unflatten(1, (heads, -1))
+        output = self.attend_by_token(grouped, key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
+        return output.view(1, len(output), -1, size)
+
+    def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend within each slot: query [n, K, H / K, D], key and value [n, K, D] -> [n, H D].
 
         Heads that share a key are handed over as if they were queries of one sequence: nothing is repeated.
         """
-        heads, rows = key.shape[1:3]
+        rows, heads = key.shape[:2]
         dtype = torch.float32 if query.is_cpu else query.dtype
         if self._shortest == self._longest:
-            self._cache.append(layer.number, key[0], value[0], self._longest)
+            self._cache.append(layer.number, key, value, self._longest)
         else:
-            self._cache.write(layer.number, key[0], value[0], self._places.of(heads))
+            self._cache.write(layer.number, key, value, self._places.of(heads))
         if layer.window not in self._views:
             self._views[layer.window] = self._view(layer.window, dtype)
         begin, end, mask = self._views[layer.window]
-        keys, values = (block[:rows, :, begin:end].to(dtype) for block in self._cache.layers[layer.number])
-        grouped = torch.unflatten(query[0].transpose(0, 1).to(dtype), 1, (heads, -1))
+        keys, values = (
+            block.narrow(0, 0, rows).narrow(2, begin, end - begin).to(dtype)
+            for block in self._cache.layers[layer.number]
+        )
+        grouped = query.to(dtype)
         if query.is_cpu:
             # Between half and all of the time of the fused kernel, which is made for many queries.
-            output = self._weighted(_weights(grouped * layer.scaling, keys, mask), values)
+            output = self._weighted(self._weights(grouped, keys, mask, layer), values)
         else:
             output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
-        return output.flatten(1, 2)[None].to(query.dtype)
+        return output.view(rows, -1).to(query.dtype)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, layer: Layer) -> Tensor:
+        """Softmax of queries [n, K, G, D] times keys [n, K, L, D] -> [n K, G, L]; mask [n, 1, 1, L]."""
+        queries, rows = query.flatten(0, 1), keys.flatten(0, 1)
+        if mask is None:
+            added, beta = _nothing(query.dtype), 0.0
+        else:
+            added, beta = self._mask(mask, layer.window, heads=keys.shape[1]), 1.0
+        if query.shape[2] == 1:  # one query a key: the other way round takes up to twice as long
+            column = added.transpose(1, 2)
+            scores = torch.baddbmm(column, rows, queries.transpose(1, 2), beta=beta, alpha=layer.scaling)
+            return scores.view(len(rows), 1, -1).softmax(-1)
+        scores = torch.baddbmm(added, queries, rows.transpose(1, 2), beta=beta, alpha=layer.scaling)
+        return scores.softmax(-1)
+
+    def _mask(self, mask: Tensor, window: int, *, heads: int) -> Tensor:
+        """The mask of each key head's row: [n K, 1, L]."""
+        found = self._masks.get((window, heads))
+        if found is None:
+            found = self._masks[window, heads] = mask[:, 0].repeat_interleave(heads, 0)
+        return found
 
     def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Sums of values: weights [n, K, G, L] and values [n, K, L, D] -> [n, K, G, D].
+        """Sums of values: weights [n K, G, L] and values [n, K, L, D] -> [n K G, D].
 
         Each is a bag of embeddings, which torch adds up twice as fast as many products with one row each.
         """
-        rows, heads, length, size = values.shape
-        count, apart = rows * heads, values.stride(1) // size
-        bags = count, weights.shape[2], length, apart
+        size, apart = values.shape[3], values.stride(1) // values.shape[3]
+        count, group, length = weights.shape
+        bags = count, group, length, apart
         if bags not in self._bags:  # in the first layer of a step
-            first = (torch.arange(count, dtype=torch.int32) * apart).repeat_interleave(weights.shape[2])
-            self._bags[bags] = first[:, None] + torch.arange(length, dtype=torch.int32)
+            first = (torch.arange(count, dtype=torch.int32) * apart).repeat_interleave(group)
+            places = first[:, None] + torch.arange(length, dtype=torch.int32)
+            self._bags[bags] = places.view(-1), torch.arange(0, places.numel(), length, dtype=torch.int32)
         table = values.as_strided(((count - 1) * apart + length, size), (size, 1))
-        sums = embedding_bag(self._bags[bags], table, mode="sum", per_sample_weights=weights.flatten(0, 2))
-        return sums.view(rows, heads, -1, size)
+        places, starts = self._bags[bags]
+        # What `functional.embedding_bag` calls with the sums of rows; it makes the starts anew each time.
+        return torch.embedding_bag(table, places, starts, per_sample_weights=weights.view(-1))[0]
 
     def _view(self, window: int, dtype: torch.dtype) -> tuple[int, int, Tensor | None]:
         """First place anyone sees, one past the last, and the mask of each row: [n, 1, 1, end - begin]."""
@@ -160,14 +201,11 @@ class Decode:
         return begin, end, mask[:, None, None]
 
 
-def _weights(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax of scaled queries [n, K, G, D] times keys [n, K, L, D] -> [n, K, G, L]; mask [n, 1, 1, L]."""
-    queries, rows = query.flatten(0, 1), keys.flatten(0, 1)
-    if query.shape[2] == 1:  # one query a key: the other way round takes up to twice as long
-        scores = torch.bmm(rows, queries.transpose(1, 2))
-    else:
-        scores = torch.bmm(queries, rows.transpose(1, 2))
-    scores = scores.view(*query.shape[:3], -1)
-    if mask is not None:
-        scores += mask
-    return scores.softmax(-1)
+@cache
+def _nothing(dtype: torch.dtype) -> Tensor:
+    """What is added 0 times."""
+    return torch.zeros(1, 1, 1, dtype=dtype)
+
+
+Kept = Prefill | Decode
+"""What the tokens of a generation attend to; a layer's keys and values stay in its cache."""

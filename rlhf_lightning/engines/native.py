@@ -22,10 +22,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.attention import Packed, Sequences
+from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.decoder import Decoder, Drawn
 from rlhf_lightning.engines.fused import decoder_of
-from rlhf_lightning.engines.kv import Cache, Decode, Prefill
+from rlhf_lightning.engines.kv import Cache, Decode, Kept, Prefill
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
 from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
@@ -285,9 +285,7 @@ class _Slots:
         self.steps += 1
         return logits
 
-    def _logits(
-        self, ids: Tensor, places: Tensor, sequences: Sequences, keep: np.ndarray | None
-    ) -> Tensor | None:
+    def _logits(self, ids: Tensor, places: Tensor, sequences: Kept, keep: np.ndarray | None) -> Tensor | None:
         """[kept tokens, V] of one forward, on the rank that draws."""
         output = self.decoder(
             input_ids=ids[None],

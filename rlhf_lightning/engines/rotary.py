@@ -12,6 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 _MODULES = {"llama": LlamaRotaryEmbedding, "qwen2": Qwen2RotaryEmbedding}
+_STEADY = ("default", "linear", "llama3", "yarn")
+"""Kinds of angles that depend on a token's place alone."""
 
 
 class Rotary:
@@ -24,12 +26,25 @@ class Rotary:
 
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
         self._module = _MODULES[config.model_type](config).to(device)
+        self._tabled = device.type == "cpu" and config.rope_parameters["rope_type"] in _STEADY
+        self._table: Angles | None = None
+        """Of the places from 0 on, as many as have been asked for."""
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> Angles:
         """The angles of [1, T] positions."""
+        if not self._tabled:
+            return self._computed(position_ids, dtype)
+        last = int(position_ids.max()) if position_ids.numel() else 0
+        if self._table is None or last >= len(self._table.cos) or self._table.cos.dtype != dtype:
+            places = torch.arange(1 << last.bit_length())
+            self._table = self._computed(places[None], dtype)
+        return self._table.of(position_ids[0])
+
+    def _computed(self, position_ids: Tensor, dtype: torch.dtype) -> Angles:
         like = torch.empty(0, dtype=dtype, device=position_ids.device)
-        cos, sin = self._module(like, position_ids)
-        return Angles(cos[0, :, None, None], sin[0, :, None, None])
+        cos, sin = (x[0, :, None, None] for x in self._module(like, position_ids))
+        first, second = sin.chunk(2, dim=-1)
+        return Angles(cos, torch.cat((-first, second), dim=-1))
 
 
 class Angles:
@@ -37,14 +52,17 @@ class Angles:
 
     Args:
         cos: [T, 1, 1, D], its halves equal.
-        sin: [T, 1, 1, D], its halves equal.
+        sin: [T, 1, 1, D], its halves equal but for the sign, which is minus in the first.
     """
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        first, second = sin.chunk(2, dim=-1)
-        self._cos, self._sin = cos, torch.cat((-first, second), dim=-1)
+        self.cos, self._sin = cos, sin
+
+    def of(self, tokens: Tensor) -> Angles:
+        """Those of some tokens [any] int64."""
+        return Angles(self.cos.index_select(0, tokens), self._sin.index_select(0, tokens))
 
     def turn(self, heads: Tensor) -> Tensor:
         """[T, any, any, D] -> the same shape: (a, b) becomes (a cos - b sin, b cos + a sin)."""
         swapped = heads.roll(heads.shape[-1] // 2, -1)
-        return torch.addcmul(heads * self._cos, swapped, self._sin)
+        return torch.addcmul(heads * self.cos, swapped, self._sin)

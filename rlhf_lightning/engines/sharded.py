@@ -23,14 +23,16 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding, silu
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from rlhf_lightning.engines.attention import Layer, Sequences
+from rlhf_lightning.engines.attention import Layer
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Drawn, Output
 from rlhf_lightning.engines.host_linear import product
+from rlhf_lightning.engines.kv import Kept
+from rlhf_lightning.engines.norm import Norm
 from rlhf_lightning.engines.ranks import Ranks
 from rlhf_lightning.engines.rotary import Angles, Rotary
 from rlhf_lightning.parallel.sharding import holds
@@ -64,6 +66,7 @@ class ShardedDecoder:
         pipeline: dist.ProcessGroup | None,
     ) -> None:
         self._config, self._chunks = conversion.config, chunks
+        self._vocabulary: int = conversion.config.vocab_size
         self._tensor, self._pipeline = Ranks(tensor), Ranks(pipeline)
         stage = self._pipeline.index
         self._runs = _runs(layers, stages=self._pipeline.size, count=self._config.num_hidden_layers)[stage]
@@ -74,7 +77,9 @@ class ShardedDecoder:
         self._output = weights.get(OUTPUT, self._embedding if conversion.tied else None)
         some = next(iter(weights.values()))
         self._dtype, self._device = some.dtype, some.device
-        self._rotary, self._activation = Rotary(self._config, self._device), ACT2FN[self._config.hidden_act]
+        self._rotary, self._norm_of = Rotary(self._config, self._device), Norm(self._config, some)
+        self._activation = silu if self._config.hidden_act == "silu" else ACT2FN[self._config.hidden_act]
+        self._attention = {number: self._attention_of(number) for number in layers[stage]}
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -83,7 +88,7 @@ class ShardedDecoder:
 
     @torch.no_grad()
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Sequences, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`; the logits are on tensor rank 0 of the last stage."""
         angles = self._rotary(position_ids, self._dtype)
@@ -136,24 +141,21 @@ class ShardedDecoder:
         shape = (ids.shape[1], self._config.hidden_size)
         return self._pipeline.receive(torch.empty(shape, dtype=self._dtype, device=self._device), source)
 
-    def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Sequences) -> Tensor:
+    def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Kept) -> Tensor:
         """[T, H] -> [T, H]; the memory of `hidden` is used."""
         weights = self._layers[number]
-        fused = product(self._normal(hidden, weights.norm), weights.qkv, weights.qkv_bias)
-        layer = Layer(number, self._heads.scaling, self._window(number))
-        attended = sequences.attend(*self._heads.split(fused, angles), layer)
-        hidden = self._add(hidden, attended[0].flatten(1), weights.proj, weights.proj_bias)
-        fused = product(self._normal(hidden, weights.mlp_norm), weights.fc1)
-        gate, up = fused.unflatten(1, (self._chunks, 2, -1)).unbind(2)
+        fused = product(self._norm_of(hidden, weights.norm), weights.qkv, weights.qkv_bias)
+        parts = self._heads.split(fused, angles)
+        attended = sequences.attend_by_token(*parts, self._attention[number])
+        hidden = self._add(hidden, attended, weights.proj, weights.proj_bias)
+        fused = product(self._norm_of(hidden, weights.mlp_norm), weights.fc1)
+        gate, up = fused.view(len(fused), self._chunks, 2, -1).unbind(2)
         return self._add(hidden, self._activation(gate).mul_(up).flatten(1), weights.fc2)
 
-    def _normal(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)
-
-    def _window(self, number: int) -> int:
-        """How far back a layer sees; 0: to the beginning."""
+    def _attention_of(self, number: int) -> Layer:
         kinds = getattr(self._config, "layer_types", None)
-        return self._config.sliding_window if kinds and kinds[number] == "sliding_attention" else 0
+        window = self._config.sliding_window if kinds and kinds[number] == "sliding_attention" else 0
+        return Layer(number, self._heads.scaling, window)
 
     def _add(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`hidden` + x weight^T + bias over all tensor ranks; the first adds what all of them have."""
@@ -167,12 +169,12 @@ class ShardedDecoder:
 
     def _logits(self, hidden: Tensor) -> Tensor | None:
         """[K, H] -> [1, K, V] on tensor rank 0, without the columns that pad the vocabulary."""
-        part = product(self._normal(hidden, _present(self._norm)), _present(self._output))
+        part = product(self._norm_of(hidden, _present(self._norm)), _present(self._output))
         parts = self._tensor.gather(part)
         if parts is None:
             return None
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return whole[None, :, : self._config.vocab_size]
+        return whole[None, :, : self._vocabulary]
 
 
 class _Run(NamedTuple):
@@ -229,18 +231,16 @@ class _Heads:
         self.kept = max(1, groups // t) * conversion.head_size
         """Numbers of a token's key in a layer."""
         own = heads // groups // self._sharing
-        first = tensor.index % self._sharing * own
-        self._queries = slice(first, first + own)
+        self._queries = tensor.index % self._sharing * own, own
 
     def split(self, fused: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's [T, G (Q + 2) D] -> query [1, G Q, T, D], turned key and value [1, G, T, D]."""
+        """This rank's [T, G (Q + 2) D] -> turned query [T, G, Q, D] and key, and value, [T, G, D]."""
         if self._sharing > 1:
             fused = self._group(fused)
-        mixed = fused.unflatten(1, (-1, *self._shape))
-        turned = angles.turn(mixed[:, :, :-1])
-        query = turned[:, :, self._queries].flatten(1, 2)
-        key, value = turned[:, :, -1], mixed[:, :, -1]
-        return query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+        mixed = fused.view(len(fused), -1, *self._shape)
+        count = self._shape[0]
+        turned = angles.turn(mixed.narrow(2, 0, count - 1))
+        return turned.narrow(2, *self._queries), turned.select(2, count - 2), mixed.select(2, count - 1)
 
     def _group(self, fused: Tensor) -> Tensor:
         """The whole group that this rank has a part of."""

@@ -206,7 +206,7 @@ def test_one_rank_draws_and_each_keeps_its_own_keys(monkeypatch: pytest.MonkeyPa
         return sample(logits, u, sampling)
 
     def writing(self: Cache, layer: int, key: Tensor, value: Tensor, place: Tensor) -> None:
-        keys.add((layer, len(key)))
+        keys.add((layer, key.shape[1]))
         write(self, layer, key, value, place)
 
     def counted(_: dist.ProcessGroup) -> tuple[int, list[int], set[tuple[int, int]]]:
