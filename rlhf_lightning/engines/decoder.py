@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_lightning.engines.attention import IMPLEMENTATION
 from rlhf_lightning.engines.host_linear import packed
-from rlhf_lightning.engines.kv import Kept
+from rlhf_lightning.engines.kv import Cached
+from rlhf_lightning.engines.record import Record
 
 
 class Drawn(NamedTuple):
@@ -40,7 +41,7 @@ class Decoder(Protocol):
         ...
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
     ) -> Output:
         """Compute T tokens.
 
@@ -50,6 +51,11 @@ class Decoder(Protocol):
             sequences: what each token attends to; it keeps keys and values.
             keep: [K] int64, the tokens whose logits are wanted; None for all.
         """
+        ...
+
+    @property
+    def record(self) -> Record | None:
+        """Where products go that an update may want; None: nobody does."""
         ...
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
@@ -81,12 +87,17 @@ class WholeDecoder:
         self.module = module
 
     @property
+    def record(self) -> Record | None:
+        """Nobody wants its products."""
+        return None
+
+    @property
     def config(self) -> PreTrainedConfig:
         """See `Decoder.config`."""
         return self.module.config
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
         output = self.module(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines.log_probs import token_log_probs
 from rlhf_lightning.engines.packing import PackedRows, pack
+from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.vocabulary import parallel_token_log_probs
 
 Head = Literal["lm", "scalar", "reward"]
@@ -17,7 +19,13 @@ Head = Literal["lm", "scalar", "reward"]
 
 
 def forward(
-    root: nn.Module, rows: Mapping[str, Tensor], *, head: Head, temperature: float, entropy: bool
+    root: nn.Module,
+    rows: Mapping[str, Tensor],
+    *,
+    head: Head,
+    temperature: float,
+    entropy: bool,
+    record: Record | None = None,
 ) -> dict[str, Tensor]:
     """Outputs of a micro-batch, differentiable.
 
@@ -27,6 +35,7 @@ def forward(
         head: which outputs.
         temperature: divides the logits; 0 (greedy) counts as 1.
         entropy: whether `lm` computes the entropy too.
+        record: products that need not be computed, of `lm`.
 
     Returns:
         log_probs and, if asked for, entropy; or values: [n, R] float32, 0 where the response mask is False.
@@ -35,7 +44,8 @@ def forward(
     places = {"position_ids": packed.sequences.position_ids, "sequences": packed.sequences}
     if head != "lm":
         return {"values": packed.unpack(root(packed.input_ids, keep=packed.keep, **places)[:, 0])}
-    logits = root(packed.input_ids, use_cache=False, logits_to_keep=packed.keep, **places).logits
+    with record.given(packed) if record is not None else nullcontext():
+        logits = root(packed.input_ids, use_cache=False, logits_to_keep=packed.keep, **places).logits
     log_probs, entropies = _judged(logits, packed, temperature=temperature or 1.0, entropy=entropy)
     outputs = {"log_probs": packed.unpack(log_probs)}
     return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs

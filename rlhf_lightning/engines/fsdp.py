@@ -28,14 +28,17 @@ from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import follow, joined, take
 from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp_config import FSDP
-from rlhf_lightning.engines.fused import decoder_of
+from rlhf_lightning.engines.fused import decoder_of, fuses
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.kept import Kept
 from rlhf_lightning.engines.mesh import Mesh, model_mesh
 from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
+from rlhf_lightning.engines.packing import COLUMNS
 from rlhf_lightning.engines.passes import Passes
+from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.replica import Replica
 from rlhf_lightning.engines.shards import Shards, layers_of
 from rlhf_lightning.engines.tensor_plan import check_tensor
@@ -79,6 +82,7 @@ class FSDPEngine(TrainEngine):
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
         self._weights = self._compiled(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
+        self._record = self._recording() if mesh is None else None
         self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
         self._away = Away(model.path, device=self._device)
         self._version, self._last = 0, Transition()
@@ -121,7 +125,7 @@ class FSDPEngine(TrainEngine):
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self._last = self._weights.transition(time.perf_counter() - started)
-            yield decoder_of(module)
+            yield decoder_of(module, self._record)
 
     def transition(self) -> Transition:
         """See `TrainEngine.transition`."""
@@ -247,8 +251,16 @@ class FSDPEngine(TrainEngine):
             group=data,
             device=self._device,
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
-            kept_tokens=self._config.kept_tokens,
+            kept=Kept(self._config.kept_tokens, COLUMNS, self._record),
         )
+
+    def _recording(self) -> Record | None:
+        """What keeps the products of generations, where an update can take them, and gains by it."""
+        spec, tokens = self._spec, self._config.kept_tokens
+        anew = self._config.compile_layers or spec.gradient_checkpointing or not spec.kept
+        # In bfloat16 keeping and finding them takes as long as the products do.
+        wanted = tokens and self._head == "lm" and self._dtype == torch.float32 and not anew
+        return Record(self._model, tokens) if wanted and fuses(self._model) else None
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         assert self._spec.lora is not None

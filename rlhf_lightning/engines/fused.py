@@ -15,20 +15,27 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.conversion import EMBEDDING, FAMILIES, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.host_linear import FEW, laid_out, lays_out
-from rlhf_lightning.engines.kv import Kept
+from rlhf_lightning.engines.kv import Cached
+from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.sharded import ShardedDecoder
 
 
 class FusedDecoder(WholeDecoder):
     """A model for which `fuses` holds; a step costs a tenth less than through its own layers."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, record: Record | None = None) -> None:
         super().__init__(module)
+        self._record = record
         self._conversion = Conversion(module.config)
         self._steps: ShardedDecoder | None = None
 
+    @property
+    def record(self) -> Record | None:
+        """See `Decoder.record`; passes of many tokens are not recorded."""
+        return self._record
+
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
         few = self._steps if input_ids.shape[1] < FEW else None
@@ -45,9 +52,12 @@ class FusedDecoder(WholeDecoder):
             self._steps = ShardedDecoder(
                 self._conversion, self._fused(), layers=[layers], chunks=1, tensor=None, pipeline=None
             )
+            self._steps.record = self._record
             yield
         finally:
             self._steps = None
+            if self._record is not None:
+                self._record.open = False
             self.module.train(training)
 
     def _fused(self) -> dict[str, Tensor]:
@@ -74,6 +84,6 @@ def fuses(module: PreTrainedModel) -> bool:
     return plain and lays_out(weights[names[0]])
 
 
-def decoder_of(module: PreTrainedModel) -> WholeDecoder:
-    """What decodes with a module prepared by `use_interface`."""
-    return FusedDecoder(module) if fuses(module) else WholeDecoder(module)
+def decoder_of(module: PreTrainedModel, record: Record | None = None) -> WholeDecoder:
+    """What decodes with a module prepared by `use_interface`; with a record, with one that `fuses`."""
+    return FusedDecoder(module, record) if record is not None or fuses(module) else WholeDecoder(module)

@@ -7,12 +7,13 @@ a layer, O its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear
 
 FEW = 4096
@@ -28,12 +29,44 @@ class HostLinear(nn.Linear):
 
     packed: Tensor | None = None
     """The weight [O, I] in oneDNN's layout, while `packed` lasts."""
+    known: Tensor | None = None
+    """What the next pass is to give, [..., O], where it was computed before; its gradients are as ever."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
+        if self.known is not None:
+            return given(input, self.weight, self.bias, self.known)
         if self.packed is None or input.numel() >= FEW * self.in_features:
             return linear(input, self.weight, self.bias)
         return product(input, self.packed, self.bias)
+
+
+def given(x: Tensor, weight: Tensor, bias: Tensor | None, known: Tensor) -> Tensor:
+    """`known`, which is `linear(x, weight, bias)`, with the gradients of that."""
+    apply = cast(Callable[..., Tensor], _Known.apply)
+    return apply(x, weight, bias, known)
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, input: Tensor, weight: Tensor, bias: Tensor | None, known: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return known.view_as(known)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input, the weight and the bias, as far as they are wanted."""
+        input, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        wanted = ctx.needs_input_grad  # type: ignore[attr-defined]
+        rows = grad.flatten(0, -2)
+        return (
+            grad @ weight if wanted[0] else None,
+            rows.t() @ input.flatten(0, -2) if wanted[1] else None,
+            rows.sum(0) if wanted[2] else None,
+            None,
+        )
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

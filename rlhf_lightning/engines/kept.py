@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.packing import row_lengths
+from rlhf_lightning.engines.record import Record
 
 
 class Kept:
@@ -21,10 +22,11 @@ class Kept:
     Args:
         tokens: most tokens whose activations are kept.
         columns: of rows, that a pass depends on.
+        record: of generations, whose products an update takes where no pass is kept.
     """
 
-    def __init__(self, tokens: int, columns: Sequence[str]) -> None:
-        self._tokens, self._columns = tokens, columns
+    def __init__(self, tokens: int, columns: Sequence[str], record: Record | None = None) -> None:
+        self._tokens, self._columns, self.record = tokens, columns, record
         self._room, self._temperature = 0, 1.0
         self._rows: dict[str, Tensor] = {}
         self._outputs: dict[tuple[int, ...], dict[str, Tensor]] = {}
@@ -51,7 +53,7 @@ class Kept:
         """Forget what was kept unless it is of these rows."""
         same = self._outputs and self._temperature == temperature
         if not (same and all(torch.equal(column, rows[name]) for name, column in self._rows.items())):
-            self.forget()
+            self.release()
 
     def pop(self, index: Sequence[int], *, entropy: bool) -> dict[str, Tensor] | None:
         """The outputs of these rows, once; None where they have to be computed."""
@@ -61,7 +63,13 @@ class Kept:
         return found
 
     def forget(self) -> None:
-        """Free all that is kept."""
+        """Free all that is kept, and the record."""
+        self.release()
+        if self.record is not None:
+            self.record.forget()
+
+    def release(self) -> None:
+        """Free the passes."""
         self._room = 0
         self._rows.clear()
         self._outputs.clear()

@@ -102,8 +102,8 @@ class Prefill:
 
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend within each prompt: query [T, K, H / K, D], key and value [T, K, D] -> [T, H D]."""
-        heads = (x.transpose(0, 1)[None] for x in (query.flatten(1, 2), key, value))
-        return self.attend(*heads, layer)[0].flatten(1)
+        q, k, v = (x.transpose(0, 1)[None] for x in (query.flatten(1, 2), key, value))
+        return self.attend(q, k, v, layer)[0].flatten(1)
 
 
 class Decode:
@@ -207,5 +207,5 @@ def _nothing(dtype: torch.dtype) -> Tensor:
     return torch.zeros(1, 1, 1, dtype=dtype)
 
 
-Kept = Prefill | Decode
+Cached = Prefill | Decode
 """What the tokens of a generation attend to; a layer's keys and values stay in its cache."""

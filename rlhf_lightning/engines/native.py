@@ -25,8 +25,10 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.decoder import Decoder, Drawn
 from rlhf_lightning.engines.fused import decoder_of
-from rlhf_lightning.engines.kv import Cache, Decode, Kept, Prefill
+from rlhf_lightning.engines.host_linear import FEW
+from rlhf_lightning.engines.kv import Cache, Cached, Decode, Prefill
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
+from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.parallel.shares import shares
@@ -100,6 +102,7 @@ class NativeGenerator:
             for size in shares(len(rows), parts):
                 while len(slots.ended) < size:
                     slots.advance(numbers)
+                slots.end_record()
                 ended = torch.tensor(sorted(slots.ended[:size]), dtype=torch.int64)
                 del slots.ended[:size]
                 yield ended, slots.responses.tensors(ended).to(rows["prompt_ids"].device)
@@ -123,6 +126,7 @@ class NativeGenerator:
                 slots.advance(numbers)
                 ended[slots.ended] = True
             slots.pause()
+            slots.end_record()
         answers = slots.responses.tensors(torch.arange(len(rows)))
         answers["ended"] = ended
         return answers.to(rows["prompt_ids"].device)
@@ -192,11 +196,28 @@ class _Slots:
         self.cache = Cache(self.size, capacity, dtype=dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
-        self.seats: list[_Seat] = []
-        self.ended, self.steps = list[int](), 0
-        """Rows that have all they say, in the order in which they ended."""
+        self.seats, self.ended, self.steps = list[_Seat](), list[int](), 0
+        """`ended`: rows that have all they say, in the order in which they ended."""
         stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
+        self.record = self._recorded()
+
+    def _recorded(self) -> Record | None:
+        """Where the products of this generation are recorded, if they are; nobody learns from greedy ones."""
+        record = self.decoder.record
+        if record is None or self.sampling.temperature == 0:
+            return None
+        fits = record.begin([len(prompt) for prompt in self.prompts], self.sampling.max_new_tokens)
+        return record if fits else None
+
+    def end_record(self) -> None:
+        """Once nobody is left: what is recorded may be looked for."""
+        if self.record is None or self.seats or self.waiting:
+            return
+        ids, lengths = self.responses.ids.numpy(), self.responses.lengths.tolist()
+        prompts = [prompt[: len(prompt) - n] for prompt, n in zip(self.prompts, self.said, strict=True)]
+        whole = [np.append(prompt, ids[row, : lengths[row]]) for row, prompt in enumerate(prompts)]
+        self.record.end([tokens[:-1] for tokens in whole])
 
     def go_on(self, rows: TensorDict) -> None:
         """Begin where the rows are, as `begun` gives them, not at their prompts; before anyone is seated."""
@@ -235,9 +256,10 @@ class _Slots:
         """The rows to prefill: as many as there are slots for and the token budget allows, at least one."""
         rows: list[int] = []
         tokens = 0
+        most = min(self.config.prefill_tokens, FEW - 1 if self.record else 2**40)
         while self.waiting and len(rows) < free:
             tokens += len(self.prompts[self.waiting[0]])
-            if rows and tokens > self.config.prefill_tokens:
+            if rows and tokens > most:
                 break
             rows.append(self.waiting.popleft())
         return rows
@@ -269,23 +291,30 @@ class _Slots:
         ]
         slot = np.repeat(np.arange(first, first + len(rows)), lengths)
         position = np.concatenate([np.arange(n) for n in lengths])
-        tokens = [np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)]
-        source = self._tensor(np.concatenate(tokens)) if len(slot) > sum(packed.lengths) else None
+        tokens = np.concatenate([np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)])
+        source = self._tensor(tokens) if len(slot) > sum(packed.lengths) else None
+        # Of what a row said before, the output layer is not asked here.
+        if self.record is not None and sum(packed.lengths) < FEW and not any(said):
+            self.record.note(*map(self._tensor, (np.repeat(rows, lengths), position, tokens)))
         where = {"slot": self._tensor(slot), "position": self._tensor(position)}
         return Prefill(packed, self.cache, source=source, **where)
 
     def _decode(self) -> Tensor | None:
         """Feed the last token of every row and return the logits [n, V] of the next."""
         starts = [seat.start for seat in self.seats]
-        _, _, place, token = self.state[:, : len(self.seats)]
+        row, _, place, token = self.state[:, : len(self.seats)]
         shortest, longest = min(starts) + self.steps, max(starts) + self.steps
         decode = Decode(self.cache, place, shortest=shortest, longest=longest)
+        if self.record is not None and len(row) < FEW:
+            self.record.note(row, place, torch.arange(len(row)))
         logits = self._logits(token, place, decode, None)
         place += 1
         self.steps += 1
         return logits
 
-    def _logits(self, ids: Tensor, places: Tensor, sequences: Kept, keep: np.ndarray | None) -> Tensor | None:
+    def _logits(
+        self, ids: Tensor, places: Tensor, sequences: Cached, keep: np.ndarray | None
+    ) -> Tensor | None:
         """[kept tokens, V] of one forward, on the rank that draws."""
         output = self.decoder(
             input_ids=ids[None],

@@ -38,6 +38,12 @@ class PackedRows:
     """[K] int64, the valid response tokens."""
     mask: Tensor
     """[n, R] bool, where they stand."""
+    whole_ids: Tensor
+    """[W] int64, the tokens of all sequences as if nothing were shared."""
+    lengths: tuple[int, ...]
+    """Tokens of each."""
+    computed: Tensor | None
+    """[T] int64, which of them are computed; None for all."""
 
     def unpack(self, values: Tensor) -> Tensor:
         """[K] -> [n, R] float32, 0 where the mask is False; differentiable."""
@@ -122,6 +128,14 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
     if not sizes:
         ids, sizes, keep, targets = ids.new_zeros(1), [1], keep.new_zeros(1), targets.new_zeros(1)
     whole = Packed(sizes, device=mask.device)
-    if shared := share(whole, present, rows["prompt_ids"]):
-        ids, keep = ids[shared.computed], shared.source[keep]
-    return PackedRows(input_ids=ids[None], sequences=shared or whole, keep=keep, targets=targets, mask=mask)
+    shared = share(whole, present, rows["prompt_ids"])
+    return PackedRows(
+        input_ids=(ids[shared.computed] if shared else ids)[None],
+        sequences=shared or whole,
+        keep=shared.source[keep] if shared else keep,
+        targets=targets,
+        mask=mask,
+        whole_ids=ids,
+        lengths=whole.lengths,
+        computed=shared.computed if shared else None,
+    )

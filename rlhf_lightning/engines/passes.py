@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlhf_lightning.engines.forward import Head, forward
 from rlhf_lightning.engines.kept import Kept
-from rlhf_lightning.engines.packing import COLUMNS, micro_batches, row_lengths, select
+from rlhf_lightning.engines.packing import micro_batches, row_lengths, select
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 
 
@@ -35,8 +35,7 @@ class Passes:
         group: ranks that compute in step; None for one.
         device: where it computes.
         budget: most tokens in a micro-batch.
-        kept_tokens: most tokens of `infer` whose activations stay for `accumulate`; 0 where ranks compute in
-            step.
+        kept: what stays for `accumulate`; None where ranks compute in step.
     """
 
     def __init__(
@@ -47,10 +46,10 @@ class Passes:
         group: dist.ProcessGroup | None,
         device: torch.device,
         budget: int,
-        kept_tokens: int = 0,
+        kept: Kept | None = None,
     ) -> None:
         self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
-        self._kept = Kept(kept_tokens, COLUMNS)
+        self._kept = kept or Kept(0, ())
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
@@ -72,7 +71,7 @@ class Passes:
         return TensorDict(results, batch_size=rows.batch_size)
 
     def forget(self) -> None:
-        """Free the passes that `infer` kept: the weights change, or leave the device."""
+        """Free the passes that `infer` kept, and the record: the weights change, or leave the device."""
         self._kept.forget()
 
     def accumulate(
@@ -99,13 +98,18 @@ class Passes:
         for number, index in enumerate(plan):
             part = select(rows, index, loss.columns, filler=loss.rows_together, device=self._device)
             outputs = self._kept.pop(index, entropy=entropy) or forward(
-                self._root, part, head=self._head, temperature=temperature, entropy=entropy
+                self._root,
+                part,
+                head=self._head,
+                temperature=temperature,
+                entropy=entropy,
+                record=self._kept.record,
             )
             value, metrics = run_loss(loss, outputs, part, counts)
             backward(value, last=number == len(plan) - 1)
             for name, metric in metrics.items():
                 totals[name] = totals.get(name, 0.0) + metric.detach()
-        self.forget()
+        self._kept.release()
         return {name: total.cpu() for name, total in totals.items()}
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:

@@ -31,9 +31,10 @@ from rlhf_lightning.engines.attention import Layer
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Drawn, Output
 from rlhf_lightning.engines.host_linear import product
-from rlhf_lightning.engines.kv import Kept
+from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.norm import Norm
 from rlhf_lightning.engines.ranks import Ranks
+from rlhf_lightning.engines.record import Product, Record
 from rlhf_lightning.engines.rotary import Angles, Rotary
 from rlhf_lightning.parallel.sharding import holds
 
@@ -55,6 +56,9 @@ class ShardedDecoder:
         ValueError: the weights, the layers or the heads do not fit the groups.
     """
 
+    record: Record | None = None
+    """See `Decoder.record`; of one rank that has all weights in oneDNN's layout."""
+
     def __init__(
         self,
         conversion: Conversion,
@@ -66,7 +70,6 @@ class ShardedDecoder:
         pipeline: dist.ProcessGroup | None,
     ) -> None:
         self._config, self._chunks = conversion.config, chunks
-        self._vocabulary: int = conversion.config.vocab_size
         self._tensor, self._pipeline = Ranks(tensor), Ranks(pipeline)
         stage = self._pipeline.index
         self._runs = _runs(layers, stages=self._pipeline.size, count=self._config.num_hidden_layers)[stage]
@@ -88,7 +91,7 @@ class ShardedDecoder:
 
     @torch.no_grad()
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Kept, keep: Tensor | None
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`; the logits are on tensor rank 0 of the last stage."""
         angles = self._rotary(position_ids, self._dtype)
@@ -102,7 +105,11 @@ class ShardedDecoder:
                 self._pipeline.send(hidden, run.target)
         if run.target is not None:
             return Output(None)
-        return Output(self._logits(hidden if keep is None else hidden[keep]))
+        logits = self._logits(hidden if keep is None else hidden[keep])
+        if self.record is not None and logits is not None:
+            self.record.keep(-1, "output", logits[0], at=keep)
+            self.record.advance(input_ids.shape[1])
+        return Output(logits)
 
     def kept_bytes(self, dtype: torch.dtype | None) -> int:
         """See `Decoder.kept_bytes`."""
@@ -141,30 +148,40 @@ class ShardedDecoder:
         shape = (ids.shape[1], self._config.hidden_size)
         return self._pipeline.receive(torch.empty(shape, dtype=self._dtype, device=self._device), source)
 
-    def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Kept) -> Tensor:
+    def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Cached) -> Tensor:
         """[T, H] -> [T, H]; the memory of `hidden` is used."""
         weights = self._layers[number]
         fused = product(self._norm_of(hidden, weights.norm), weights.qkv, weights.qkv_bias)
+        self._keep(number, "qkv", fused)
         parts = self._heads.split(fused, angles)
         attended = sequences.attend_by_token(*parts, self._attention[number])
-        hidden = self._add(hidden, attended, weights.proj, weights.proj_bias)
+        hidden = self._add(hidden, attended, weights.proj, weights.proj_bias, kept=(number, "proj"))
         fused = product(self._norm_of(hidden, weights.mlp_norm), weights.fc1)
+        self._keep(number, "fc1", fused)
         gate, up = fused.view(len(fused), self._chunks, 2, -1).unbind(2)
-        return self._add(hidden, self._activation(gate).mul_(up).flatten(1), weights.fc2)
+        inner = self._activation(gate).mul_(up).flatten(1)
+        return self._add(hidden, inner, weights.fc2, None, kept=(number, "fc2"))
+
+    def _keep(self, number: int, name: Product, output: Tensor) -> None:
+        if self.record is not None:
+            self.record.keep(number, name, output)
 
     def _attention_of(self, number: int) -> Layer:
         kinds = getattr(self._config, "layer_types", None)
         window = self._config.sliding_window if kinds and kinds[number] == "sliding_attention" else 0
         return Layer(number, self._heads.scaling, window)
 
-    def _add(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _add(
+        self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, kept: tuple[int, Product]
+    ) -> Tensor:
         """`hidden` + x weight^T + bias over all tensor ranks; the first adds what all of them have."""
         if self._tensor.index > 0:
             return self._tensor.total(product(x, weight))
         if weight.is_mkldnn:
-            hidden.add_(product(x, weight))
-        else:
-            hidden.addmm_(x, weight.t())
+            part = product(x, weight, bias)
+            self._keep(*kept, part)
+            return self._tensor.total(hidden.add_(part))
+        hidden.addmm_(x, weight.t())
         return self._tensor.total(hidden if bias is None else hidden.add_(bias))
 
     def _logits(self, hidden: Tensor) -> Tensor | None:
@@ -174,7 +191,7 @@ class ShardedDecoder:
         if parts is None:
             return None
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return whole[None, :, : self._vocabulary]
+        return whole[None, :, : self._config.vocab_size]
 
 
 class _Run(NamedTuple):

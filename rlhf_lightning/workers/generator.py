@@ -95,7 +95,8 @@ class Generator(Role):
             self.actor.place.generator = self.actor.generator_over(Arriving(worker.link), config)
             return
         alone = dataclasses.replace(worker, dp_group=None, groups=None)
-        engine = train_engine(self, head=self.head, seat=alone, config=settings.train)
+        train = dataclasses.replace(settings.train, kept_tokens=0)  # no update follows here
+        engine = train_engine(self, head=self.head, seat=alone, config=train)
         for place in places:
             place.engine = engine
 

@@ -14,12 +14,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines.attention import Packed, use_interface
 from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.kv import Cache, Prefill
 from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from tests.ranks.test_sharded import GREEDY, KINDS, Case, answers, expected, whole
 from tests.unit import spmd
 from tests.unit.engines.decoders import token_lists
 from tests.unit.engines.generation_shard import generation_shard
+
+
+def one_sequence(length: int) -> Prefill:
+    slot = torch.zeros(length, dtype=torch.int64)
+    return Prefill(Packed([length]), Cache(1, length), slot=slot, position=torch.arange(length))
 
 
 def alone(
@@ -78,7 +84,7 @@ def test_no_weight_is_copied(kind: str) -> None:
         decoder(
             input_ids=torch.ones(1, 1, dtype=torch.int64),
             position_ids=torch.zeros(1, 1, dtype=torch.int64),
-            sequences=Packed([1]),
+            sequences=one_sequence(1),
             keep=None,
         )
     matrices = [w.nbytes for w in weights.values() if w.dim() == 2]
@@ -116,11 +122,10 @@ def test_bfloat16() -> None:
     decoder, weights = alone("qwen2", dtype=torch.bfloat16)
     assert len(weights) == len(Case("qwen2", 1, 1, 1).conversion.parameters)
     inputs: dict[str, Any] = {"input_ids": token_lists([7])[0][None], "position_ids": torch.arange(7)[None]}
-    inputs |= {"sequences": Packed([7])}
-    logits = decoder(**inputs, keep=None).logits
+    logits = decoder(**inputs, sequences=one_sequence(7), keep=None).logits
     assert logits is not None
     with torch.no_grad():
-        right = whole("qwen2")(**inputs, use_cache=False).logits
+        right = whole("qwen2")(**inputs, sequences=one_sequence(7), use_cache=False).logits
     assert logits.dtype == torch.bfloat16
     assert float((logits - right).norm() / right.norm()) < 0.02
 

@@ -1,0 +1,156 @@
+"""Products that a generation computed, for the update that learns from the same answers.
+
+    decoding    the products of every token with every weight go into the record, token after token
+    update      a row whose tokens are in it has them given to the model's own linear layers: a pass computes
+                norms, activations and attention alone, and goes back as ever
+
+What is in the record was computed with the present weights: whoever changes these has it forget.
+
+B is the number of rows of a generation, T the tokens of a call of the decoder, O the outputs of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf_lightning.engines.host_linear import HostLinear
+from rlhf_lightning.engines.packing import PackedRows
+
+Product = Literal["qkv", "proj", "fc1", "fc2", "output"]
+_LAYERS: dict[Product, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "proj": ("self_attn.o_proj",),
+    "fc1": ("mlp.gate_proj", "mlp.up_proj"),
+    "fc2": ("mlp.down_proj",),
+}
+"""Of Llama and Qwen2: what the fused products of a decoder layer are in its module."""
+
+
+class Record:
+    """See the head of the module.
+
+    Args:
+        module: a model that `fuses`.
+        tokens: most tokens of a generation; one that may have more is not recorded.
+    """
+
+    def __init__(self, module: PreTrainedModel, tokens: int) -> None:
+        self._module, self._room = module, tokens
+        self.open = False
+        """Whether a generation is being recorded."""
+        self.size = 0
+        """Tokens in the record."""
+        self._capacity = 0
+        self._products: dict[tuple[int, Product], Tensor] = {}
+        """[capacity, O] of a layer's number and a product of it; the output layer's number is -1."""
+        self._where = torch.empty(0, 0, dtype=torch.int64)
+        """[B, longest row] int64, where in the record each token of a row is; -1: nowhere."""
+        self._rows: dict[bytes, int] = {}
+        """By the tokens of a row but the last, which is never fed."""
+
+    def begin(self, lengths: Sequence[int], new_tokens: int) -> bool:
+        """Forget everything, and record a generation if there is room for it.
+
+        Args:
+            lengths: of the prompts.
+            new_tokens: most tokens of a response.
+
+        Returns:
+            Whether it is recorded.
+        """
+        self.forget()
+        tokens = sum(lengths) + len(lengths) * (new_tokens - 1)
+        self.open = 0 < tokens <= self._room
+        if self.open:
+            self._capacity = tokens
+            self._where = torch.full((len(lengths), max(lengths) + new_tokens - 1), -1)
+        return self.open
+
+    def keep(self, layer: int, product: Product, output: Tensor, at: Tensor | None = None) -> None:
+        """Keep a product of the tokens that come next: output [T, O], or of those `at` [K] int64 of them."""
+        if not self.open:
+            return
+        store = self._products.get((layer, product))
+        if store is None:
+            store = output.new_empty(self._capacity, output.shape[1])
+            self._products[layer, product] = store
+        if at is None:
+            store.narrow(0, self.size, len(output)).copy_(output)
+        else:
+            store.index_copy_(0, at + self.size, output)
+
+    def advance(self, count: int) -> None:
+        """All products of the next `count` tokens are there."""
+        if self.open:
+            self.size += count
+
+    def note(self, row: Tensor, place: Tensor, token: Tensor) -> None:
+        """Say where tokens of the next call stand: `token` of it at `place` of `row`, [any] int64 each."""
+        self._where[row, place] = token + self.size
+
+    def end(self, fed: Sequence[np.ndarray]) -> None:
+        """The generation is over: what each row was fed, int64; a row that is not wholly here is left out."""
+        self.open = False
+        for row, tokens in enumerate(fed):
+            if len(tokens) and bool((self._where[row, : len(tokens)] >= 0).all()):
+                self._rows[tokens.tobytes()] = row
+
+    def forget(self) -> None:
+        """Free all."""
+        self.open, self.size = False, 0
+        self._products.clear()
+        self._rows.clear()
+
+    @contextmanager
+    def given(self, packed: PackedRows) -> Iterator[bool]:
+        """Give the products of these rows to the layers that are to compute them; whether all were there."""
+        places = self._find(packed)
+        try:
+            if places is not None:
+                for (number, product), store in self._products.items():
+                    tokens = places[packed.keep] if product == "output" else places
+                    self._give(number, product, store.index_select(0, tokens))
+            yield places is not None
+        finally:
+            for number, product in self._products if places is not None else ():
+                for layer in self._layers(number, product):
+                    layer.known = None
+
+    def _find(self, packed: PackedRows) -> Tensor | None:
+        """[T] int64, where the computed tokens are; None where a row is not in the record."""
+        if not self._rows:
+            return None
+        ids, ends = packed.whole_ids.numpy(), [0, *accumulate(packed.lengths)]
+        rows = [self._rows.get(ids[first:last].tobytes()) for first, last in pairwise(ends)]
+        known = [row for row in rows if row is not None]
+        if len(known) < len(rows):
+            return None
+        places = [self._where[row, :length] for row, length in zip(known, packed.lengths, strict=True)]
+        whole = torch.cat(places)
+        return whole if packed.computed is None else whole[packed.computed]
+
+    def _give(self, number: int, product: Product, found: Tensor) -> None:
+        config = self._module.config
+        if product == "qkv":
+            heads, groups = config.num_attention_heads, config.num_key_value_heads
+            grouped = found.unflatten(1, (groups, heads // groups + 2, -1))
+            split = grouped.split([heads // groups, 1, 1], dim=2)
+            parts = [part.flatten(1) for part in split]
+        else:
+            parts = list(found.chunk(len(self._layers(number, product)), dim=1))
+        for layer, part in zip(self._layers(number, product), parts, strict=True):
+            layer.known = part[None]
+
+    def _layers(self, number: int, product: Product) -> list[HostLinear]:
+        if product == "output":
+            return [cast(HostLinear, self._module.get_output_embeddings())]
+        names = (f"model.layers.{number}.{name}" for name in _LAYERS[product])
+        return [cast(HostLinear, self._module.get_submodule(name)) for name in names]

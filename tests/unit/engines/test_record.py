@@ -1,0 +1,342 @@
+"""An update of answers under the weights that drew them computes none of their products anew."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.engines import FSDP, FSDPEngine, NativeGenerator
+from rlhf_lightning.engines.native import Native
+from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.workers import Actor, Settings
+from tests.unit.algos import small
+from tests.unit.engines import tiny
+from tests.unit.engines.tiny import Dtype, Fit
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
+
+STOPS = tuple(range(20))
+DRAWN = Sampling(max_new_tokens=9)
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True}),
+    "tied llama": ("llama", {"tie_word_embeddings": True}),
+    "a key for each query": ("llama", {"num_key_value_heads": 4}),
+    "qwen2": ("qwen2", {}),
+}
+_SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Distance(Loss):
+    """How far log-probabilities are from those that tokens were drawn with."""
+
+    columns: tuple[str, ...] = ("log_probs",)
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        apart = (outputs["log_probs"] - rows["log_probs"])[rows["response_mask"]].abs().sum()
+        return outputs["log_probs"].sum(), {"test/distance": apart.detach()}
+
+
+def written(directory: Path, kind: str = "llama") -> Path:
+    family, options = MODELS[kind]
+    return tiny.write_noisy(directory, AutoConfig.for_model(family, **_SIZES | options))
+
+
+def made(
+    path: Path, *, kept: int = 1000, dtype: Dtype = "float32", gradient_checkpointing: bool = False
+) -> FSDPEngine:
+    model = tiny.spec(path, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
+    return FSDPEngine(model, config=FSDP(max_tokens_per_micro_batch=60, kept_tokens=kept))
+
+
+def asked(*lengths: int, samples: int = 1) -> TensorDict:
+    """Prompts of these lengths, each `samples` times."""
+    width, generator = max(lengths), torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 61, (len(lengths), width), generator=generator).repeat_interleave(samples, 0)
+    mask = torch.arange(width) >= width - torch.tensor(lengths).repeat_interleave(samples)[:, None]
+    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(ids))}
+    return TensorDict(columns, batch_size=len(ids))
+
+
+def generator(engine: FSDPEngine, config: Native | None = None) -> Callable[..., TensorDict]:
+    def generate(rows: TensorDict, sampling: Sampling = DRAWN, seed: int = 3) -> TensorDict:
+        with engine.generating() as decoder:
+            native = NativeGenerator(
+                decoder, device="cpu", pad_token_id=0, eos_token_ids=STOPS, config=config
+            )
+            answers = native.generate(rows, sampling=sampling, seed=seed)
+        whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
+        draw = torch.Generator().manual_seed(2)
+        whole["advantages"] = torch.randn(answers["log_probs"].shape, generator=draw)
+        return whole
+
+    return generate
+
+
+@contextmanager
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The tokens of the products that linear layers compute."""
+    found: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        found.append(x.shape[-2])
+        return linear(x, weight, bias)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlhf_lightning.engines.host_linear.linear", counted)
+        yield found
+
+
+def gradients(engine: FSDPEngine, rows: TensorDict) -> dict[str, Tensor]:
+    loss = Fit()
+    for master in engine._weights.masters.values():
+        master.grad = None
+    engine.accumulate(rows, loss, loss.count(rows), temperature=1.0)
+    return {name: p.grad.clone() for name, p in engine._weights.masters.items() if p.grad is not None}
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("config", [Native(), Native(slots=3, refill=1)], ids=["at once", "slots"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_gradients_are_those_of_a_whole_pass(
+    kind: str, config: Native, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, kind)
+    engine, plain = made(path), made(path, kept=0)
+    rows = generator(engine, config)(asked(5, 2, 7, 7, 1, samples=samples))
+    assert len(set(rows["response_mask"].sum(1).tolist())) > 2
+    with products(monkeypatch) as none:
+        found = gradients(engine, rows)
+    assert none == []
+    expected = gradients(plain, rows)
+    assert tiny.distance(found, expected) < 1e-5  # float32 sums in another order
+    for layer in engine._model.modules():
+        assert getattr(layer, "known", None) is None
+
+
+def test_the_outputs_are_what_was_drawn_with(tmp_path: Path) -> None:
+    engine = made(written(tmp_path))
+    rows = generator(engine)(asked(5, 2, 7))
+    loss = Distance()
+    metrics = engine.accumulate(rows, loss, loss.count(rows), temperature=1.0)
+    assert 0 <= float(metrics["test/distance"]) / int(rows["response_mask"].sum()) < 1e-6
+
+
+def test_any_order_and_any_part_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path)
+    engine, plain = made(path), made(path, kept=0)
+    rows = generator(engine)(asked(5, 2, 7, 4))
+    for part in (rows[torch.tensor([2, 0])], rows[torch.tensor([3, 3, 1])]):
+        with products(monkeypatch) as none:
+            found = gradients(engine, part)
+        assert none == []
+        assert tiny.distance(found, gradients(plain, part)) < 1e-5
+
+
+def other_tokens(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
+    longest = int(rows["response_mask"].sum(1).argmax())
+    rows["response_ids"][longest, 0] -= 1
+    return rows
+
+
+def a_row_from_elsewhere(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
+    elsewhere = generator(engine)(asked(5, 2, 7, 7, 1), DRAWN, 8)
+    generator(engine)(asked(5, 2, 7, 7, 1))
+    return torch.cat([rows[:4], elsewhere[4:]])  # type: ignore[return-value]
+
+
+def another_generation(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
+    generator(engine)(asked(3, 3), DRAWN, 4)
+    return rows
+
+
+def after_a_step(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
+    gradients(engine, rows)
+    engine.optimizer_step()
+    return rows
+
+
+def after_a_transfer(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
+    engine.take_weights([(name, weight + 0.01) for name, weight in engine.weights()])
+    return rows
+
+
+def after_an_absence(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
+    engine.offload(["parameters"])
+    engine.reload(["parameters"])
+    return rows
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_tokens,
+        a_row_from_elsewhere,
+        another_generation,
+        after_a_step,
+        after_a_transfer,
+        after_an_absence,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_all_else_is_computed(
+    change: Callable[[FSDPEngine, TensorDict], TensorDict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path)
+    each = []
+    for kept in (1000, 0):
+        engine = made(path, kept=kept)
+        rows = change(engine, generator(engine)(asked(5, 2, 7, 7, 1)))
+        with products(monkeypatch) as found:
+            each.append((gradients(engine, rows), len(found)))
+    (found_gradients, mine), (expected, whole) = each
+    assert 0 < mine <= whole
+    assert tiny.distance(found_gradients, expected) < 1e-4  # after a step of Adam
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kept": 5 * 16 - 1 - 5},
+        {"dtype": "bfloat16"},
+        {"gradient_checkpointing": True},
+    ],
+    ids=["no room", "bfloat16", "checkpointing"],
+)
+def test_where_it_does_not_pay_nothing_is_recorded(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = made(written(tmp_path), **options)
+    rows = generator(engine)(asked(7, 7, 7, 7, 7))
+    with products(monkeypatch) as found:
+        gradients(engine, rows)
+    assert found
+
+
+def test_room_for_all_tokens_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(written(tmp_path), kept=5 * (7 + 8))
+    rows = generator(engine)(asked(7, 7, 7, 7, 7))
+    with products(monkeypatch) as found:
+        gradients(engine, rows)
+    assert found == []
+
+
+def test_greedy_answers_disturb_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(written(tmp_path))
+    generate = generator(engine)
+    rows = generate(asked(5, 2, 7))
+    greedy = generate(asked(5, 2, 7), Sampling(max_new_tokens=9, temperature=0))
+    with products(monkeypatch) as found:
+        gradients(engine, rows)
+        assert found == []
+        gradients(engine, greedy)
+        assert found
+
+
+def test_a_generation_that_failed_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(written(tmp_path))
+    generate = generator(engine)
+    rows = generate(asked(5, 2, 7))
+
+    def broken(*_: object) -> None:
+        raise KeyError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlhf_lightning.engines.responses.Responses.record", broken)
+        with pytest.raises(KeyError):
+            generate(asked(5, 2, 7))
+    generate(asked(5, 2, 7), Sampling(max_new_tokens=50, temperature=0))
+    with products(monkeypatch) as found:
+        gradients(engine, rows)
+    assert found
+
+
+def test_prompts_of_many_tokens_go_in_parts_and_a_longer_one_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("fused", "native"):
+        monkeypatch.setattr(f"rlhf_lightning.engines.{module}.FEW", 12)
+    path = written(tmp_path)
+    engine, plain = made(path), made(path, kept=0)
+    rows = generator(engine)(asked(6, 5, 14, 6))
+    short, long = rows[torch.tensor([0, 1, 3])], rows[2:3]
+    with products(monkeypatch) as found:
+        mine = gradients(engine, short)
+        assert found == []
+        gradients(engine, long)
+        assert found
+    assert tiny.distance(mine, gradients(plain, short)) < 1e-5
+
+
+def test_answers_that_went_on_after_a_pause_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they had said is read anew, and nobody asks what comes next in the midst of it."""
+    path = written(tmp_path)
+    engine, plain = made(path), made(path, kept=0)
+    rows = asked(5, 2, 7)
+    with engine.generating() as decoder:
+        native = NativeGenerator(decoder, device="cpu", pad_token_id=0, eos_token_ids=())
+        steps = iter(range(100))
+        begun = native.resume(rows, sampling=DRAWN, seed=3, pause=lambda ended: next(steps) >= 4)
+        assert int(begun["response_mask"].sum(1).max()) < 9
+        whole = TensorDict({**rows, **begun}, batch_size=3)
+        answers = native.resume(whole, sampling=DRAWN, seed=3, pause=lambda ended: False)
+    whole.update(answers)
+    whole["advantages"] = torch.ones(3, 9)
+    with products(monkeypatch) as found:
+        mine = gradients(engine, whole)
+    assert found
+    assert tiny.distance(mine, gradients(plain, whole)) < 1e-5
+
+
+def test_it_is_freed_as_the_weights_change(tmp_path: Path) -> None:
+    engine = made(written(tmp_path))
+    rows = generator(engine)(asked(5, 2, 7))
+    assert engine._record is not None
+    kept = [weakref.ref(store) for store in engine._record._products.values()]
+    assert len(kept) == 2 * 4 + 1
+    gradients(engine, rows)
+    engine.optimizer_step()
+    gc.collect()
+    assert [store() for store in kept] == [None] * len(kept)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "grpo"])
+def test_a_run_learns_the_same_with_fewer_products(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small.write_model(tmp_path)
+    ends = []
+    for kept in (0, 10_000):
+        actor = Actor(path=model, sampling=Sampling(max_new_tokens=8, stop_token_ids=tuple(range(64))))
+        algorithm = PPO(actor=actor) if kind == "ppo" else GRPO(actor=actor, group_size=2)
+        data = TaskData(num_rows=16, num_val_rows=2, batch_size=8)
+        with products(monkeypatch) as found:
+            ends.append((small.run(algorithm, data, settings=Settings(train=FSDP(kept_tokens=kept))), found))
+    (plain, whole), (keeping, fewer) = ends
+    assert len(fewer) <= len(whole) - 2 * (2 * 7 + 1)  # two updates of the actor, two layers and the last
+    for role, weights in plain.weights.items():
+        for name, weight in weights.items():
+            torch.testing.assert_close(keeping.weights[role][name], weight, rtol=0, atol=1e-5)
