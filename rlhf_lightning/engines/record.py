@@ -48,9 +48,10 @@ class Record:
         """Whether a generation is being recorded."""
         self.size = 0
         """Tokens in the record."""
-        self._capacity = 0
-        self._products: dict[tuple[int, Product], Tensor] = {}
-        """[capacity, O] of a layer's number and a product of it; the output layer's number is -1."""
+        self._products: dict[tuple[int, Product], list[Tensor]] = {}
+        """[T, O] of each call, by a layer's number and a product of it; the output layer's number is -1."""
+        self._spoken: list[Tensor] = []
+        """[K] int64 of each call, the tokens that the output layer had."""
         self._where = torch.empty(0, 0, dtype=torch.int64)
         """[B, longest row] int64, where in the record each token of a row is; -1: nowhere."""
         self._rows: dict[bytes, int] = {}
@@ -70,22 +71,19 @@ class Record:
         tokens = sum(lengths) + len(lengths) * (new_tokens - 1)
         self.open = 0 < tokens <= self._room
         if self.open:
-            self._capacity = tokens
             self._where = torch.full((len(lengths), max(lengths) + new_tokens - 1), -1)
         return self.open
 
-    def keep(self, layer: int, product: Product, output: Tensor, at: Tensor | None = None) -> None:
-        """Keep a product of the tokens that come next: output [T, O], or of those `at` [K] int64 of them."""
-        if not self.open:
-            return
-        store = self._products.get((layer, product))
-        if store is None:
-            store = output.new_empty(self._capacity, output.shape[1])
-            self._products[layer, product] = store
-        if at is None:
-            store.narrow(0, self.size, len(output)).copy_(output)
-        else:
-            store.index_copy_(0, at + self.size, output)
+    def keep(self, layer: int, product: Product, output: Tensor) -> None:
+        """Keep a product of the next tokens, [T, O], which nobody writes to any more."""
+        if self.open:
+            self._products.setdefault((layer, product), []).append(output)
+
+    def keep_logits(self, logits: Tensor, at: Tensor | None) -> None:
+        """Keep the logits [K, V] of `at` [K] int64 of the next tokens, or of all."""
+        self.keep(-1, "output", logits)
+        spoken = torch.arange(len(logits)) if at is None else at
+        self._spoken += [spoken + self.size] if self.open else []
 
     def advance(self, count: int) -> None:
         """All products of the next `count` tokens are there."""
@@ -107,6 +105,7 @@ class Record:
         """Free all."""
         self.open, self.size = False, 0
         self._products.clear()
+        self._spoken.clear()
         self._rows.clear()
 
     @contextmanager
@@ -115,9 +114,11 @@ class Record:
         places = self._find(packed)
         try:
             if places is not None:
-                for (number, product), store in self._products.items():
-                    tokens = places[packed.keep] if product == "output" else places
-                    self._give(number, product, store.index_select(0, tokens))
+                spoken = self._said(places[packed.keep])
+                for (number, product), outputs in self._products.items():
+                    outputs[:] = [torch.cat(outputs)] if len(outputs) > 1 else outputs
+                    tokens = spoken if product == "output" else places
+                    self._give(number, product, outputs[0].index_select(0, tokens))
             yield places is not None
         finally:
             for number, product in self._products if places is not None else ():
@@ -136,6 +137,13 @@ class Record:
         places = [self._where[row, :length] for row, length in zip(known, packed.lengths, strict=True)]
         whole = torch.cat(places)
         return whole if packed.computed is None else whole[packed.computed]
+
+    def _said(self, tokens: Tensor) -> Tensor:
+        """[K] int64, where the logits of these tokens are among all."""
+        number = torch.empty(self.size, dtype=torch.int64)
+        spoken = torch.cat(self._spoken)
+        number[spoken] = torch.arange(len(spoken))
+        return number[tokens]
 
     def _give(self, number: int, product: Product, found: Tensor) -> None:
         config = self._module.config

@@ -107,7 +107,7 @@ class ShardedDecoder:
             return Output(None)
         logits = self._logits(hidden if keep is None else hidden[keep])
         if self.record is not None and logits is not None:
-            self.record.keep(-1, "output", logits[0], at=keep)
+            self.record.keep_logits(logits[0], keep)
             self.record.advance(input_ids.shape[1])
         return Output(logits)
 
