@@ -6,7 +6,8 @@ of responses. A backward pass has twice as many. The last token of a row is in n
 it. A prompt that several rows answer counts once.
 
 Not counted: embeddings, norms, losses, optimizer steps, a critic's output layer, rewards (rules here), the
-log-probabilities of drawn tokens (known from drawing them), and everything between devices.
+log-probabilities of drawn tokens (known from drawing them), the actor's pass before it goes back (a generation
+by the same weights has computed all of it), and everything between devices.
 """
 
 import time
@@ -22,9 +23,9 @@ class Passes:
     """What an algorithm does with the batch of an iteration."""
 
     policy: int
-    """Forward passes of models with a vocabulary, an update's aside: generations, reference."""
+    """Forward passes of models with a vocabulary: generations, of which one is the update's too, reference."""
     policy_updates: int = 1
-    """Forward and backward passes of the actor."""
+    """Backward passes of the actor."""
     value_updates: int = 0
     """The same of critics, whose first pass gives the values too."""
 
@@ -71,7 +72,7 @@ class Batch:
         """Operations of a whole iteration."""
         passes = PASSES[algo]
         policy, values = (self.forward_flop(config, head=head) for head in (True, False))
-        return (passes.policy + 3 * passes.policy_updates) * policy + 3 * passes.value_updates * values
+        return (passes.policy + 2 * passes.policy_updates) * policy + 3 * passes.value_updates * values
 
 
 def matrix_rate(
