@@ -6,8 +6,8 @@ of responses. A backward pass has twice as many. The last token of a row is in n
 it. A prompt that several rows answer counts once.
 
 Not counted: embeddings, norms, losses, optimizer steps, a critic's output layer, rewards (rules here), the
-log-probabilities of drawn tokens (known from drawing them), the actor's pass before it goes back (a generation
-by the same weights has computed all of it), and everything between devices.
+log-probabilities of drawn tokens (known from drawing them), the actor's pass before it goes back (drawing by
+the same weights has computed all of it), and everything between devices.
 """
 
 import time
@@ -23,7 +23,7 @@ class Passes:
     """What an algorithm does with the batch of an iteration."""
 
     policy: int
-    """Forward passes of models with a vocabulary: generations, of which one is the update's too, reference."""
+    """Forward passes of models with a vocabulary: generations, of which one is the update's, reference."""
     policy_updates: int = 1
     """Backward passes of the actor."""
     value_updates: int = 0

@@ -28,7 +28,8 @@ class FSDP(TrainConfig):
 
     kept_tokens: int = 0
     """Tokens of `compute_values` or `compute_log_prob` on a device whose activations stay for an update of
-    the same rows, which then goes back at once; it needs all weights on the device. 0: none."""
+    the same rows, which then goes back at once, or of `generate_sequences`, of which an update takes the
+    products that it need not compute again; it needs all weights on the device. 0: none."""
     shard: int = 0
     """Neighbouring ranks that divide one copy of a model's weights; the others hold copies of it. 0: all."""
     tensor: int = 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from rlhf_lightning.engines import log_probs
 from rlhf_lightning.engines.log_probs import token_log_probs
@@ -46,3 +49,48 @@ def test_no_tokens() -> None:
         torch.empty(0, 5), torch.empty(0, dtype=torch.int64), temperature=1.0, entropy=True
     )
     assert [len(values) for values in ours] == [0, 0]
+
+
+def layer(hidden: Tensor, weight: Tensor, ending: str) -> Tensor:
+    """Logits [K, V] as output layers give them."""
+    logits = torch.nn.functional.linear(hidden[None], weight)
+    endings: dict[str, Callable[[], Tensor]] = {
+        "product": lambda: logits.squeeze(0),
+        "kept places": lambda: logits.squeeze(0)[torch.arange(6)],
+        "softcap": lambda: (3 * torch.tanh(logits / 3)).squeeze(0),
+        "tanh alone": lambda: torch.tanh(logits).squeeze(0),
+        "scaled": lambda: (logits * 0.5).squeeze(0),
+    }
+    return endings[ending]()
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("ending", ["product", "kept places", "softcap", "tanh alone", "scaled"])
+def test_the_gradient_takes_the_place_of_logits_that_nobody_else_needs(ending: str, entropy: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 7, generator=generator) for n in (6, 13))
+    targets = torch.randint(0, 13, (6,), generator=generator)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [x.detach().clone().to(dtype).requires_grad_() for x in (hidden, weight)]
+        logits = layer(leaves[0], leaves[1], ending)
+        if dtype == torch.float32:
+            before, memory = logits.detach().clone(), logits.detach()
+            log_p, spread = token_log_probs(logits, targets, temperature=0.8, entropy=entropy)
+        else:
+            every = (logits / 0.8).log_softmax(-1)
+            log_p, spread = every.gather(1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)
+        (log_p.square().sum() + (spread.square().sum() if entropy else 0.0)).backward()
+        found.append([leaf.grad for leaf in leaves])
+    for mine, exact in zip(*found, strict=True):
+        assert mine is not None
+        assert exact is not None
+        torch.testing.assert_close(mine, exact.float(), atol=1e-5, rtol=1e-4)
+    assert torch.equal(memory, before) == (ending not in {"product", "kept places"})
+
+
+def test_logits_of_ones_own_are_left_as_they_are() -> None:
+    logits = torch.randn(3, 5, requires_grad=True)
+    before = logits.detach().clone()
+    token_log_probs(logits, torch.tensor([0, 1, 2]), temperature=1.0, entropy=False)[0].sum().backward()
+    assert torch.equal(logits.detach(), before)

@@ -116,9 +116,13 @@ def gradients(engine: FSDPEngine, rows: TensorDict) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in engine._weights.masters.items() if p.grad is not None}
 
 
-@pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize("config", [Native(), Native(slots=3, refill=1)], ids=["at once", "slots"])
-@pytest.mark.parametrize("kind", MODELS)
+CASES = [
+    *((kind, Native(), 3) for kind in MODELS),
+    *(("llama", Native(slots=3, refill=1), n) for n in (1, 3)),
+]
+
+
+@pytest.mark.parametrize(("kind", "config", "samples"), CASES)
 def test_the_gradients_are_those_of_a_whole_pass(
     kind: str, config: Native, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
