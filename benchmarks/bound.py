@@ -27,7 +27,7 @@ class Passes:
     policy_updates: int = 1
     """Backward passes of the actor."""
     value_updates: int = 0
-    """The same of critics, whose first pass gives the values too."""
+    """Forward and backward passes of critics, whose first pass gives the values too."""
 
 
 PASSES: Mapping[str, Passes] = {
