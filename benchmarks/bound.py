@@ -3,7 +3,8 @@
 Counted, of each of an algorithm's passes over the batch: two operations for every weight of a matrix product
 and every token, the scores and sums of attention over what a token sees, and the output layer for the tokens
 of responses. A backward pass has twice as many. The last token of a row is in no pass, as nothing is read off
-it. A prompt that several rows answer counts once.
+it, and of a prompt's tokens but the last the last layer needs keys and values alone. A prompt that several
+rows answer counts once.
 
 Not counted: embeddings, norms, losses, optimizer steps, a critic's output layer, rewards (rules here), the
 log-probabilities of drawn tokens (known from drawing them), the actor's pass before it goes back (drawing by
@@ -61,12 +62,14 @@ class Batch:
         layers, hidden = config.num_hidden_layers, config.hidden_size
         queries = config.num_attention_heads * config.head_dim
         kept = config.num_key_value_heads * config.head_dim
-        weights = layers * (hidden * (2 * queries + 2 * kept) + 3 * hidden * config.intermediate_size)
+        beside = 2 * hidden * queries + 3 * hidden * config.intermediate_size
+        weights = layers * (beside + 2 * hidden * kept)
+        silent = self.prompts - self.rows / self.samples
         prompt, response = self.prompts * self.samples / self.rows, self.responses / self.rows
-        seen = self.rows / self.samples * prompt**2 / 2
-        seen += self.rows * (response - 1) * (prompt + response / 2)
+        seen = (layers - 1) * self.rows / self.samples * prompt**2 / 2
+        seen += layers * self.rows * (response - 1) * (prompt + response / 2)
         logits = 2 * self.responses * hidden * config.vocab_size if head else 0.0
-        return 2 * weights * tokens + 4 * layers * queries * seen + logits
+        return 2 * (weights * tokens - beside * silent) + 4 * queries * seen + logits
 
     def iteration_flop(self, config: PretrainedConfig, algo: str) -> float:
         """Operations of a whole iteration."""

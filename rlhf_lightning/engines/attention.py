@@ -82,6 +82,8 @@ class Packed:
         self._groups, place = _padded(self.lengths, waste) if waste else (_runs(self.lengths), None)
         self._place = None if place is None else place.to(device)
         self._bands: dict[tuple[int, int], Tensor] = {}
+        self.spoken: Tensor | None = None
+        """[any] int64, the tokens whose outputs are read; None: all, or as good as all."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""

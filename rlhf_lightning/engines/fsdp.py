@@ -41,6 +41,7 @@ from rlhf_lightning.engines.passes import Passes
 from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.replica import Replica
 from rlhf_lightning.engines.shards import Shards, layers_of
+from rlhf_lightning.engines.spoken import speak_last
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.groups import several
@@ -221,9 +222,12 @@ class FSDPEngine(TrainEngine):
         return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
 
     def _compiled(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
-        layers = layers_of(self._model) if self._config.compile_layers else []
+        layers = layers_of(self._model)
         weights = self._distribute(mesh, data)
-        compile_layers(layers)
+        if self._config.compile_layers:
+            compile_layers(layers)
+        else:
+            speak_last(layers)
         return weights
 
     def _distribute(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.sharing import Shared, share
+from rlhf_lightning.engines.spoken import spoken
 from rlhf_lightning.functional import row_ends
 
 Place = Literal["before", "after"]
@@ -129,10 +130,13 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
         ids, sizes, keep, targets = ids.new_zeros(1), [1], keep.new_zeros(1), targets.new_zeros(1)
     whole = Packed(sizes, device=mask.device)
     shared = share(whole, present, rows["prompt_ids"])
+    keep, input_ids = (shared.source[keep], ids[shared.computed]) if shared else (keep, ids)
+    sequences = shared or whole
+    sequences.spoken = spoken(keep, tokens=len(input_ids))
     return PackedRows(
-        input_ids=(ids[shared.computed] if shared else ids)[None],
-        sequences=shared or whole,
-        keep=shared.source[keep] if shared else keep,
+        input_ids=input_ids[None],
+        sequences=sequences,
+        keep=keep,
         targets=targets,
         mask=mask,
         whole_ids=ids,

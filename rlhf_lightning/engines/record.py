@@ -114,11 +114,13 @@ class Record:
         places = self._find(packed)
         try:
             if places is not None:
-                spoken = self._said(places[packed.keep])
-                for (number, product), outputs in self._products.items():
+                last, read = self._module.config.num_hidden_layers - 1, packed.sequences.spoken
+                wanted = {(-1, "output"): self._said(places[packed.keep])}
+                if read is not None:
+                    wanted |= dict.fromkeys([(last, "fc1"), (last, "fc2")], places[read])
+                for key, outputs in self._products.items():
                     outputs[:] = [torch.cat(outputs)] if len(outputs) > 1 else outputs
-                    tokens = spoken if product == "output" else places
-                    self._give(number, product, outputs[0].index_select(0, tokens))
+                    self._give(*key, outputs[0].index_select(0, wanted.get(key, places)))
             yield places is not None
         finally:
             for number, product in self._products if places is not None else ():

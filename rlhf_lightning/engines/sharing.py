@@ -34,6 +34,8 @@ class Shared:
         """[T] int64, for each place of `whole` the computed token that stands there."""
         self.position_ids = whole.position_ids[:, computed]
         """[1, S] int64, the place of each computed token in its sequence."""
+        self.spoken: Tensor | None = None
+        """See `Packed.spoken`; of the computed tokens."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, S, D], key and value [1, K, S, D] -> [1, S, H, D]."""
