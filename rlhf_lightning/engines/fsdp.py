@@ -81,7 +81,7 @@ class FSDPEngine(TrainEngine):
         mesh = self._mesh(data, several(tensor))
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
-        self._weights = self._compiled(mesh, data)
+        self._weights = self._prepared(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
         self._record = self._recording() if mesh is None else None
         self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
@@ -221,7 +221,7 @@ class FSDPEngine(TrainEngine):
         check_tensor(self._model, 1 if tensor is None else dist.get_world_size(tensor))
         return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
 
-    def _compiled(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
+    def _prepared(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         layers = layers_of(self._model)
         weights = self._distribute(mesh, data)
         if self._config.compile_layers:

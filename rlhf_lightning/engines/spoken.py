@@ -1,8 +1,10 @@
 """The feed-forward part of the last layer, for those tokens alone whose outputs are read.
 
-tokens              A B C 1 2 3        a prompt, and the response to it
-read off them           1 2 3          what C, 1 and 2 say of the next token
-last feed-forward       C 1 2          A and B are attended to, and that is all they are there for
+    tokens                A B C 1 2 3
+    read, what comes next     1 2 3        as C, 1 and 2 say
+    last feed-forward         C 1 2
+
+A and B of the prompt are attended to, and that is all they are there for.
 """
 
 from __future__ import annotations

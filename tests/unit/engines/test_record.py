@@ -38,10 +38,6 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "a key for each query": ("llama", {"num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
 }
-_SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Distance(Loss):
 
 def written(directory: Path, kind: str = "llama") -> Path:
     family, options = MODELS[kind]
-    return tiny.write_noisy(directory, AutoConfig.for_model(family, **_SIZES | options))
+    return tiny.write_noisy(directory, AutoConfig.for_model(family, **tiny.SIZES | options))
 
 
 def made(

@@ -21,13 +21,10 @@ from tests.unit.engines.tiny import Fit
 
 ROWS = 3
 PROMPT, RESPONSE = 8, 4
-_SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
-}  # fmt: skip
 FAMILIES: dict[str, PreTrainedConfig] = {
     **{
-        name: AutoConfig.for_model(name, **_SIZES) for name in ("llama", "qwen2", "qwen3", "mistral", "gemma")
+        name: AutoConfig.for_model(name, **tiny.SIZES)
+        for name in ("llama", "qwen2", "qwen3", "mistral", "gemma")
     },
     "gpt2": AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=61),
 }

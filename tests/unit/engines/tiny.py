@@ -31,6 +31,11 @@ PROMPT, RESPONSE = 5, 6
 MASKS = ("110000", "111111", "000000", "101100", "100000", "001101")
 """One token to all of them, gaps, a gap in front, and a row with nothing."""
 LONGEST = PROMPT + RESPONSE
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
+}  # fmt: skip
+"""Of a decoder of any family, with grouped heads."""
 
 
 def config(
@@ -110,9 +115,14 @@ def spec(
     *,
     dtype: Dtype = "float32",
     gradient_checkpointing: bool = False,
+    eps: float = 1e-8,
 ) -> ModelSpec:
-    """A model that learns fast enough for a few steps to show."""
-    optimizer = OptimizerSpec(lr=1e-3, weight_decay=0.1)
+    """A model that learns fast enough for a few steps to show.
+
+    Adam divides by the root of squares: where one gradient is 1e-7 beside others of 6e-3, what is rounding in
+    it is much in its step, unless `eps` is larger.
+    """
+    optimizer = OptimizerSpec(lr=1e-3, weight_decay=0.1, eps=eps)
     return ModelSpec(
         path=str(path), dtype=dtype, gradient_checkpointing=gradient_checkpointing, optimizer=optimizer
     )
