@@ -15,7 +15,7 @@ from transformers import (
 
 from rlhf_lightning.engines.adapters import adapt, check_lora
 from rlhf_lightning.engines.checkpoint import read_state
-from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.source import resolve, weight_files
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.extras import import_extra

@@ -10,14 +10,14 @@ Values, gradients and moments of an optimizer are all converted alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.parallel.sharding import Place, Sharded
 
 FAMILIES = ("llama", "qwen2")
@@ -127,13 +127,15 @@ class Conversion:
 
     def to_hugging_face(self, param: Sharded, whole: Tensor) -> dict[str, Tensor]:
         """Hugging Face's parameters out of a whole one."""
-        names = self.names(param.name)
-        if "linear_qkv" in param.name:
-            per_group = whole.unflatten(0, (self.groups, -1))
-            queries = self.heads // self.groups * self.head_size
-            split = per_group.split([queries, self.head_size, self.head_size], dim=1)
-            return dict(zip(names, (part.flatten(0, 1) for part in split), strict=True))
-        if len(names) > 1:
-            return dict(zip(names, whole.split(param.parts), strict=True))
         is_table = param.name == EMBEDDING or (param.name == OUTPUT and self.head == "lm")
-        return {names[0]: whole[: self.config.vocab_size] if is_table else whole}
+        known = whole[: self.config.vocab_size] if is_table else whole
+        return dict(zip(self.names(param.name), self.split(param.name, known), strict=True))
+
+    def split(self, name: str, whole: Tensor, *, dim: int = 0) -> Sequence[Tensor]:
+        """The parts, as `names` has them, of a parameter, or along `dim` of what was computed with it."""
+        if "linear_qkv" in name:
+            per_group = whole.unflatten(dim, (self.groups, -1))
+            queries = self.heads // self.groups * self.head_size
+            parts = per_group.split([queries, self.head_size, self.head_size], dim=dim + 1)
+            return [part.flatten(dim, dim + 1) for part in parts]
+        return whole.chunk(len(self.names(name)), dim=dim)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.log_probs import token_log_probs
 from rlhf_lightning.engines.packing import PackedRows, pack
 from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.vocabulary import parallel_token_log_probs
-
-Head = Literal["lm", "scalar", "reward"]
-"""Log-probabilities; a number before each response token (a critic's value), or after it (a reward)."""
 
 
 def forward(

@@ -26,9 +26,9 @@ from rlhf_lightning.engines.compilation import compile_layers, uncompiled
 from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import follow, joined, take
-from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp_config import FSDP
 from rlhf_lightning.engines.fused import decoder_of, fuses
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.kept import Kept

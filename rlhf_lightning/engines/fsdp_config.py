@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rlhf_lightning.engines.architecture import check_shared
 from rlhf_lightning.engines.compilation import check_compiler
-from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.shards import Schedule
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import Generation, ParallelLayout, Sharding, subgroups

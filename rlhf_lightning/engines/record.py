@@ -21,17 +21,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines.conversion import OUTPUT, Conversion
 from rlhf_lightning.engines.host_linear import HostLinear
 from rlhf_lightning.engines.packing import PackedRows
 
 Product = Literal["qkv", "proj", "fc1", "fc2", "output"]
-_LAYERS: dict[Product, tuple[str, ...]] = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "proj": ("self_attn.o_proj",),
-    "fc1": ("mlp.gate_proj", "mlp.up_proj"),
-    "fc2": ("mlp.down_proj",),
+_WEIGHTS: dict[Product, str] = {
+    "qkv": "self_attention.linear_qkv",
+    "proj": "self_attention.linear_proj",
+    "fc1": "mlp.linear_fc1",
+    "fc2": "mlp.linear_fc2",
 }
-"""Of Llama and Qwen2: what the fused products of a decoder layer are in its module."""
+"""Of a decoder layer, what a product is computed with."""
 
 
 class Record:
@@ -43,7 +44,7 @@ class Record:
     """
 
     def __init__(self, module: PreTrainedModel, tokens: int) -> None:
-        self._module, self._room = module, tokens
+        self._module, self._conversion, self._room = module, Conversion(module.config), tokens
         self.open = False
         """Whether a generation is being recorded."""
         self.size = 0
@@ -148,19 +149,15 @@ class Record:
         return number[tokens]
 
     def _give(self, number: int, product: Product, found: Tensor) -> None:
-        config = self._module.config
-        if product == "qkv":
-            heads, groups = config.num_attention_heads, config.num_key_value_heads
-            grouped = found.unflatten(1, (groups, heads // groups + 2, -1))
-            split = grouped.split([heads // groups, 1, 1], dim=2)
-            parts = [part.flatten(1) for part in split]
-        else:
-            parts = list(found.chunk(len(self._layers(number, product)), dim=1))
+        parts = self._conversion.split(_weight(number, product), found, dim=1)
         for layer, part in zip(self._layers(number, product), parts, strict=True):
             layer.known = part[None]
 
     def _layers(self, number: int, product: Product) -> list[HostLinear]:
-        if product == "output":
-            return [cast(HostLinear, self._module.get_output_embeddings())]
-        names = (f"model.layers.{number}.{name}" for name in _LAYERS[product])
-        return [cast(HostLinear, self._module.get_submodule(name)) for name in names]
+        names = self._conversion.names(_weight(number, product))
+        found = (self._module.get_submodule(name.removesuffix(".weight")) for name in names)
+        return [cast(HostLinear, layer) for layer in found]
+
+
+def _weight(number: int, product: Product) -> str:
+    return OUTPUT if product == "output" else f"decoder.layers.{number}.{_WEIGHTS[product]}.weight"

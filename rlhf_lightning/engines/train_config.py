@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.parallel import ParallelLayout, Sharding, all_ranks
 from rlhf_lightning.spec import ModelSpec
 

@@ -6,8 +6,8 @@ from importlib import import_module
 
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.engine import TrainEngine
-from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.unadapted import note_adapted
 from rlhf_lightning.parallel import Seat

@@ -27,8 +27,8 @@ from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROM
 from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import cut, joined
-from rlhf_lightning.engines.forward import Head
 from rlhf_lightning.engines.fused import decoder_of
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
 from rlhf_lightning.engines.offload import Away, size_bytes

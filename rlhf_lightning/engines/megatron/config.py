@@ -8,7 +8,7 @@ from typing import ClassVar
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.models import read_config
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import ParallelLayout, Sharding, even_stages

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import PARTS, Part, Shard, TrainEngine, Transition
-from rlhf_lightning.engines.forward import Head
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
