@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform
 
@@ -271,7 +272,8 @@ class RLHFAlgorithm(LightningModule):
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
         """The rows in a new order each epoch, some at a time.
 
-        The order depends on the iteration, the epoch and the lengths of the rows, not on the devices. Devices
+        The order depends on the run's seed, the iteration, the epoch and the lengths of the rows, not on the
+        devices. Devices
         that take equal numbers of a mini-batch's rows have about as many tokens, unless `rows_stay`.
 
         Args:
@@ -288,7 +290,8 @@ class RLHFAlgorithm(LightningModule):
             yield from [batch if self.rows_stay else balanced(batch, tokens, together=together)] * epochs
             return
         for epoch in range(epochs):
-            generator = torch.Generator().manual_seed(self.global_step * 1009 + epoch)
+            drawn_with = zlib.crc32(f"{run_seed()}/{self.global_step}/{epoch}".encode())
+            generator = torch.Generator().manual_seed(drawn_with)
             order = torch.randperm(groups, generator=generator)
             rows = (order[:, None] * together + torch.arange(together)).flatten().numpy()
             for start in range(0, len(batch), size * together):

@@ -22,15 +22,20 @@ def class_path(option: str, name: str) -> str:
     """
     if "." in name:
         return name
-    module = importlib.import_module(FOLDERS[option])
-    public = [name for name in module.__all__ if _is_choice(getattr(module, name))]
-    known = {_short(getattr(module, name)): name for name in public}
+    known = choices(option)
     if name.lower() not in known:
         raise ValueError(
             f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "
             "such as my_package.my_module.Mine."
         )
-    return f"{module.__name__}.{known[name.lower()]}"
+    return f"{FOLDERS[option]}.{known[name.lower()].__name__}"
+
+
+def choices(option: str) -> dict[str, type]:
+    """The classes that an option takes, by short name."""
+    module = importlib.import_module(FOLDERS[option])
+    public = (getattr(module, name) for name in module.__all__)
+    return {_short(value): value for value in public if _is_choice(value)}
 
 
 def _short(cls: type) -> str:

@@ -60,6 +60,12 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         _require(self.lr >= 0, f"optimizer.lr={self.lr}: a learning rate is not negative. Try 1e-6.")
+        _require(
+            all(0 <= beta < 1 for beta in self.betas),
+            f"optimizer.betas={self.betas}: each lies in [0, 1). Try 0.9 and 0.999.",
+        )
+        _require(self.eps > 0, f"optimizer.eps={self.eps}: must be above 0. Try 1e-8.")
+        _require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}: use 0 for no decay.")
         _require(self.grad_clip >= 0, f"optimizer.grad_clip={self.grad_clip}: use 0 for no clipping.")
         _require(self.warmup_steps >= 0, f"optimizer.warmup_steps={self.warmup_steps}: use 0 for no warm-up.")
         decays = self.schedule != "constant"
@@ -67,6 +73,11 @@ class OptimizerSpec:
             not decays or self.total_steps > self.warmup_steps,
             f"optimizer.schedule={self.schedule} with total_steps={self.total_steps} and warmup_steps="
             f"{self.warmup_steps}: nothing is left to decay over. Set total_steps above warmup_steps.",
+        )
+        _require(
+            decays or not self.total_steps,
+            f"optimizer.total_steps={self.total_steps} with schedule=constant: a constant rate has no end. "
+            "Take schedule linear or cosine, or leave total_steps out.",
         )
 
 

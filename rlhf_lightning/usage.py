@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
+from rlhf_lightning.names import FOLDERS, choices
+
 _TRIED = re.compile(
     r"- (Expected a <class '(NoneType|list)'>|Expected a path but|Does not validate)|"
     r"Does not validate|Subtypes:|Errors:|Given value|$"
@@ -42,19 +44,42 @@ def refusal(
 
 def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
     """What an unknown option was meant for, or else the options there are."""
-    *path, name = option.split(".")
     tried = [_load(cls) for cls in classes]
     owner: object = next((cls for cls in reversed(tried) if _options(cls)), None)
     if tried and owner is None:
         return "Name the class before its options, such as --algo ppo or --data promptdata."
-    for part in path:
-        owner = owners.get(part) if owner is None else _default_types(owner).get(part)
+    first, *rest = option.split(".")
+    while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
+        owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
         return "Try --help."
     names = _options(owner)
-    begun = [known for known in names if known.startswith(name)]
-    close = begun or get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]}?" if close else f"{owner.__name__} has: {', '.join(names)}."
+    return _meant([first, *rest], owner) or f"{owner.__name__} has: {', '.join(names)}."
+
+
+def _meant(words: Sequence[str], owner: type) -> str:
+    """What was meant by an option that an owner lacks; empty where nothing looks like it."""
+    typed, paths = "_".join(words), _paths(owner)
+    flat = {path: path.replace(".", "_") for path in paths}
+    begun = [known for known in _options(owner) if known.startswith(typed)]
+    inside = [path for path in paths if path.endswith(f".{words[-1]}")]
+    ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
+    alike = get_close_matches(typed, flat.values(), n=1)
+    close = [path for path in paths if flat[path] in alike]
+    if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
+        return f"Did you mean {found[0]}?"
+    for kind in (kind for kind, folder in FOLDERS.items() if owner.__module__.startswith(folder)):
+        having = [short for short, cls in choices(kind).items() if words[0] in _options(cls)]
+        if having:
+            return f"{words[0]} is an option of --{kind} {', '.join(having[:4])}."
+    return ""
+
+
+def _paths(owner: object) -> list[str]:
+    """The options of a class, and behind them those of the objects among them, with dots."""
+    names, nested = _options(owner), _default_types(owner)
+    inside = ((name, nested[name]) for name in names if name in nested)
+    return [*names, *(f"{name}.{path}" for name, inner in inside for path in _paths(inner))]
 
 
 def _options(owner: object) -> list[str]:
@@ -63,10 +88,12 @@ def _options(owner: object) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind not in _ANY]
 
 
-def _default_types(owner: object) -> dict[str, object]:
-    """The classes of the options that are objects themselves."""
+def _default_types(owner: object) -> dict[str, type]:
+    """The classes of the options that are objects with options themselves."""
     fields = dataclasses.fields(owner) if isinstance(owner, type) and dataclasses.is_dataclass(owner) else ()
-    return {field.name: field.default_factory for field in fields}
+    made: dict[str, object] = {field.name: field.default_factory for field in fields}
+    classes = {name: cls for name, cls in made.items() if isinstance(cls, type)}
+    return {name: cls for name, cls in classes.items() if dataclasses.is_dataclass(cls)}
 
 
 def _load(path: str) -> object:

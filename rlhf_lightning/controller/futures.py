@@ -50,13 +50,15 @@ class Gathered(Generic[T]):
 
 
 Numbers = Mapping[str, float]
+_LAST = ("/lr", "/skipped_steps")
+"""Ends of names of what an optimizer stands at: a mean over its steps would be of none of them."""
 
 
 class Metrics:
     """Named numbers, some of them still being computed; `a | b` keeps both, and their mean where names meet.
 
     Each remote call adds the mean over its data-parallel ranks; a name that several calls return
-    (mini-batches, say) is averaged over those calls.
+    (mini-batches, say) is averaged over those calls, but for a learning rate and a count of skipped steps.
     """
 
     def __init__(self, calls: Iterable[Sequence[Value[Numbers] | Numbers]] = ()) -> None:
@@ -79,13 +81,14 @@ class Metrics:
         return Metrics([[_Moved(value, group, to) for value in ranks] for ranks in self._calls])
 
     def fetch(self) -> dict[str, float]:
-        """Wait for all numbers.
+        """Wait for all numbers: means over the calls, but of what counts on the last call's.
 
         Raises:
             WorkerError: one of the calls, or another pending one, failed.
         """
         per_call = [_mean([v.fetch() if isinstance(v, Value) else v for v in ranks]) for ranks in self._calls]
-        return _mean(per_call)
+        last = {name: value for call in per_call for name, value in call.items() if name.endswith(_LAST)}
+        return _mean(per_call) | last
 
 
 def _number(name: str, value: float) -> float:

@@ -6,6 +6,7 @@ set, and the batch's row id, so that nothing else has to know the epoch.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from torch.utils.data import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
 
 EPOCH_BITS = 32
 INDEX_MASK = (1 << EPOCH_BITS) - 1
@@ -71,22 +74,24 @@ class EpochSampler(Sampler[int]):
             self.epoch, self._position, self._start = following, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of its rows that were handed out."""
+        """Return the epoch, the number of its rows that were handed out, and what their order depends on."""
         return {
             "epoch": self.epoch,
             "position": self._position,
             "announced_epoch": self._announced,
             "size": self.size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on where the state was taken.
 
         An epoch that was announced before the state came is announced again: a loader with workers takes its
-        state when it starts them.
+        state when it starts them. The order goes on with the seed that it began with.
 
         Raises:
-            ValueError: the data has another number of rows now.
+            ValueError: the data has another number of rows now, or is shuffled now and was not, or was.
         """
         if state["size"] != self.size:
             raise ValueError(
@@ -94,6 +99,15 @@ class EpochSampler(Sampler[int]):
                 f"{self.size} now. Resume with the same data options, or start a new run from the "
                 "checkpoint's exported model."
             )
+        began, now = (str(bool(x)).lower() for x in (state.get("shuffle", self.shuffle), self.shuffle))
+        if began != now:
+            raise ValueError(
+                f"data.shuffle={now}: the checkpoint was taken in the middle of another order, so that rows "
+                f"would come twice or never. Resume with --data.shuffle {began}."
+            )
+        if self.shuffle and state.get("seed", self.seed) != self.seed:
+            logger.warning("rows go on in the order of the checkpoint's seed, %d", state["seed"])
+            self.seed = state["seed"]
         self.epoch = state["epoch"]
         self._position = self._start = state["position"]
         self._announced = state["announced_epoch"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -40,6 +41,8 @@ REWARDS: dict[str, RewardFunction] = {
     "repetition": repetition,
 }
 """The short names."""
+_FOREIGN = ("completions", "completion_ids", "data_source", "solution_str", "ground_truth", "extra_info")
+"""Parameters of reward functions of TRL and verl, which are called in other ways."""
 _OTHERS = (
     f"Short names: {', '.join(REWARDS)}. A service has an address, such as http://127.0.0.1:8000/score. "
 )
@@ -60,7 +63,10 @@ def resolve(name: str, *, kind: Kind = "reward", http: HTTPOptions | None = None
         return REWARDS[name]
     if name.startswith(SCHEMES):
         return Service(name, http or HTTPOptions())
-    return cast("RewardFunction", imported(name, what=f"{kind} function {name!r}", others=_OTHERS))
+    what = f"{kind} function {name!r}"
+    function = imported(name, what=what, others=_OTHERS)
+    _check_parameters(function, what)
+    return cast("RewardFunction", function)
 
 
 def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]:
@@ -90,6 +96,27 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
     if not callable(function):
         raise ValueError(f"{what}: it is a {type(function).__name__}, which cannot be called.")
     return cast("Callable[..., object]", function)
+
+
+def _check_parameters(function: Callable[..., object], what: str) -> None:
+    """Refuse a function that takes something else than three lists, or calls them what they are not."""
+    try:
+        parameters = inspect.signature(function)
+    except ValueError:  # of a built-in without one
+        return
+    try:
+        given = parameters.bind([], [], []).arguments
+    except TypeError:
+        given = {}
+    foreign = [name for name in given if name in _FOREIGN]
+    if given and not foreign:
+        return
+    wrong = f"it takes {parameters}" + (f", where {foreign[0]!r} is another system's" if foreign else "")
+    raise ValueError(
+        f"{what}: {wrong}. It is called with three lists of one length, by position: (prompts, responses, "
+        "rows) -> scores, with prompts and responses as texts; a column of the data is row['answer'] of each "
+        "of rows."
+    )
 
 
 def _exists(module_name: str) -> bool:

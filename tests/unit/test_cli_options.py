@@ -47,6 +47,11 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             (*FIT, "--strategy.settings.train.max_tokens", "2"),
             ("--train.max_tokens", "Did you mean max_tokens_per_micro_batch?"),
         ),
+        (("fit", "--algo", "grpo", "--algo.kl.coef", "1"), ("--kl.coef", "Did you mean reward_kl_coef?")),
+        (
+            ("fit", "--algo", "grpo", "--data.path", "prompts.jsonl"),
+            ("TaskData: Option 'path'", "path is an option of --data completiondata, ", ", promptdata"),
+        ),
         (
             (*FIT, "--trainer.callbacks+=SecondReward", "--trainer.callbacks.func=length"),
             ("SecondReward: Option 'func'", "Did you mean functions?"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
+import pytest
 import torch
 
 from rlhf_lightning.algos import GRPO, PPO
@@ -35,6 +38,17 @@ def test_rows_stay_where_passes_over_them_are_kept() -> None:
     algorithm.rows_stay = True
     assert [mini is batch for mini in algorithm.mini_batches(batch, size=0, epochs=2)] == [True, True]
     assert all(halves(mini) != [170, 10] for mini in algorithm.mini_batches(batch, size=4))
+
+
+def test_another_seed_of_the_run_has_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def order(seed: int) -> list[list[int]]:
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))  # as lightning.seed_everything does
+        return [mini["row_ids"].tolist() for mini in PPO().mini_batches(rows([1] * 16), size=4, epochs=2)]
+
+    assert order(0) == order(0) != order(1)
+    first, second = order(0)[:4], order(0)[4:]
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(16))
+    assert first != second, "each epoch has its own"
 
 
 def test_the_longer_prompt_counts_too() -> None:

@@ -110,6 +110,13 @@ def test_metrics_average_over_calls_where_names_meet() -> None:
     assert (first | Metrics.of({"a": 6.0, "c": 1.0})).fetch() == {"a": 4.0, "b": 2.0, "c": 1.0}
 
 
+def test_of_a_learning_rate_and_a_count_the_last_call_says_it() -> None:
+    steps = [(1e-6, 0.0), (2e-6, 0.0), (3e-6, 1.0)]
+    calls = Metrics([[{"a/lr": lr, "a/skipped_steps": n, "a/grad_norm": n}] * 2 for lr, n in steps])
+    moved = calls.moved("a", to="b").fetch()
+    assert moved == {"b/lr": 3e-6, "b/skipped_steps": 1.0, "b/grad_norm": pytest.approx(1 / 3)}
+
+
 def test_plain_values_for_all_for_each_and_for_the_first() -> None:
     role = echo_on(ParallelLayout(d=3))
     assert role.ping(number=5).fetch() == [5, 6, 7]

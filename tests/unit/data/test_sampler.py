@@ -96,3 +96,27 @@ def test_a_second_look_begins_at_the_beginning() -> None:
 def test_state_of_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match="in the middle of 10 rows, the data has 11"):
         sampler(11).load_state_dict(sampler(10).state_dict())
+
+
+def test_another_seed_or_order_at_a_resume_repeats_and_skips_no_row() -> None:
+    stopped = sampler(seed=7)
+    rows = iter(stopped)
+    first = [next(rows) for _ in range(5)]
+    state = stopped.state_dict()
+    resumed = sampler(seed=8)
+    resumed.load_state_dict(state)
+    assert sorted(first + list(resumed)) == list(range(10))
+    assert list(resumed) == list(sampler_at(1, seed=7)), "later epochs, too"
+    with pytest.raises(ValueError, match=r"Resume with --data\.shuffle true"):
+        sampler(shuffle=False).load_state_dict(state)
+    before = {key: value for key, value in state.items() if key not in ("seed", "shuffle")}
+    resumed = sampler(seed=7)
+    resumed.load_state_dict(before)
+    assert sorted(first + list(resumed)) == list(range(10)), "a checkpoint that says less"
+
+
+def sampler_at(epoch: int, *, seed: int) -> EpochSampler:
+    """A sampler at the beginning of an epoch."""
+    found = sampler(seed=seed)
+    found.set_epoch(epoch)
+    return found

@@ -195,6 +195,36 @@ def test_unknown_function_lists_the_known(name: str, message: str) -> None:
     assert resolve("exact_match") is REWARDS["exact_match"]
 
 
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        ("def f(prompts, completions, answer, **kwargs): ...", "where 'completions' is another system's"),
+        ("def f(completions, **kwargs): ...", r"it takes \(completions, \*\*kwargs\)\. It is called with"),
+        ("def f(data_source, solution_str, ground_truth, extra_info=None): ...", "where 'data_source' is"),
+        ("def f(prompts, responses): ...", r"\(prompts, responses, rows\) -> scores"),
+        ("def f(): ...", r"row\['answer'\]"),
+    ],
+)
+def test_functions_of_other_systems_are_told_apart(mine: ModuleType, definition: str, message: str) -> None:
+    exec(definition, vars(mine))  # noqa: S102
+    with pytest.raises(ValueError, match=message):
+        preflight(RewardSpec(functions="my_rewards.f"), [row()])
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "def f(p, r, rows, scale=1.0): return [scale] * len(rows)",
+        "def f(*lists): return [1.0] * len(lists[0])",
+        "class Mine:\n  def __call__(self, p, r, rows): return [1.0] * len(rows)\nf = Mine()",
+    ],
+)
+def test_parameters_have_any_other_name(mine: ModuleType, definition: str) -> None:
+    exec(definition, vars(mine))  # noqa: S102
+    preflight(RewardSpec(functions="my_rewards.f"), [row()])
+    assert scored(RewardSpec(functions="my_rewards.f"), ["a"], [row()])["scores"] == [1.0]
+
+
 def test_options_from_the_command_line() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--reward", type=RewardSpec, default=RewardSpec())

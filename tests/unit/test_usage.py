@@ -1,0 +1,32 @@
+"""What an unknown option was meant for."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_lightning.usage import refusal
+
+
+def answer(cls: str, option: str) -> str:
+    """What is said of an option that a class lacks."""
+    said = f"Problem with given class_path 'rlhf_lightning.{cls}':\n    unrecognized arguments: --{option}=1"
+    return refusal(said, {}).partition("=1. ")[2]
+
+
+@pytest.mark.parametrize(
+    ("cls", "option", "expected"),
+    [
+        ("workers.Actor", "lr", "Did you mean optimizer.lr?"),
+        ("algos.PPO", "optimizer.lr", "Did you mean actor.optimizer.lr?"),
+        ("algos.PPO", "reward_kl_coef", "Did you mean kl.coef?"),
+        ("algos.PPO", "kl.coeff", "Did you mean coef?"),
+        ("algos.GRPO", "kl.coef", "Did you mean reward_kl_coef?"),
+        ("algos.GRPO", "critic.path", "Did you mean actor.path?"),
+        ("algos.PPO", "group_size", "group_size is an option of --algo cispo, dapo, gmpo, grpo."),
+        ("data.TaskData", "path", "path is an option of --data completiondata, "),
+        ("workers.Actor", "optimizer.momentum", "OptimizerSpec has: lr, betas, "),
+        ("algos.PPO", "wholly.unknown", "PPO has: actor, critic, "),
+    ],
+)
+def test_what_was_meant(cls: str, option: str, expected: str) -> None:
+    assert answer(cls, option).startswith(expected)
