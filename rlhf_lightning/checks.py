@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
+    from rlhf_lightning.engines import TrainConfig
     from rlhf_lightning.strategy import Strategy
     from rlhf_lightning.workers.retelling import Retelling
 
@@ -71,10 +72,10 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
-    _check_gradients(trainer)
+    _check_gradients(trainer, strategy.settings.training)
 
 
-def _check_gradients(trainer: Trainer) -> None:
+def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
     """Refuse options about gradients, which are with the models: their optimizers clip and add up.
 
     Raises:
@@ -90,8 +91,8 @@ def _check_gradients(trainer: Trainer) -> None:
         raise ValueError(
             f"Trainer(accumulate_grad_batches={count}): an optimizer's step is over a whole mini-batch, of "
             "which as many tokens as fit are computed at a time. Type --algo.mini_batch_size ROWS, and "
-            "--strategy.settings.train.max_tokens_per_micro_batch TOKENS, in Python "
-            "Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))."
+            f"--{training.option}.max_tokens_per_micro_batch TOKENS, in Python "
+            f"{type(training).__name__}(max_tokens_per_micro_batch=TOKENS) in the strategy's Settings."
         )
 
 

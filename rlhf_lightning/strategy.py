@@ -36,7 +36,7 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import leave_out
 from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
-from rlhf_lightning.workers import Role, Settings
+from rlhf_lightning.workers import Generator, Role, Settings
 
 MODELS = "models"
 """Key of a checkpoint under which the trained roles' architectures stand."""
@@ -89,6 +89,11 @@ class Strategy(SingleDeviceStrategy):
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"strategy.devices={self.devices}: a job needs at least 1 device.")
         if self.engine is not None:
+            if self.settings.engine not in ("fsdp", self.engine):
+                raise ValueError(
+                    f"strategy.settings.engine={self.settings.engine}: {self.strategy_name} trains with "
+                    f"{self.engine}. Leave the option out, or take another strategy."
+                )
             self.settings = dataclasses.replace(self.settings, engine=self.engine)
         self.transport: Transport | None = None
         self.reports: tuple[CallReport, ...] = ()
@@ -183,6 +188,7 @@ class Strategy(SingleDeviceStrategy):
         super().setup_environment()
         self.join()
         roles = self.models()
+        self.settings.check_read(apart=any(isinstance(role, Generator) for role in roles.values()))
         pools = self._pools(roles)
         for pool in pools:
             for name in pool.roles:

@@ -101,10 +101,9 @@ class DPOLoss(PairLoss):
     """The loss of DPO and of its relatives, mean over the pairs of the mini-batch.
 
     Metrics: dpo/loss (what is minimised); as means over the pairs dpo/accuracy (pairs whose chosen answer
-    has the higher log-ratio: a mean over its tokens where the loss takes one, else a sum),
-    dpo/chosen_reward and dpo/rejected_reward (beta sum_t d, whatever the kind), dpo/margin (their
-    difference) and dpo/chosen_log_prob (sum over the answer); dpo/sft_loss (nats per token) if there is a
-    likelihood term.
+    has the higher reward), dpo/chosen_reward and dpo/rejected_reward (beta sum_t d as in TRL, whatever the
+    kind), dpo/margin (their difference) and dpo/chosen_log_prob (sum over the answer); dpo/sft_loss (nats
+    per token) if there is a likelihood term.
 
     Raises:
         ValueError: a value is outside its range.
@@ -154,7 +153,6 @@ class DPOLoss(PairLoss):
         loss = pair_mean(each, mask, counts)
         rewards = split_pairs(self.beta * d.sum(dim=1))
         metrics = preference_metrics(*rewards, mask, counts, prefix="dpo/")
-        metrics["dpo/accuracy"] = pair_mean(chosen > rejected, mask, counts)
         of_chosen = split_pairs(log_probs.detach().sum(dim=1))[0]
         metrics["dpo/chosen_log_prob"] = pair_mean(of_chosen, mask, counts)
         sft, of_sft = sft_term(log_probs, mask, counts, coef=self.sft_coef, prefix="dpo/")

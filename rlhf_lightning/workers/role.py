@@ -8,7 +8,7 @@ Device.roles["actor"]        the same class, built: it owns this rank's part of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, Self, cast
@@ -74,11 +74,47 @@ class Settings:
     @property
     def training(self) -> TrainConfig:
         """The configuration of the engine that trains the models."""
-        return {"fsdp": self.train, "megatron": self.megatron, "zero": self.zero}[self.engine]
+        return cast(TrainConfig, getattr(self, _TRAINING[self.engine]))
+
+    def check_read(self, *, apart: bool) -> None:
+        """Refuse options of an engine that does not compute here.
+
+        Args:
+            apart: whether a copy of the actor generates, which FSDP's options are for too.
+
+        Raises:
+            ValueError: as said, with what is read instead.
+        """
+        sides = (("engine", self.engine, _TRAINING), ("generator", self.generator, _GENERATING))
+        for side, chosen, kinds in sides:
+            for kind, name in kinds.items():
+                changed = (
+                    [] if kind == chosen or (apart and kind == "fsdp") else _changed(getattr(self, name))
+                )
+                for option, value in changed:
+                    same = option in {one.name for one in fields(getattr(self, kinds[chosen]))}
+                    other = f"Leave it out, or add --strategy.settings.{side} {kind}"
+                    read = f"Type --strategy.settings.{kinds[chosen]}.{option}" if same else other
+                    raise ValueError(
+                        f"strategy.settings.{name}.{option}={value}: nothing reads it, since {chosen} "
+                        f"computes here and not {kind}. {read}."
+                    )
 
     def completed(self) -> Settings:
         """The same with what Lightning's trainer has told this process, for the devices."""
         return replace(self, deterministic=self.deterministic or deterministic_here())
+
+
+_TRAINING = {"fsdp": "train", "megatron": "megatron", "zero": "zero"}
+_GENERATING = {"native": "generate", "vllm": "vllm"}
+"""What engines are called, and where their options are."""
+
+
+def _changed(config: TrainConfig | Native | VLLM) -> list[tuple[str, object]]:
+    """Options that are not as by default, with their values."""
+    plain = type(config)()
+    pairs = ((one.name, getattr(config, one.name)) for one in fields(config))
+    return [(name, value) for name, value in pairs if value != getattr(plain, name)]
 
 
 @dataclass

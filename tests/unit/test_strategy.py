@@ -14,10 +14,11 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import RowData, TaskData
+from rlhf_lightning.engines import FSDP, VLLM, Megatron, Native, ZeRO
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import Colocated, Local, OneStepOff, OpenRLHF, Standalone
+from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, OneStepOff, OpenRLHF, Standalone
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Reward
+from rlhf_lightning.workers import Actor, Reward, Settings
 
 
 def trainer(strategy: Strategy, root: Path, *, steps: int = 1) -> pl.Trainer:
@@ -46,6 +47,35 @@ def test_the_process_of_the_trainer_needs_no_gpu(tmp_path: Path) -> None:
     run.strategy.accelerator = CUDAAccelerator()  # what Lightning chooses on a machine with GPUs
     run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
     assert run.global_step == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            HybridEngine3D(settings=Settings(train=FSDP(max_tokens_per_micro_batch=9))),
+            r"train\.max_tokens_per_micro_batch=9: nothing reads it, since megatron .*"
+            r"Type --strategy\.settings\.megatron\.max_tokens_per_micro_batch\.",
+        ),
+        (Local(settings=Settings(zero=ZeRO(stage=3))), r"zero\.stage=3: .* or add .*settings\.engine zero\."),
+        (
+            OpenRLHF(settings=Settings(megatron=Megatron(chunks=2))),
+            r"megatron\.chunks=2: .* or add --strategy\.settings\.engine megatron\.",
+        ),
+        (Local(settings=Settings(vllm=VLLM(max_num_seqs=4))), r"vllm\.max_num_seqs=4: .*\.generator vllm\."),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(strategy: Strategy, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(strategy, tmp_path).fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+
+
+def test_options_of_all_that_computes_are_read() -> None:
+    generating = FSDP(max_tokens_per_micro_batch=9)
+    Settings(engine="megatron", train=generating, megatron=Megatron(chunks=2)).check_read(apart=True)
+    Settings(train=generating, generate=Native(slots=2)).check_read(apart=False)
+    with pytest.raises(ValueError, match="engine=zero: hybrid3d trains with megatron"):
+        HybridEngine3D(settings=Settings(engine="zero"))
 
 
 @pytest.mark.parametrize(("name", "rank"), [("RANK", "1"), ("SLURM_PROCID", "7"), ("SLURM_PROCID", "0")])
@@ -135,7 +165,7 @@ def told(strategy: Strategy, root: Path, **options: object) -> str:
         ({"precision": "bf16-mixed"}, "Trainer(precision='bf16-mixed'): each model has a type"),
         ({"precision": "bf16-true"}, 'Type Actor(dtype="bfloat16")'),
         ({"gradient_clip_val": 0.5}, "in Python Actor(optimizer=OptimizerSpec(grad_clip=0.5))"),
-        ({"accumulate_grad_batches": 2}, "in Python Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))"),
+        ({"accumulate_grad_batches": 2}, "settings.train.max_tokens_per_micro_batch TOKENS, in Python FSDP("),
     ],
     ids=str,
 )

@@ -104,15 +104,6 @@ def test_by_hand() -> None:
         close(other({"log_probs": log_probs}, rows, counts)[0], value)
 
 
-@pytest.mark.parametrize(("average", "accuracy"), [(True, 1.0), (False, 0.0)])
-def test_a_pair_is_right_where_the_loss_finds_it_right(average: bool, accuracy: float) -> None:
-    mask = torch.arange(10) < torch.tensor([[1], [10]])  # log-ratios of 0.5 in 1 token, and 0.1 in 10
-    outputs = {"log_probs": torch.tensor([[0.5], [0.1]]).expand(2, 10)}
-    rows = {"response_mask": mask, "ref_log_probs": torch.zeros(2, 10)}
-    objective = DPOLoss(length_average=average)
-    assert objective(outputs, rows, objective.count(rows))[1]["dpo/accuracy"] == accuracy
-
-
 @pytest.mark.parametrize("case", MASKS)
 def test_against_python(case: str, dtype: torch.dtype) -> None:
     mask = mask_of(case)
