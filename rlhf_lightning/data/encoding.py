@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from rlhf_lightning.data.batch import EncodedRows
 from rlhf_lightning.data.record import are_messages
+from rlhf_lightning.data.tokenizer import end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,9 +54,10 @@ def encode_drafts(
     Raises:
         ValueError: a prompt is neither a text nor messages, a text has no tokens, or no row is short enough.
     """
+    form.check_template(tokenizer)
     messages = [prompt_messages(draft, form, where=f"{name}, row {n}") for n, draft in enumerate(drafts, 1)]
     texts = [
-        render(said, tokenizer, where=f"{name}, row {n}") if said else _filled(draft.prompt, form)
+        render(said, tokenizer, form, where=f"{name}, row {n}") if said else _filled(draft.prompt, form)
         for n, (draft, said) in enumerate(zip(drafts, messages, strict=True), 1)
     ]
     prompts = list(tokenize(texts, tokenizer, special=not form.chat_template))
@@ -64,7 +66,7 @@ def encode_drafts(
             raise ValueError(
                 f"{name}, row {number}: the prompt {texts[number - 1]!r} has no tokens. Remove the row."
             )
-    responses = _encode_answers(drafts, tokenizer, name)
+    responses = _encode_answers(drafts, tokenizer, form, name)
     kept = _fitting(prompts, responses, form, name)
     rows = {i: _with_prompt(drafts[i].row, texts[i], messages[i], form) for i in kept}
     places = [index for index in kept for _ in range(max(1, len(responses[index])))]
@@ -103,14 +105,18 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
     return list(prompt)
 
 
-def render(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, *, where: str) -> str:
+def render(
+    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, form: Format, *, where: str
+) -> str:
     """The text of messages as a model reads it, up to where its own turn begins.
 
     Raises:
         ValueError: the tokenizer's chat template refuses them.
     """
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **form.template_options
+        )
     except TemplateError as err:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
@@ -153,8 +159,40 @@ def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
     return end
 
 
+def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
+    """The token that ends a response: what the chat template puts behind an answer, if the model stops there.
+
+    A model is known to stop at its tokenizer's end token, and at those of its generation_config.json.
+
+    Raises:
+        ValueError: the tokenizer has no end token.
+    """
+    end, answer = end_token(tokenizer), "an answer"
+    if not form.chat_template:
+        return end
+    said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+    try:
+        rendered = tokenizer.apply_chat_template(said, tokenize=False, **form.template_options)
+    except TemplateError:  # of a template that wants something else first
+        return end
+    behind = cast("str", rendered).rpartition(answer)[2]
+    first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), end)
+    if first in end_tokens(tokenizer.name_or_path):
+        return int(first)
+    if first in tokenizer.added_tokens_decoder:
+        logger.warning(
+            "the chat template of %s ends an answer with %r, at which the model does not stop: responses end "
+            "with %r. To end them as the template does, name the token in eos_token_id of the model's "
+            "generation_config.json",
+            tokenizer.name_or_path,
+            tokenizer.decode([first]),
+            tokenizer.eos_token,
+        )
+    return end
+
+
 def _encode_answers(
-    drafts: Sequence[Draft], tokenizer: PreTrainedTokenizerBase, name: str
+    drafts: Sequence[Draft], tokenizer: PreTrainedTokenizerBase, form: Format, name: str
 ) -> list[list[_Response]]:
     """The responses to every prompt, none where the rows are prompts only."""
     pieces = [
@@ -169,7 +207,7 @@ def _encode_answers(
     for (number, piece), tokens in zip(pieces, ids, strict=True):
         if piece and not tokens:  # a dialogue may end in silence
             raise ValueError(f"{name}, row {number}: the response {piece!r} has no tokens. Remove the row.")
-    end, rest = end_token(tokenizer), iter(ids)
+    end, rest = turn_end(tokenizer, form), iter(ids)
     return [
         [_join(answer, list(islice(rest, len(answer.pieces))), end) for answer in draft.answers]
         for draft in drafts

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_OURS = ("messages", "add_generation_prompt", "conversation", "tokenize")
+"""Of a chat template, what a row says, or what is asked of it here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +23,8 @@ class Format:
     """Text around a prompt."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template."""
     dialogue: bool = False
     """Fields hold whole dialogues, whose last answer is the response and whose rest is the prompt."""
     max_prompt_tokens: int = 512
@@ -29,3 +39,21 @@ class Format:
     """Data source of the rows that have no such field."""
     group: int = 1
     """Rows of a batch that one drawn row becomes: 2 for a pair."""
+
+    def check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Refuse variables that a tokenizer's chat template does not have.
+
+        Raises:
+            ValueError: as said, or there is no template that would be used.
+        """
+        if self.template_options and not self.chat_template:
+            raise ValueError(
+                f"data.chat_template_options={dict(self.template_options)}: they are for the chat template, "
+                "which is not used. Add --data.chat_template true."
+            )
+        for name in self.template_options:
+            if name in _OURS or name not in str(tokenizer.chat_template):
+                raise ValueError(
+                    f"data.chat_template_options: the chat template of {tokenizer.name_or_path} has no "
+                    f"{name!r} that could be set. Type a variable that stands in it, such as enable_thinking."
+                )

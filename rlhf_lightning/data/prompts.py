@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf_lightning.data.files import Files, Rows
 from rlhf_lightning.data.format import Format
@@ -31,6 +31,8 @@ class PromptData(RowData):
     """Text around a prompt, such as "Question: {prompt} Answer:"; lists of messages stay as they are."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template, ready for the model's turn."""
+    chat_template_options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Variables of that template, such as {enable_thinking: false}."""
     dialogue: bool = False
     """The field holds a whole dialogue "Human: ... Assistant: ..." in one text, as in hh-rlhf: all before its
     last answer is the prompt."""
@@ -56,6 +58,7 @@ class PromptData(RowData):
             prompt_field=self.prompt_field,
             prompt_template=self.prompt_template,
             chat_template=self.chat_template,
+            template_options=self.chat_template_options,
             dialogue=self.dialogue,
             max_prompt_tokens=self.max_prompt_tokens,
             data_source_field=self.data_source_field,

@@ -112,6 +112,8 @@ class ReasoningGymData(RowData):
     """Text around a question."""
     chat_template: bool = False
     """Render the question with the tokenizer's chat template."""
+    chat_template_options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Variables of that template, such as {enable_thinking: false}."""
     max_prompt_tokens: int = 512
     """Rows with longer prompts are counted and dropped."""
 
@@ -121,6 +123,7 @@ class ReasoningGymData(RowData):
             prompt_field="question",
             prompt_template=self.prompt_template,
             chat_template=self.chat_template,
+            template_options=self.chat_template_options,
             max_prompt_tokens=self.max_prompt_tokens,
         )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers.normalizers import Replace
+from transformers import GenerationConfig
 
 from rlhf_lightning.data import CompletionData
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer
@@ -67,6 +68,35 @@ def test_a_conversation_brings_its_prompt_along(write_rows: Writer) -> None:
         completion_data(write_rows({"messages": messages}), response_field="messages")
     with pytest.raises(ValueError, match=r"a list of \{role, content\} messages, the assistant's last"):
         completion_data(write_rows({"messages": messages[:3]}), response_field="messages", chat_template=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("<extra_0>\n", [258, 262], 262, False),
+        ("<extra_0>\n", [258], 258, True),
+        ("<extra_0>\n", None, 258, True),
+        ("<eos>\n", [258], 258, False),
+        ("\n", [258, 262], 258, False),
+        ("", None, 258, False),
+    ],
+)
+def test_a_response_ends_as_the_chat_template_ends_it_where_the_model_stops_there(
+    write_rows: Writer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    case: tuple[str, list[int] | None, int, bool],
+) -> None:
+    (behind, stops, end, warned), tokenizer = case, build_byte_tokenizer()
+    turn = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}BEHIND{% endfor %}"
+    tokenizer.chat_template = turn.replace("BEHIND", behind.replace("\n", "{{ '\\n' }}"))
+    tokenizer.save_pretrained(tmp_path)
+    if stops is not None:
+        GenerationConfig(eos_token_id=stops).save_pretrained(tmp_path)
+    file = write_rows({"prompt": "a", "response": "b"})
+    data = completion_data(file, chat_template=True, tokenizer=str(tmp_path), batch_size=1)
+    assert next(iter(data.train_dataloader()))["response_ids"].tolist() == [[98, end]]
+    assert ("at which the model does not stop" in caplog.text) == warned
 
 
 def test_a_dialogue_brings_its_prompt_along(write_rows: Writer) -> None:

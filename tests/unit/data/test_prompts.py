@@ -113,6 +113,24 @@ def test_messages_that_the_chat_template_refuses(write_rows: Writer, tmp_path: P
         prompt_data(file, chat_template=True, tokenizer=str(tmp_path / "tokenizer"))
 
 
+def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> None:
+    thinking = build_byte_tokenizer()
+    thinking.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %} plainly{% endif %}"
+    thinking.save_pretrained(tmp_path)
+    options = {"chat_template": True, "tokenizer": str(tmp_path), "batch_size": 1}
+
+    def told(**variables: object) -> object:
+        data = prompt_data(write_rows({"prompt": "hi"}), **options, chat_template_options=variables)
+        return data.train_rows[0]["prompt"]
+
+    assert (told(), told(enable_thinking=True), told(enable_thinking=False)) == ("hi", "hi", "hi plainly")
+    for unknown in ("enable_thinkin_", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=f"has no '{unknown}' that could be set"):
+            told(**{unknown: False})
+    with pytest.raises(ValueError, match=r"which is not used\. Add --data\.chat_template true"):
+        prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
+
+
 def test_prompts_of_dialogues(write_rows: Writer) -> None:
     file = write_rows({"chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d"})
     options = {"prompt_field": "chosen", "dialogue": True, "batch_size": 1}

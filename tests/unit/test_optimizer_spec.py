@@ -1,0 +1,31 @@
+"""What an optimizer's options may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_lightning.spec import OptimizerSpec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, r"optimizer\.lr=-1\.0: .*Try 1e-6"),
+        ({"betas": (0.9, 1.0)}, r"optimizer\.betas=\(0\.9, 1\.0\): .*Try 0\.9 and 0\.999"),
+        ({"betas": (-0.1, 0.9)}, r"optimizer\.betas="),
+        ({"eps": 0.0}, r"optimizer\.eps=0\.0: .*Try 1e-8"),
+        ({"weight_decay": -0.1}, r"optimizer\.weight_decay=-0\.1: use 0"),
+        ({"grad_clip": -1.0}, r"optimizer\.grad_clip=-1\.0: use 0"),
+        ({"warmup_steps": -1}, r"optimizer\.warmup_steps=-1: use 0"),
+        ({"total_steps": 100}, r"total_steps=100 with schedule=constant: .*linear or cosine"),
+        ({"schedule": "linear", "warmup_steps": 5, "total_steps": 5}, r"Set total_steps above warmup_steps"),
+    ],
+)
+def test_what_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimizerSpec(**options)  # type: ignore[arg-type]
+
+
+def test_the_edges_are_taken() -> None:
+    OptimizerSpec(lr=0.0, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=0.0)
+    OptimizerSpec(schedule="cosine", warmup_steps=4, total_steps=5)
