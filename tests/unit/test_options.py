@@ -13,9 +13,9 @@ from typing import get_args, get_type_hints
 import pytest
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.algos import DAPO, GRPO, PPO
+from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.data import PromptData
+from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.strategies import (
     Auto,
     Colocated,
@@ -288,7 +288,11 @@ def holds(kind: object, names: Sequence[str]) -> bool:
     return any(first in known and (not rest or holds(known[first], rest)) for known in fields)
 
 
-OWNERS = {"algo": (GRPO, PPO, DAPO), "strategy": (HybridEngine3D,), "data": (PromptData,)}
+OWNERS = {
+    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel),
+    "strategy": (HybridEngine3D,),
+    "data": (PromptData, CompletionData),
+}
 
 
 def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
