@@ -53,7 +53,7 @@ class PPO(RLHFAlgorithm):
         """Keep what runs through the iterations where checkpoints find it; refuse what cannot be."""
         GAEEstimator(gamma=self.gamma, lam=self.lam)
         self.running = Running(self.kl, self.scaling)
-        pass  # mutated
+        self.spared = False
         self.texts: Iterator[Batch] = iter(())
 
     def setup(self, stage: str) -> None:

@@ -273,8 +273,8 @@ class RLHFAlgorithm(LightningModule):
         """The rows in a new order each epoch, some at a time.
 
         The order depends on the run's seed, the iteration, the epoch and the lengths of the rows, not on the
-        devices. Devices
-        that take equal numbers of a mini-batch's rows have about as many tokens, unless `rows_stay`.
+        devices. Devices that take equal numbers of a mini-batch's rows have about as many tokens, unless
+        `rows_stay`.
 
         Args:
             batch: all rows.
