@@ -16,7 +16,15 @@ from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import RowData, TaskData
 from rlhf_lightning.engines import FSDP, VLLM, Megatron, Native, ZeRO
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, OneStepOff, OpenRLHF, Standalone
+from rlhf_lightning.strategies import (
+    Colocated,
+    DeepSpeedChat,
+    HybridEngine3D,
+    Local,
+    OneStepOff,
+    OpenRLHF,
+    Standalone,
+)
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Reward, Settings
 
@@ -74,8 +82,8 @@ def test_options_of_all_that_computes_are_read() -> None:
     generating = FSDP(max_tokens_per_micro_batch=9)
     Settings(engine="megatron", train=generating, megatron=Megatron(chunks=2)).check_read(apart=True)
     Settings(train=generating, generate=Native(slots=2)).check_read(apart=False)
-    with pytest.raises(ValueError, match="engine=zero: hybrid3d trains with megatron"):
-        HybridEngine3D(settings=Settings(engine="zero"))
+    with pytest.raises(ValueError, match="engine=megatron: deepspeed-chat trains with zero"):
+        DeepSpeedChat(settings=Settings(engine="megatron"))
 
 
 @pytest.mark.parametrize(("name", "rank"), [("RANK", "1"), ("SLURM_PROCID", "7"), ("SLURM_PROCID", "0")])
