@@ -88,6 +88,8 @@ class Strategy(SingleDeviceStrategy):
         complete(self)
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"strategy.devices={self.devices}: a job needs at least 1 device.")
+        if self.timeout_s <= 0:
+            raise ValueError(f"strategy.timeout_s={self.timeout_s}: must be above 0. Try 1800.")
         if self.engine is not None:
             if self.settings.engine not in ("fsdp", self.engine):
                 raise ValueError(

@@ -178,8 +178,12 @@ class Batch:
 
         Raises:
             IndexError: a row is not there.
+            TypeError: they are no row numbers, such as a mask.
         """
-        index = np.asarray(rows, dtype=np.int64)
+        given = np.asarray(rows)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"take({given.dtype}): wants row numbers. Of a mask type mask.nonzero()[:, 0].")
+        index = given.astype(np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):
             raise IndexError(f"rows {index.min()} to {index.max()} of a batch of {len(self)}.")
         return Batch({name: self.column(name).take(index) for name in self._columns}, num_rows=len(index))

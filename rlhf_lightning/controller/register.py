@@ -102,7 +102,13 @@ class RemoteMethod:
         if caller is None:
             return self.method.function(instance, *rows, **arguments)
         batch = rows[0] if rows else None
-        assert batch is None or isinstance(batch, Batch)
+        named = any(isinstance(value, Batch) for value in arguments.values())
+        if len(rows) > 1 or named or not isinstance(batch, Batch | None):
+            whose, takes = type(instance).__name__, list(inspect.signature(self.method.function).parameters)
+            raise TypeError(
+                f"{whose}.{self.method.name}: a remote call takes its rows, a Batch, by position and all "
+                f"else by name. Its parameters are {', '.join(takes[1:]) or 'none'}."
+            )
         return caller.call(self.method, batch, {**instance.arguments(self.method), **arguments})
 
 

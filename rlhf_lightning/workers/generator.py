@@ -38,8 +38,8 @@ from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InH
 from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.underway import Underway
 
-CHANGING = frozenset({"update_actor", "load"})
-"""Methods of an actor after which a generator's weights are old."""
+_KEEPING = methods_of(Actor).keys() - {"update_actor", "load"}
+"""Methods of an actor that leave its weights as they are; of one of the user's own nobody knows."""
 
 
 @dataclass
@@ -212,7 +212,7 @@ class SeparateGeneration:
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`; answers have `weights_version` [B] int64 too."""
-        self.stale = self.stale or method.name in CHANGING
+        self.stale = self.stale or method.name not in _KEEPING
         if method.name != "generate_sequences":
             return self.actor.call(method, batch, arguments)
         assert batch is not None

@@ -78,6 +78,11 @@ def test_options_that_nothing_reads_are_refused(strategy: Strategy, message: str
         trainer(strategy, tmp_path).fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
 
 
+def test_a_wait_has_an_end() -> None:
+    with pytest.raises(ValueError, match=r"strategy\.timeout_s=0: must be above 0"):
+        Colocated(timeout_s=0)
+
+
 def test_options_of_all_that_computes_are_read() -> None:
     generating = FSDP(max_tokens_per_micro_batch=9)
     Settings(engine="megatron", train=generating, megatron=Megatron(chunks=2)).check_read(apart=True)

@@ -103,3 +103,11 @@ def test_rows_that_are_not_there_are_refused(rows: list[int]) -> None:
 def test_an_unknown_column_lists_the_known() -> None:
     with pytest.raises(KeyError, match=r"no column 'z' in this batch; it has \['x'\]"):
         numbers(1)["z"]
+
+
+def test_a_mask_is_no_row_numbers() -> None:
+    batch = Batch.of({"x": torch.arange(4)})
+    with pytest.raises(TypeError, match=r"mask\.nonzero\(\)\[:, 0\]"):
+        batch.take(batch["x"] > 1)
+    assert batch.take((batch["x"] > 1).nonzero()[:, 0])["x"].tolist() == [2, 3]
+    assert len(batch.take([])) == 0

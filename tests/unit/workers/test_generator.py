@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import DP_METRIC, Batch, register
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.controller.transfer import Inputs
 from rlhf_lightning.parallel import ParallelLayout
@@ -64,6 +65,43 @@ def test_weights_go_before_the_first_answers_and_after_every_change() -> None:
     assert calls == ["actor.update_actor", *sync, *answer]
     assert isinstance(found, Batch)
     assert found["weights_version"].tolist() == [2, 2, 2]
+
+
+class Twice(Actor):
+    """An actor with an update of its own."""
+
+    @register(transfer=DP_METRIC)
+    def learn_twice(self, rows: TensorDict) -> dict[str, float]:
+        """Nothing, here."""
+        del rows
+        return {}
+
+
+def test_weights_go_after_a_method_of_ones_own_too() -> None:
+    calls: list[str] = []
+    separate = SeparateGeneration(
+        Noting("actor", calls), Noting("generator", calls), recompute_log_probs=False
+    )
+    separate.call(METHODS["generate_sequences"], batch(0), {})
+    calls.clear()
+    separate.call(methods_of(Twice)["learn_twice"], batch(0), {})
+    separate.call(METHODS["generate_sequences"], batch(0), {})
+    assert calls[:2] == ["actor.learn_twice", "actor.send_weights"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [((batch(0), True), {}), ((Path("d"),), {}), ((), {"rows": batch(0)})],
+    ids=["two", "no batch", "by name"],
+)
+def test_a_remote_call_takes_its_rows_by_position(rows: tuple[object, ...], named: dict[str, object]) -> None:
+    calls: list[str] = []
+    actor = Actor().bound(Noting("actor", calls))
+    with pytest.raises(TypeError, match=r"Actor\.generate_sequences: .*Its parameters are rows, "):
+        actor.generate_sequences(*rows, **named)  # type: ignore[arg-type]
+    assert calls == []
+    actor.generate_sequences(batch(0), greedy=True)  # type: ignore[arg-type]
+    assert calls == ["actor.generate_sequences"]
 
 
 def test_log_probs_are_the_actors_where_it_wants_so() -> None:
