@@ -100,7 +100,7 @@ def test_a_remote_call_takes_its_rows_by_position(rows: tuple[object, ...], name
     with pytest.raises(TypeError, match=r"Actor\.generate_sequences: .*Its parameters are rows, "):
         actor.generate_sequences(*rows, **named)  # type: ignore[arg-type]
     assert calls == []
-    actor.generate_sequences(batch(0), greedy=True)  # type: ignore[arg-type]
+    actor.generate_sequences(batch(0), greedy=True)
     assert calls == ["actor.generate_sequences"]
 
 
