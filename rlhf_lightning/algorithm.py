@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform
 
@@ -25,6 +24,7 @@ from rlhf_lightning import checks
 from rlhf_lightning.balance import balanced, tokens_of
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
+from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
@@ -290,9 +290,7 @@ class RLHFAlgorithm(LightningModule):
             yield from [batch if self.rows_stay else balanced(batch, tokens, together=together)] * epochs
             return
         for epoch in range(epochs):
-            drawn_with = zlib.crc32(f"{run_seed()}/{self.global_step}/{epoch}".encode())
-            generator = torch.Generator().manual_seed(drawn_with)
-            order = torch.randperm(groups, generator=generator)
+            order = permutation(groups, run_seed(), self.global_step, epoch)
             rows = (order[:, None] * together + torch.arange(together)).flatten().numpy()
             for start in range(0, len(batch), size * together):
                 part = rows[start : start + size * together]

@@ -88,11 +88,12 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
             f"Actor(optimizer=OptimizerSpec(grad_clip={clip}))."
         )
     if (count := trainer.accumulate_grad_batches) != 1:
+        field = training.option.rpartition(".")[2]
         raise ValueError(
             f"Trainer(accumulate_grad_batches={count}): an optimizer's step is over a whole mini-batch, of "
             "which as many tokens as fit are computed at a time. Type --algo.mini_batch_size ROWS, and "
             f"--{training.option}.max_tokens_per_micro_batch TOKENS, in Python "
-            f"{type(training).__name__}(max_tokens_per_micro_batch=TOKENS) in the strategy's Settings."
+            f"Settings({field}={type(training).__name__}(max_tokens_per_micro_batch=TOKENS))."
         )
 
 

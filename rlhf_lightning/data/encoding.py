@@ -114,14 +114,21 @@ def render(
         ValueError: the tokenizer's chat template refuses them.
     """
     try:
-        rendered = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **form.template_options
-        )
+        return _templated(messages, tokenizer, form, answered=False)
     except TemplateError as err:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
             f"{where}: the tokenizer's chat template refuses messages of {roles} ({err}). Remove the row."
         ) from err
+
+
+def _templated(
+    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, form: Format, *, answered: bool
+) -> str:
+    """The text of messages, with the beginning of the model's turn unless they are answered."""
+    rendered = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=not answered, **form.template_options
+    )
     return cast("str", rendered)
 
 
@@ -172,10 +179,10 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
         return end
     said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     try:
-        rendered = tokenizer.apply_chat_template(said, tokenize=False, **form.template_options)
+        rendered = _templated(said, tokenizer, form, answered=True)
     except TemplateError:  # of a template that wants something else first
         return end
-    behind = cast("str", rendered).rpartition(answer)[2]
+    behind = rendered.rpartition(answer)[2]
     first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), end)
     if first in end_tokens(tokenizer.name_or_path):
         return int(first)

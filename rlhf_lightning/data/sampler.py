@@ -11,6 +11,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class EpochSampler(Sampler[int]):
     def _order(self, epoch: int) -> list[int]:
         if not self.shuffle:
             return list(range(self.size))
-        # Mixed into 32 bits: the generator ignores the upper half of a seed.
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{epoch}".encode()))
-        return torch.randperm(self.size, generator=generator).tolist()
+        return permutation(self.size, self.seed, epoch).tolist()
+
+
+def permutation(size: int, *seeds: int) -> Tensor:
+    """The numbers below `size`, [size] int64, in an order that some numbers decide together."""
+    # Mixed into 32 bits: the generator ignores the upper half of a seed.
+    mixed = zlib.crc32("/".join(map(str, seeds)).encode())
+    return torch.randperm(size, generator=torch.Generator().manual_seed(mixed))

@@ -63,10 +63,7 @@ def resolve(name: str, *, kind: Kind = "reward", http: HTTPOptions | None = None
         return REWARDS[name]
     if name.startswith(SCHEMES):
         return Service(name, http or HTTPOptions())
-    what = f"{kind} function {name!r}"
-    function = imported(name, what=what, others=_OTHERS)
-    _check_parameters(function, what)
-    return cast("RewardFunction", function)
+    return cast("RewardFunction", imported(name, what=f"{kind} function {name!r}", others=_OTHERS))
 
 
 def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]:
@@ -98,8 +95,16 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
     return cast("Callable[..., object]", function)
 
 
-def _check_parameters(function: Callable[..., object], what: str) -> None:
-    """Refuse a function that takes something else than three lists, or calls them what they are not."""
+def check_parameters(function: RewardFunction, *, what: str) -> None:
+    """Refuse a function that takes something else than three lists, or calls them what they are not.
+
+    Args:
+        function: as `resolve` returns it.
+        what: it is, for messages.
+
+    Raises:
+        ValueError: as said, with what it is called with.
+    """
     try:
         parameters = inspect.signature(function)
     except ValueError:  # of a built-in without one

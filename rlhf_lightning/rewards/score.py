@@ -13,7 +13,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_lightning.rewards.http import ServiceError
-from rlhf_lightning.rewards.registry import resolve
+from rlhf_lightning.rewards.registry import check_parameters, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,11 +68,11 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
         rows: rows of the data, each with `prompt` and `data_source`.
 
     Raises:
-        ValueError: a function does not exist, or does not work on these rows.
+        ValueError: a function does not exist, takes something else, or does not work on these rows.
     """
     once = replace(spec, http=replace(spec.http, retries=0))
     for name in spec.names():
-        resolve(name, kind=spec.kind)
+        check_parameters(resolve(name, kind=spec.kind), what=f"{spec.kind} function {name!r}")
     sources: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
     for row in rows:
         picked = sources[str(row.get("data_source", ""))]

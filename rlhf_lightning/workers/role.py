@@ -86,19 +86,25 @@ class Settings:
             ValueError: as said, with what is read instead.
         """
         sides = (("engine", self.engine, _TRAINING), ("generator", self.generator, _GENERATING))
-        for side, chosen, kinds in sides:
-            for kind, name in kinds.items():
-                changed = (
-                    [] if kind == chosen or (apart and kind == "fsdp") else _changed(getattr(self, name))
+        for side, chosen, names in sides:
+            read = {names[chosen], "train"} if apart else {names[chosen]}
+            for kind, name in names.items():
+                changed = None if name in read else self._changed(name)
+                if changed is None:
+                    continue
+                instead = f"Leave it out, or add --strategy.settings.{side} {kind}"
+                if hasattr(getattr(self, names[chosen]), changed[0]):
+                    instead = f"Type --strategy.settings.{names[chosen]}.{changed[0]}"
+                raise ValueError(
+                    f"strategy.settings.{name}.{changed[0]}={changed[1]}: nothing reads it, since {chosen} "
+                    f"computes here and not {kind}. {instead}."
                 )
-                for option, value in changed:
-                    same = option in {one.name for one in fields(getattr(self, kinds[chosen]))}
-                    other = f"Leave it out, or add --strategy.settings.{side} {kind}"
-                    read = f"Type --strategy.settings.{kinds[chosen]}.{option}" if same else other
-                    raise ValueError(
-                        f"strategy.settings.{name}.{option}={value}: nothing reads it, since {chosen} "
-                        f"computes here and not {kind}. {read}."
-                    )
+
+    def _changed(self, name: str) -> tuple[str, object] | None:
+        """The first option of an engine that is not as by default, and its value."""
+        config = getattr(self, name)
+        plain, values = type(config)(), ((one.name, getattr(config, one.name)) for one in fields(config))
+        return next(((option, value) for option, value in values if value != getattr(plain, option)), None)
 
     def completed(self) -> Settings:
         """The same with what Lightning's trainer has told this process, for the devices."""
@@ -108,13 +114,6 @@ class Settings:
 _TRAINING = {"fsdp": "train", "megatron": "megatron", "zero": "zero"}
 _GENERATING = {"native": "generate", "vllm": "vllm"}
 """What engines are called, and where their options are."""
-
-
-def _changed(config: TrainConfig | Native | VLLM) -> list[tuple[str, object]]:
-    """Options that are not as by default, with their values."""
-    plain = type(config)()
-    pairs = ((one.name, getattr(config, one.name)) for one in fields(config))
-    return [(name, value) for name, value in pairs if value != getattr(plain, name)]
 
 
 @dataclass

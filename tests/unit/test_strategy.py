@@ -178,7 +178,7 @@ def told(strategy: Strategy, root: Path, **options: object) -> str:
         ({"precision": "bf16-mixed"}, "Trainer(precision='bf16-mixed'): each model has a type"),
         ({"precision": "bf16-true"}, 'Type Actor(dtype="bfloat16")'),
         ({"gradient_clip_val": 0.5}, "in Python Actor(optimizer=OptimizerSpec(grad_clip=0.5))"),
-        ({"accumulate_grad_batches": 2}, "settings.train.max_tokens_per_micro_batch TOKENS, in Python FSDP("),
+        ({"accumulate_grad_batches": 2}, "in Python Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))"),
     ],
     ids=str,
 )
