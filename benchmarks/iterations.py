@@ -51,6 +51,9 @@ class Run:
     dtype: Dtype = "float32"
     """What models compute in."""
 
+    seed: int = 0
+    """Of what is drawn, where the trainer takes one."""
+
     kl: float | None = None
     """KL coefficient; None is the default of TRL's trainer (GRPO 0, then no reference model; PPO 0.05)."""
 
@@ -156,6 +159,7 @@ def from_command_line() -> Run:
     parser.add_argument("--generator", choices=get_args(Generator), default=Run.generator)
     parser.add_argument("--micro_batches", type=int, default=Run.micro_batches)
     parser.add_argument("--dtype", choices=get_args(Dtype), default=Run.dtype)
+    parser.add_argument("--seed", type=int, default=Run.seed)
     parser.add_argument("--kl", type=float, default=None)
     args = vars(parser.parse_args())
     return Run(**args | {"workload": Workload.under(args["workload"])})

@@ -128,6 +128,7 @@ def algorithm(run: Run) -> RLHFAlgorithm:
         dtype=run.dtype,
         optimizer=OptimizerSpec(lr=LEARNING_RATE),
         sampling=Sampling(max_new_tokens=RESPONSE_TOKENS),
+        seed=run.seed,
     )
     return KINDS[run.algo](run, actor, Reward(functions="ours_throughput.rule"))
 

@@ -7,10 +7,11 @@
 
 Every trainer runs the workload of workload.py (64 sequences, Llama of hidden 256 x 4 layers, vocabulary
 4,096, rule reward) with one epoch and one update an iteration: prompts of 64 and responses of 128
-tokens, or ragged ones of 16 to 64 and 8 to 128. Tokens are those of each system's own prompts and responses,
-without padding. TRL (GRPO 1.16, PPO 1.12) and verl 0.5.0 run GRPO and PPO. A trial of one iteration tries
-every setting of each side: the peers' one and two processes and one or four micro-batches, TRL's GRPO with
-its own generation and vLLM's, ours on one and two devices, all in each of `--dtypes` (float32 as a rule).
+tokens, or ragged ones of 16 to 64 and 8 to 128, drawn with other seeds in each round. Tokens are those of
+each system's own prompts and responses, without padding. TRL (GRPO 1.16, PPO 1.12) and verl 0.5.0 run GRPO
+and PPO. A trial of one iteration tries every setting of each side: the peers' one and two processes and one
+or four micro-batches, TRL's GRPO with its own generation and vLLM's, ours on one and two devices, all in
+each of `--dtypes` (float32 as a rule).
 The rounds repeat each side's best.
 
 Prints tokens/s, lengths, ours over each peer, and the share of the bound that bound.py counts, at the rate of
@@ -39,6 +40,8 @@ CORES = 2
 PEERS: Mapping[str, tuple[str, ...]] = {"trl": ("grpo", "ppo"), "verl": ("grpo", "ppo")}
 """Their algorithms."""
 SYSTEMS = (*PEERS, "ours")
+ITERATIONS: Mapping[Lengths, int] = {"fixed": 3, "ragged": 12}
+"""That are timed: as many as bring the mean of random lengths within 3% of what is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +141,7 @@ def settings(algo: str, system: str, dtypes: Sequence[Dtype]) -> list[Setting]:
     ]
 
 
-def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths) -> Ran:
+def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths, seed: int = 0) -> Ran:
     """Run one setting."""
     interpreter, script = setting.script(algo)
     given = {
@@ -150,6 +153,7 @@ def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths) -
         "micro_batches": setting.micro_batches,
         "generator": setting.generator,
         "dtype": setting.dtype,
+        "seed": seed,
     }
     output = environments.run(
         interpreter,
@@ -171,9 +175,10 @@ def directory(lengths: Lengths) -> Path:
 def play(args: argparse.Namespace) -> list[Round]:
     """All rounds, each side in one setting."""
     chosen = choose(args)
+    iterations = args.iterations or ITERATIONS[args.lengths]
     return [
-        one_round(f"round {number + 1}", chosen, iterations=args.iterations, lengths=args.lengths)
-        for number in range(args.rounds)
+        one_round(number, chosen, iterations=iterations, lengths=args.lengths)
+        for number in range(1, args.rounds + 1)
     ]
 
 
@@ -182,19 +187,19 @@ def choose(args: argparse.Namespace) -> dict[tuple[str, str], list[Setting]]:
     every = {side: settings(*side, args.dtypes) for side in itertools.product(args.algos, args.systems)}
     if args.quick:
         return {side: found[:1] for side, found in every.items()}
-    trial = one_round("trial", every, iterations=1, lengths=args.lengths)
+    trial = one_round(0, every, iterations=1, lengths=args.lengths)
     return {side: [run.setting for run in trial.ranked(*side)[:1]] for side in every}
 
 
 def one_round(
-    name: str, chosen: Mapping[tuple[str, str], list[Setting]], *, iterations: int, lengths: Lengths
+    number: int, chosen: Mapping[tuple[str, str], list[Setting]], *, iterations: int, lengths: Lengths
 ) -> Round:
-    """Run the settings that were chosen for each algorithm and system."""
+    """Run the settings that were chosen for each algorithm and system; the trial is round 0."""
     dtypes = {setting.dtype for found in chosen.values() for setting in found}
     flops = max(bound.matrix_rate(CORES, getattr(torch, dtype)) for dtype in dtypes)
-    print(f"{name}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
+    print(f"{f'round {number}' if number else 'trial'}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
     runs = [
-        measure(algo, setting, iterations=iterations, lengths=lengths)
+        measure(algo, setting, iterations=iterations, lengths=lengths, seed=number)
         for (algo, _), found in chosen.items()
         for setting in found
     ]
@@ -233,7 +238,10 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--iterations", type=int, default=3, help="timed iterations of each run, after one that is not"
+        "--iterations",
+        type=int,
+        default=0,
+        help="timed iterations of each run, after one that is not; 0: 3, or 12 of ragged lengths",
     )
     parser.add_argument(
         "--dtypes",

@@ -34,6 +34,7 @@ def bare_arguments(run: Run) -> dict[str, object]:
         "bf16": False,
         "learning_rate": LEARNING_RATE,
         "temperature": 1.0,
+        "seed": run.seed,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
