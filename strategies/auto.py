@@ -141,7 +141,8 @@ class Auto(Strategy):
         Raises:
             ValueError: the models do not fit.
         """
-        workload = read_workload(self.algorithm, self.settings, offload=self.offload)
+        frees = self.offload and num_gpus() > 0  # on a CPU what is sent away stays where it is
+        workload = read_workload(self.algorithm, self.settings, offload=frees)
         flow, shapes = read_dataflow(self.algorithm, workload.batch), read_shapes(self.algorithm)
         key = (devices, workload, flow, tuple(shapes.items()))
         if key not in self._found:
@@ -172,10 +173,12 @@ class Auto(Strategy):
         pools = self.mapping.pools
         self._check_roles(roles)
         total = sum(pool.devices for pool in pools)
-        if min(pool.devices for pool in pools) < 1 or (devices is not None and total > devices):
+        if empty := [", ".join(pool.roles) for pool in pools if pool.devices < 1]:
+            raise ValueError(f"Auto(mapping.pools): {empty[0]} has no devices. Give each pool at least 1.")
+        if devices is not None and total > devices:
             raise ValueError(
                 f"Auto(devices={devices}, mapping.pools with {[pool.devices for pool in pools]} devices): "
-                f"each needs at least 1, and all {total}. Try devices={max(total, len(pools))}."
+                f"these are {total}. Try devices={total}."
             )
         self._sizes = {name: sizes for pool in pools for name, sizes in pool.sizes.items()}
         return [ResourcePool(pool.roles[0], pool.devices, pool.roles) for pool in pools if pool.roles]

@@ -3,7 +3,7 @@
     training     parameters + gradients + states + activations
     inference    parameters + activations of one layer
     generation   parameters of the generation layout + keys and values + buffers
-    resting      what a model keeps on its devices while another one works there
+    resting      what a model keeps on its devices while another one works there; nothing with `offload`
 N parameters of a device, as in `layers.device_parameters`:
     parameters   element N, and 4 N of float32 masters where they are kept beside
     gradients    4 N
@@ -137,17 +137,18 @@ def rows_at_once(
     return most if most < rows else 0
 
 
-def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
-    """While another phase runs on the devices; with `offload` gradients and states wait in the host."""
+def footprint(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
+    """What a model is beside what its own call needs; with `offload` it comes to the device for a call."""
     if not trained:
         return Parts(parameters=_scoring_parameters(shape, layout, workload))
-    busy = training(shape, layout, workload)
-    if not workload.offload:
-        return dataclasses.replace(busy, activations=_kept(shape, layout, workload), buffers=0.0)
-    copy = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
-    kept = min(busy.parameters, copy)
-    away = busy.parameters - kept + busy.gradients + busy.states
-    return Parts(parameters=kept, host=away)
+    kept = 0.0 if workload.offload else _kept(shape, layout, workload)
+    return dataclasses.replace(training(shape, layout, workload), activations=kept, buffers=0.0)
+
+
+def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
+    """While another model computes on the devices; with `offload` it waits in the host's memory."""
+    whole = footprint(shape, layout, workload, trained=trained)
+    return Parts(host=whole.total) if workload.offload else whole
 
 
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:

@@ -66,6 +66,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         sequence_parallel=training.sequence_parallel,
         sharding="none" if isinstance(role, Generator) else training.sharding,
         held_once=training.held_once,
+        one_stage=settings.generator == "vllm",
         gathered_once=training.gathers_once(on_cpu=on_cpu),
         element=2 if role.computes_in == "bfloat16" else 4,
         masters=role.computes_in == "bfloat16",

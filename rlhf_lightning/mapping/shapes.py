@@ -84,6 +84,12 @@ class ModelShape:
         share = max(self.kv_width / tensor, self.kv_width / self.kv_heads)
         return 2 * element * share * self.layers / pipeline
 
+    def divides(self, tensor: int) -> bool:
+        """Whether `tensor` devices can share each layer evenly, as Megatron-core wants it."""
+        shared = self.kv_heads % tensor == 0 or tensor % self.kv_heads == 0
+        rows = self.query_width + 2 * self.kv_width
+        return shared and not any(size % tensor for size in (self.heads, self.intermediate, rows))
+
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder with another head: a critic or a reward model of an actor's shape."""
         return dataclasses.replace(self, head=head)

@@ -104,13 +104,13 @@ class SimulatedCosts:
         return self._signatures[role]
 
     def layouts(self, role: str, devices: int) -> Sequence[Layout]:
-        """Tensor shards within a node, stages of equally many layers, replicas that all have rows."""
+        """Tensor shards within a node that divide the model, equal stages, replicas that all have rows."""
         known = self._models[role]
         shape = known.shape
         rows = min(w.batch // w.mini_batches for w in known.workloads.values())
         widest = 1 if self.data_parallel_only else math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
         found = []
-        for t in divisors(widest):
+        for t in filter(shape.divides, divisors(widest)):
             deepest = 1 if self.data_parallel_only else math.gcd(devices // t, shape.layers)
             for p in divisors(deepest):
                 train = ParallelLayout(p=p, t=t, d=devices // (p * t))
@@ -122,7 +122,8 @@ class SimulatedCosts:
         """A pg divides p and tg divides t, so that a training shard lies in its device's generation shard."""
         if role not in self.elastic:
             return [None]
-        return [GenerationSizes(pg, tg) for pg in divisors(train.p) for tg in divisors(train.t)]
+        stages = [1] if self.workload.one_stage else divisors(train.p)
+        return [GenerationSizes(pg, tg) for pg in stages for tg in divisors(train.t)]
 
     def resident(self, role: str, layout: Layout) -> float:
         """Bytes that stay while other models compute."""
@@ -157,38 +158,45 @@ class SimulatedCosts:
                     fixed[stage] += self.transition(role, layout).seconds
                 else:
                     fixed[stage] += self.estimate(role, layout, work, 0.0).seconds
-        resident = memory.resting(
-            known.shape, layout.train, self.workload, trained="train" in known.kinds
-        ).total
-        working = max(self._peak(role, layout, work, resident) for work in known.workloads) - resident
+        whole = self._footprint(role, layout)
+        resident = 0.0 if self.workload.offload else whole
+        working = max(self._peak(role, layout, work) for work in known.workloads) - resident
         return _Profile(resident, working, tuple(fixed), tuple(generations))
+
+    def _footprint(self, role: str, layout: Layout) -> float:
+        """Bytes of the model itself, which with `offload` come to the device for a call."""
+        known = self._models[role]
+        trained = "train" in known.kinds
+        return memory.footprint(known.shape, layout.train, self.workload, trained=trained).total
 
     def used(self, role: str, layout: Layout, work: Work, free: float) -> float:
         """Bytes of the model itself while it does some work; a generation uses what is free."""
-        resident = self.resident(role, layout)
         if work.kind == "generate":
-            return resident + self._room(role, layout, work)[0] + self.kv_bytes(role, layout, work, free)
-        return self._peak(role, layout, work, resident)
+            own = self.resident(role, layout) + self._room(role, layout, work)[0]
+            return own + self.kv_bytes(role, layout, work, free)
+        return self._peak(role, layout, work)
 
-    def _peak(self, role: str, layout: Layout, work: Work, resident: float) -> float:
-        known = self._models[role]
+    def _peak(self, role: str, layout: Layout, work: Work) -> float:
+        known, whole = self._models[role], self._footprint(role, layout)
         workload = known.workloads[work]
         if work.kind == "generate":
             buffers, one = self._room(role, layout, replace(work, rows=1))
-            return resident + buffers + one
+            return buffers + one if workload.offload else whole + buffers + one
         if work.kind == "train":
             return memory.training(known.shape, layout.train, workload).total
         scoring = memory.inference(known.shape, layout.train, workload)
-        return resident + scoring.activations + scoring.buffers
+        return whole + scoring.activations + scoring.buffers
 
     def _room(self, role: str, layout: Layout, work: Work) -> tuple[float, float]:
-        """Bytes of a generation's weights and buffers, and of all the keys and values that it can use."""
+        """Bytes that a generation needs beside residents, and of all the keys and values that it can use."""
         key = (self.signature(role), layout, work.rows)
         if key not in self._rooms:
             shape, sizes, workload = self._models[role].shape, layout.generation, self._workload(work)
             assert sizes is not None
             parts = memory.generation(shape, layout.train, sizes, workload=workload)
-            self._rooms[key] = parts.total, memory.kv_needed(shape, layout.train, sizes, workload)
+            brought = self._footprint(role, layout) if workload.offload else 0.0
+            needed = memory.kv_needed(shape, layout.train, sizes, workload)
+            self._rooms[key] = parts.total + brought, needed
         return self._rooms[key]
 
     def kv_bytes(self, role: str, layout: Layout, work: Work, free: float) -> float:

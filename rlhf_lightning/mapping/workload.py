@@ -57,7 +57,9 @@ class Workload:
     masters: bool = True
     """Whether float32 masters stand beside the parameters; not where these are float32 themselves."""
     offload: bool = False
-    """Whether gradients and states leave the device while the model does not train."""
+    """Whether a model leaves its devices, weights, gradients and states, while another computes there."""
+    one_stage: bool = False
+    """Whether generation takes no pipeline stages, as vLLM's."""
 
     def __post_init__(self) -> None:
         names = ("prompt", "response", "batch", "mini_batches", "epochs", "micro_batch_tokens", "element")

@@ -123,12 +123,16 @@ def test_kept_passes_rest_on_the_device_until_the_update() -> None:
     assert memory.resting(shape, ONE, few, trained=True).activations == pytest.approx(kept / 4)
 
 
-def test_offload_leaves_the_parameters_of_the_computation() -> None:
+@pytest.mark.parametrize("trained", [True, False])
+def test_with_offload_a_model_waits_whole_in_the_host(*, trained: bool) -> None:
     shape = shapes.load("llama-7b")
-    stays = memory.resting(shape, ONE, Workload(sharding="none"), trained=True)
-    leaves = memory.resting(shape, ONE, Workload(sharding="none", offload=True), trained=True)
-    assert leaves.total == 2 * shape.num_parameters
-    assert leaves.total + leaves.host == stays.total
+    stays = memory.resting(shape, ONE, Workload(sharding="none"), trained=trained)
+    leaves = memory.resting(shape, ONE, Workload(sharding="none", offload=True), trained=trained)
+    assert (stays.total, stays.host) == ((18 if trained else 2) * shape.num_parameters, 0)
+    assert (leaves.total, leaves.host) == (0, stays.total)
+    # A pass that is kept would not outlive the way to the host.
+    kept = Workload(sharding="none", offload=True, kept_tokens=8192)
+    assert memory.resting(shape, ONE, kept, trained=trained).host == stays.total
 
 
 def test_a_training_shard_is_part_of_the_generation_shard() -> None:

@@ -135,6 +135,8 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (2, 3)]
     assert [(one.sharding, one.gathered_once) for one in zero] == [("states", False), ("full", False)]
     monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
-    assert recipe(Actor(), Settings(generator="vllm", vllm=VLLM(max_num_seqs=7))).max_resident == 7
+    other = recipe(Actor(), Settings(generator="vllm", vllm=VLLM(max_num_seqs=7)))
+    assert (other.max_resident, other.one_stage) == (7, True)
+    assert not recipe(Actor(), Settings()).one_stage
     half = recipe(Actor(dtype="bfloat16", gradient_checkpointing=True), Settings())
     assert (half.element, half.masters, half.recompute) == (2, True, True)

@@ -92,6 +92,13 @@ def test_a_cluster_whose_gpus_this_process_does_not_see(monkeypatch: pytest.Monk
         attached(Auto(), PPO()).place(ROLES, 16)
 
 
+@pytest.mark.parametrize(("gpus", "leaves"), [(0, False), (2, True)])
+def test_offload_makes_room_on_gpus_only(*, gpus: int, leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "num_gpus", lambda: gpus)
+    strategy = attached(Auto(offload=True, mapping=MappingOption(hardware="a100-80gb")), PPO())
+    assert strategy.plan(2).costs.workload.offload is leaves
+
+
 def test_a_model_without_an_actor_is_placed() -> None:
     (pool,) = attached(Auto(), RewardModel()).place(("reward",), 2)
     assert (pool.roles, pool.num_devices) == (("reward",), 2)
@@ -121,8 +128,8 @@ def test_given_pools() -> None:
         ([("actor", 1), ("critik", 1)], "the algorithm has no critik. It has actor, critic."),
         ([("actor critic cost", 1)], "the algorithm has no cost. It has actor, critic."),
         ([("actor critic", 1), ("critic", 1)], "critic stand in two"),
-        ([("actor", 2), ("critic", 1)], r"devices=2.*all 3"),
-        ([("actor", 1), ("critic", 0)], "at least 1"),
+        ([("actor", 2), ("critic", 1)], r"devices=2.*these are 3. Try devices=3"),
+        ([("actor", 2), ("critic", 0)], "critic has no devices. Give each pool at least 1"),
     ],
 )
 def test_given_pools_are_checked(pools: list[tuple[str, int]], says: str) -> None:

@@ -98,6 +98,47 @@ def test_equals_brute_force_on_random_hardware(part: int) -> None:
     assert fits
 
 
+SEVEN = shapes.load("llama-7b")
+
+
+def costs_of(shape: ModelShape = SEVEN, *, offload: bool = False, one_stage: bool = False) -> SimulatedCosts:
+    """PPO of four models of one shape on nodes of six GPUs."""
+    models = dict.fromkeys(ROLES, shape) | {"critic": shape.with_head("scalar")}
+    workload = Workload(offload=offload, one_stage=one_stage)
+    cluster = replace(hardware.A100, gpus_per_node=6)
+    return SimulatedCosts(cluster, flow_of(1024), models, workload=workload)
+
+
+def test_with_offload_a_model_brings_all_that_it_is() -> None:
+    """What devices do: the model before leaves whole, and the next comes with masters and moments."""
+    layout = next(a for a in costs_of().layouts("actor", 8) if (a.train.p, a.train.t, a.train.d) == (1, 2, 4))
+    stays, leaves = costs_of(), costs_of(offload=True)
+    for role in ROLES:
+        at = layout if role == "actor" else replace(layout, generation=None)
+        assert (stays.resident(role, at) > 0, leaves.resident(role, at)) == (True, 0)
+        assert stays.working(role, at) > 0
+        assert leaves.working(role, at) == pytest.approx(stays.resident(role, at) + stays.working(role, at))
+    (generate,) = stays.work("actor")[0]
+    alone = stays.capacity - stays.resident("actor", layout)
+    assert leaves.kv_bytes("actor", layout, generate, leaves.capacity) == pytest.approx(
+        stays.kv_bytes("actor", layout, generate, alone)
+    )
+    for free in (leaves.capacity, 50e9):
+        used = leaves.used("actor", layout, generate, free)
+        assert stays.resident("actor", layout) < used <= free
+
+
+def test_layouts_are_those_that_engines_take() -> None:
+    wide = replace(SEVEN, heads=48, kv_heads=48, hidden=4800)
+    tensor = {at.train.t for at in costs_of(wide).layouts("actor", 6)}
+    assert tensor == {1, 2}  # three ranks share 48 heads, but not 11,008 columns
+    even = costs_of(replace(wide, intermediate=12288))
+    assert {at.train.t for at in even.layouts("actor", 6)} == {1, 2, 3, 6}
+    for one_stage, stages in ((False, {1, 2, 4}), (True, {1})):
+        found = costs_of(one_stage=one_stage).layouts("actor", 4)
+        assert {at.generation.pg for at in found if at.generation} == stages
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     command.run(arguments)
     return capsys.readouterr().out
