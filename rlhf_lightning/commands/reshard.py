@@ -22,7 +22,7 @@ from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelL
 from rlhf_lightning.parallel.planners import PLANNERS
 from rlhf_lightning.parallel.reshard import ReshardPlan, reshard
 from rlhf_lightning.parallel.sharding import even_stages
-from rlhf_lightning.parallel.weights import Bytes, Weights, generation_stages
+from rlhf_lightning.parallel.weights import Bytes, Weights
 
 MODEL = "llama-7b"
 BF16_BYTES = 2
@@ -47,12 +47,12 @@ def run(arguments: Sequence[str]) -> None:
     rule = PLANNERS[options.rule].rule
     layout = ParallelLayout(p, t, d, order=options.order, generation=Generation(pg, tg, rule))
     if options.bytes:
-        name, size_bytes, layers = "a model", options.bytes, p * options.chunks
+        name, size_bytes, layers = "a model", options.bytes, p
     else:
         shape = shapes.load(options.model)
         _check(shape, layout, "--train")
         name, size_bytes, layers = shape.name, BF16_BYTES * shape.num_parameters, shape.layers
-    generation_stages(even_stages(layers, p, chunks=options.chunks), pg)
+    even_stages(layers, p)
     plan = reshard(Weights.opaque(size_bytes, layout), layout, planner=options.rule)
     if options.picture:
         from rlhf_lightning.commands.reshard_picture import draw  # noqa: PLC0415
@@ -162,14 +162,9 @@ def _check(shape: ModelShape, layout: ParallelLayout, option: str) -> None:
     Raises:
         ValueError: the layout does not divide it.
     """
-
-    def fits(t: int) -> bool:
-        shared = shape.kv_heads % t == 0 or t % shape.kv_heads == 0
-        return shape.heads % t == 0 and shape.intermediate % t == 0 and shared
-
-    if not fits(layout.t):
-        below = max(t for t in range(1, layout.t) if fits(t))
-        above = next((str(t) for t in range(layout.t, shape.heads + 1) if fits(t)), "")
+    if not shape.divides(layout.t):
+        below = max(t for t in range(1, layout.t) if shape.divides(t))
+        above = next((str(t) for t in range(layout.t, shape.heads + 1) if shape.divides(t)), "")
         raise ValueError(
             f"{option} with t={layout.t}: {shape.name} has {shape.heads} heads, {shape.kv_heads} key-value "
             f"heads and feed-forward layers of {shape.intermediate}, which {layout.t} does not divide. "
@@ -212,7 +207,6 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--bytes", type=count, help="bytes of all parameters, in place of a model")
     add("--rule", choices=tuple(PLANNERS), default="hybridflow", help="how weights are gathered")
     add("--order", choices=("tpd", "tdp"), default="tpd", help="axes of the ranks, fastest first")
-    add("--chunks", type=count, default=1, help="runs of layers of a stage, in an interleaved pipeline")
     add("--devices-per-node", type=count, default=8, help="with --apart: neighbours that share a node")
     add("--json", action="store_true", help="the groups and the bytes of each rank as JSON")
     add("--picture", default="", help="file (.svg, .png) for a picture")

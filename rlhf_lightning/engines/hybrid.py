@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.gathering import GatheredShard
 from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.parallel.transition import HybridBuffer
+from rlhf_lightning.parallel.weights import generation_stages
 
 
 class HybridEngine:
@@ -46,9 +46,7 @@ class HybridEngine:
         assert seat.groups is not None
         self._conversion, self._groups, self._device = conversion, seat.groups, seat.device
         self._generating = seat.layout.generating
-        each = seat.layout.p // self._generating.p
-        joined = [stages[first : first + each] for first in range(0, len(stages), each)]
-        self._layers = [sorted(chain.from_iterable(part)) for part in joined]
+        self._layers = generation_stages(stages, self._generating.p)
         whole = conversion.parameters, stages, seat.layout
         self._buffer = (
             HybridBuffer(*whole, rank=seat.rank, group=seat.groups.micro, parameters=parameters)

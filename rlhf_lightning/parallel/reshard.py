@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from rlhf_lightning.parallel.intervals import Interval, meet, minus
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.parallel.planners import PLANNERS, Overhead, Planner, PlannerName
-from rlhf_lightning.parallel.weights import Bytes, Shard, Slice, Weights, exact, generation_stages, total
+from rlhf_lightning.parallel.weights import Bytes, Shard, Slice, Weights, exact, total
 
 Distance = tuple[int, int]
 """How far an owner is: stages between, then tensor ranks between."""
@@ -213,4 +213,3 @@ def _check(weights: Weights, layout: ParallelLayout, planner: Planner) -> None:
             f"reshard(planner={planner.name!r}): the layout groups ranks by the rule "
             f"{layout.generating.rule!r}. Give Generation(rule={planner.rule!r})."
         )
-    generation_stages(weights.stages, layout.generating.p)

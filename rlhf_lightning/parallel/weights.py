@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 from typing import Protocol
 
 from rlhf_lightning.parallel.intervals import Interval
@@ -130,22 +129,14 @@ class Weights:
         }
 
 
-def generation_stages(stages: Stages, count: int) -> Stages:
-    """Layers of each generation stage: those of as many neighbouring training stages each.
+def generation_stages(stages: Sequence[Sequence[int]], count: int) -> Stages:
+    """Layers of each generation stage, in order: those of as many neighbouring training stages each.
 
-    Raises:
-        ValueError: the stages are interleaved, and a generation stage would hold layers that do not follow
-            each other.
+    Of an interleaved pipeline a stage has several runs of layers, and a token passes it as often.
     """
     size = len(stages) // count
-    if 1 < count < len(stages) and (chunks := max(_runs(stage) for stage in stages)) > 1:
-        raise ValueError(
-            f"interleaved stages ({chunks} chunks each, such as layers {list(stages[0])}) with train "
-            f"p={len(stages)} and generate p={count}: a generation stage would hold layers that do not "
-            f"follow each other. Try generate p=1 or {len(stages)}, or one chunk a stage."
-        )
     return tuple(
-        tuple(layer for stage in stages[first : first + size] for layer in stage)
+        tuple(sorted(layer for stage in stages[first : first + size] for layer in stage))
         for first in range(0, len(stages), size)
     )
 
@@ -158,8 +149,3 @@ def total(parts: Iterable[Sized]) -> Bytes:
 def exact(size: Bytes) -> Bytes:
     """The same number, without a fraction where there is none."""
     return size.numerator if size.denominator == 1 else size
-
-
-def _runs(layers: Sequence[int]) -> int:
-    """Of how many runs of neighbouring layers a stage is."""
-    return 1 + sum(after != before + 1 for before, after in pairwise(layers))

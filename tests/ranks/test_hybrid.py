@@ -95,9 +95,10 @@ def computed_with(decoder: ShardedDecoder) -> set[int]:
     return {weight.untyped_storage().data_ptr() for weight in weights if weight is not None}
 
 
-def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout) -> Said:
+def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout, chunks: int = 1) -> Said:
     seat, generating = three_d.seat(group, layout), layout.generating
-    engine = three_d.megatron(seat, spec, "lm", Megatron(max_tokens_per_micro_batch=three_d.BUDGET))
+    settings = Megatron(max_tokens_per_micro_batch=three_d.BUDGET, chunks=chunks)
+    engine = three_d.megatron(seat, spec, "lm", settings)
     mine = torch.arange(PROMPTS).tensor_split(generating.num_replicas)[generating.replica(seat.rank)]
     answers = run(engine, prompts()[mine])
     with engine.generating() as decoder:
@@ -135,6 +136,18 @@ def test_it_answers_the_same_by_the_vanilla_rule(tmp_path: Path) -> None:
     ranks = spmd.run(layout.num_ranks, said, spec, layout)
     assert not any(one.viewed for one in ranks)
     check(ranks, layout, run(FSDPEngine(spec), prompts()))
+
+
+def test_it_answers_the_same_in_fewer_stages_than_an_interleaved_pipeline(tmp_path: Path) -> None:
+    """Stages of layers 0, 1, 5 and 2, 6 generate as one of 0, 1, 2, 5, 6, which each token passes twice."""
+    config = LlamaConfig(**_SIZES | {"num_hidden_layers": 9}, num_key_value_heads=2)
+    spec = tiny.spec(tiny.write_noisy(tmp_path, config))
+    whole = FSDPEngine(spec)
+    expected = run(whole, prompts())
+    layout = ParallelLayout(4, 1, 1, generation=Generation(2, 1))
+    ranks = spmd.run(layout.num_ranks, said, spec, layout, 2)
+    check(ranks, layout, expected)
+    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
 
 
 def check(ranks: list[Said], layout: ParallelLayout, expected: list[TensorDict]) -> None:

@@ -27,6 +27,7 @@ FOUR = (
     Case((4, 1, 1), (1, 1), tied=True),
     Case((4, 1, 1), (1, 1), num_layers=5),
     Case((2, 1, 2), (1, 1), num_layers=8, chunks=2),
+    Case((4, 1, 1), (2, 1), num_layers=9, chunks=2),
     Case((1, 4, 1), (1, 1), dtype=torch.bfloat16),
     Case((2, 2, 1), (2, 2)),
 )

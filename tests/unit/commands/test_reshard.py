@@ -108,7 +108,6 @@ def test_the_picture_is_an_image(rlhf: Rlhf, tmp_path: Path, rule: str) -> None:
         (("1,64,1", "1,1"), ("t=64: llama-7b has 32 heads", "Try t=32")),
         (("1,12,1", "1,1", "--model", "llama-70b"), ("64 heads, 8 key-value heads", "Try t=8 or 16")),
         (("33,1,1", "1,1"), ("p=33 stages", "32 layers", "Try p=32")),
-        (("4,1,1", "2,1", "--chunks", "2"), ("p=4 and generate p=2", "Try generate p=1 or 4")),
         (("1,1,1", "1,1", "--model", "llama-8b"), ("'llama-8b'", "llama-7b, llama-13b")),
         (("1,1,1", "1,1", "--bytes", "0"), ("--bytes: 0 is no whole number",)),
         (("1,1,1", "1,1", "--bytes", "5", "--model", "llama-7b"), ("not allowed with argument --bytes",)),

@@ -16,7 +16,7 @@ from rlhf_lightning.parallel.buckets import buckets
 from rlhf_lightning.parallel.layout import Order
 from rlhf_lightning.parallel.planners import PLANNERS, Overhead, PlannerName
 from rlhf_lightning.parallel.reshard import RankPlan, ReshardPlan, reshard
-from rlhf_lightning.parallel.weights import Stages, Weights
+from rlhf_lightning.parallel.weights import Stages, Weights, generation_stages
 from tests.unit.parallel.masks import LAYERS, Mask, Masks, llama
 from tests.unit.parallel.models import Case
 
@@ -233,12 +233,16 @@ def test_the_plan_is_what_the_buckets_send(case: Case) -> None:
         assert {receive.source: receive.size_bytes for receive in part.receives} == found
 
 
+def test_generation_stages_of_an_interleaved_pipeline_by_hand() -> None:
+    stages = even_stages(9, 4, chunks=2)
+    assert stages == ((0, 1, 5), (2, 6), (3, 7), (4, 8))
+    assert generation_stages(stages, 2) == ((0, 1, 2, 5, 6), (3, 4, 7, 8))
+    assert generation_stages(stages, 1) == (tuple(range(9)),)
+
+
 def test_what_cannot_be_planned_is_refused() -> None:
     norms = tuple(Sharded(f"norm {i}", (4,), i) for i in range(8))
     interleaved = even_stages(8, 4, chunks=2)
-    with pytest.raises(ValueError, match=r"2 chunks each.*p=4 and generate p=2.*Try generate p=1 or 4"):
-        reshard(Weights(norms, interleaved), layout_of((4, 1, 1), (2, 1), "hybridflow"))
-    reshard(Weights(norms, interleaved), layout_of((4, 1, 1), (1, 1), "hybridflow"))
     with pytest.raises(ValueError, match=r"4 stages of layers for train p=2"):
         reshard(Weights(norms, interleaved), layout_of((2, 1, 1), (1, 1), "hybridflow"))
     with pytest.raises(ValueError, match=r"layer 7 is on 0 of the stages .* layers 0 to 7 once"):
