@@ -111,7 +111,7 @@ class Actor(Role):
             drawn = talk.answer(rows, sampling=sampling, seed=self.seed or 0)
         answers = self.completed(drawn)
         if self.recompute_log_probs and not greedy:
-            whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
+            whole = TensorDict({**rows.select(*PROMPTS), **answers}, batch_size=rows.batch_size)
             answers["log_probs"] = self._recomputed(whole)
         return answers
 

@@ -1,0 +1,58 @@
+"""Turns whose log-probabilities the training engine computes again, where a copy of the actor has no row."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from tensordict import NonTensorStack, TensorDict
+from torch import Tensor
+
+from rlhf_lightning.controller import Worker
+from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.rewards import Environment
+from rlhf_lightning.spec import EMBEDDED, Sampling
+from rlhf_lightning.workers import Actor, Settings
+from tests.unit import spmd
+from tests.unit.engines import three_d
+
+
+def once(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """Replies to the first turn of each row."""
+    del prompts
+    return [
+        None if str(row["says"]) in said else str(row["says"])
+        for said, row in zip(responses, rows, strict=True)
+    ]
+
+
+def answered(group: dist.ProcessGroup, layout: ParallelLayout) -> dict[str, Tensor]:
+    """The answers of a rank; the first copy has the only row."""
+    seat = three_d.seat(group, layout)
+    actor = Actor(
+        path=EMBEDDED,
+        sampling=Sampling(max_new_tokens=20, stop_token_ids=tuple(range(60))),
+        recompute_log_probs=True,
+    )
+    actor.build(Worker(**vars(seat), settings=Settings(engine="megatron")))
+    count = 1 if layout.generating.replica(seat.rank) == 0 else 0
+    rows = TensorDict(
+        {
+            "prompt_ids": torch.tensor([[5, 6, 7]])[:count],
+            "prompt_mask": torch.ones(count, 3, dtype=torch.bool),
+            "row_ids": torch.arange(count),
+            "rows": NonTensorStack(*[{"prompt": "go", "says": "<user>on<assistant>"}][:count]),
+        },
+        batch_size=[count],
+    )
+    answers = actor.answer(rows, greedy=False, environment=Environment(function=once))
+    return {name: column for name, column in answers.items() if isinstance(column, Tensor)}
+
+
+def test_a_copy_without_rows_recomputes_with_the_others() -> None:
+    (alone,) = spmd.run(1, answered, ParallelLayout())
+    first, second = spmd.run(2, answered, ParallelLayout(t=2, generation=Generation(1, 1)))
+    assert alone["row_turns"].tolist() == [2]
+    assert torch.equal(first["response_ids"], alone["response_ids"])
+    torch.testing.assert_close(first["log_probs"], alone["log_probs"], atol=1e-4, rtol=0)
+    assert not torch.equal(first["log_probs"], first["rollout_log_probs"])
+    assert [len(column) for column in second.values()] == [0] * len(second)
