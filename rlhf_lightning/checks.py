@@ -47,6 +47,24 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
 
 
+def check_options(strategy: Strategy) -> None:
+    """Refuse a job without devices or time, and offloading that would keep vLLM where it is.
+
+    Raises:
+        ValueError: as said.
+    """
+    if strategy.devices is not None and strategy.devices < 1:
+        raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")
+    if strategy.timeout_s <= 0:
+        raise ValueError(f"strategy.timeout_s={strategy.timeout_s}: must be above 0. Try 1800.")
+    settings = strategy.settings
+    if strategy.offload and settings.generator == "vllm" and not settings.vllm.sleep:
+        raise ValueError(
+            "strategy.settings.vllm.sleep=false with strategy.offload=true: vLLM is to keep its memory, and "
+            "to make room for other models. Leave one of them out."
+        )
+
+
 def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
     """Refuse a trainer that was told what its strategy or the models decide: nothing would come of it.
 

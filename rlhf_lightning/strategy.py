@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.checks import check_trainer
+from rlhf_lightning.checks import check_options, check_trainer
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_gpus
 from rlhf_lightning.controller.collector import rest
@@ -80,16 +80,13 @@ class Strategy(SingleDeviceStrategy):
         return self
 
     def __post_init__(self) -> None:
-        """Refuse a job without devices, settle how the models compute, and begin with nothing placed.
+        """Refuse options that cannot be, settle how the models compute, and begin with nothing placed.
 
         Raises:
             ValueError: as said.
         """
         complete(self)
-        if self.devices is not None and self.devices < 1:
-            raise ValueError(f"strategy.devices={self.devices}: a job needs at least 1 device.")
-        if self.timeout_s <= 0:
-            raise ValueError(f"strategy.timeout_s={self.timeout_s}: must be above 0. Try 1800.")
+        check_options(self)
         if self.engine is not None:
             if self.settings.engine not in ("fsdp", self.engine):
                 raise ValueError(

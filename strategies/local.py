@@ -29,6 +29,13 @@ class Local(Strategy):
     offload: bool = field(default=False, init=False)
     timeout_s: float = field(default=1800.0, init=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_threads < 0:
+            raise ValueError(
+                f"strategy.num_threads={self.num_threads}: is negative. Use 0 for the number of the process."
+            )
+
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """The one device for all roles."""
         return [ResourcePool("local", 1, tuple(roles))]

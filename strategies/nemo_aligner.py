@@ -9,7 +9,7 @@ from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.strategies.hybrid3d import HybridEngine3D, Parallel3D, Sizes
-from rlhf_lightning.strategies.split import two_sides
+from rlhf_lightning.strategies.split import ACTOR_SIDE, two_sides
 
 
 class NeMoAligner(HybridEngine3D):
@@ -29,24 +29,25 @@ class NeMoAligner(HybridEngine3D):
         self.parallel = Parallel3D(p=p, t=t, generate=Generation(p, t))
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
-        """Halve the devices.
+        """Halve the devices, where there are roles of both sides.
 
         Raises:
             ValueError: they are not two equal halves, or no whole copies of the models fit there.
         """
         name, known = type(self).__name__, self.models()
         each = math.lcm(*(s.p * s.t for s in (self._sizes(known[role], role) for role in roles)))
-        total = devices or 2 * each
-        if total % 2:
+        sides = len({role in ACTOR_SIDE for role in roles})
+        total = devices or sides * each
+        if total % sides:
             raise ValueError(
                 f"{name}(devices={total}): {total} devices are not two equal halves. Try devices={total + 1}."
             )
         pools = two_sides(roles, total, actor_devices=total // 2, name=name)
-        fewest = each * len(pools)
+        fewest = each * sides
         if total % fewest:
             raise ValueError(
                 f"{name}(devices={total}): p={self.parallel.p} x t={self.parallel.t} = {each} ranks a "
-                f"replica, which does not divide {total // len(pools)}. "
+                f"replica, which does not divide {total // sides}. "
                 f"Try devices={max(1, total // fewest) * fewest}."
             )
         return pools

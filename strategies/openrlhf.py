@@ -44,10 +44,15 @@ class OpenRLHF(Strategy):
             return one_each(roles, devices, name=type(self).__name__)
         others = [role for role in roles if role != GENERATOR]
         total = wanted + len(others) if devices is None else devices
-        if wanted < 1 or total - wanted < len(others):
+        each, over = divmod(total - wanted, len(others))
+        if wanted < 1 or each < 1 or over:
+            least = max(wanted, 1)
+            kept = total - len(others) * max(1, (total - least) // len(others))
+            instead = f"generator_devices={kept}, or " if kept > 0 else ""
             raise ValueError(
                 f"{type(self).__name__}(devices={total}, generator_devices={wanted}): {total - wanted} are "
-                f"left for {len(others)} roles. Try devices={max(wanted, 1) + len(others)}."
+                f"left for {len(others)} roles, which have equally many each. Try {instead}"
+                f"devices={least + len(others) * max(1, each)} with generator_devices={least}."
             )
         pools = one_each(others, total - wanted, name=type(self).__name__)
         return [*pools, ResourcePool(GENERATOR, wanted, (GENERATOR,))]

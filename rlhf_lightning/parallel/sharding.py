@@ -96,9 +96,11 @@ def even_stages(num_layers: int, p: int, *, chunks: int = 1) -> tuple[tuple[int,
         ValueError: there are more stages than layers.
     """
     if p * chunks > num_layers:
+        most = num_layers // chunks
+        fewer = f"chunks={num_layers // p}" if p <= num_layers else f"p={num_layers}, chunks=1"
         raise ValueError(
             f"p={p} stages of {chunks} chunks for {num_layers} layers: a chunk would be empty. "
-            f"Try p={num_layers // chunks}."
+            f"Try {f'p={most}' if most > 1 or chunks == 1 else fewer}."
         )
     size, more = divmod(num_layers, p * chunks)
     firsts = [i * size + min(i, more) for i in range(p * chunks + 1)]

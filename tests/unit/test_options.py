@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.data import CompletionData, PromptData
+from rlhf_lightning.engines import VLLM
 from rlhf_lightning.strategies import (
     Auto,
     Colocated,
@@ -273,6 +274,19 @@ def test_a_role_that_a_strategy_adds_is_placed(strategy: Strategy) -> None:
 def test_errors_name_the_strategy_that_was_chosen(strategy: Strategy, devices: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         placed(strategy, devices)
+
+
+def test_threads_below_0() -> None:
+    with pytest.raises(ValueError, match=r"^strategy\.num_threads=-1: is negative. Use 0 for the"):
+        Local(num_threads=-1)
+
+
+def test_vllm_that_keeps_its_memory_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    awake = Settings(generator="vllm", vllm=VLLM(sleep=False))
+    assert not Colocated(settings=awake).settings.vllm.sleep
+    with pytest.raises(ValueError, match=r"vllm\.sleep=false with strategy\.offload=true: .* Leave one"):
+        Colocated(settings=awake, offload=True)
 
 
 def test_errors_name_the_sizes_that_were_written() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 import ray
 
-from rlhf_lightning.algos import PPO
+from rlhf_lightning.algos import PPO, RewardModel
 from rlhf_lightning.engines import Megatron
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.strategies import (
@@ -42,6 +43,16 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         (Split(devices=1), "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
         (Split(devices=3), "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
         (NeMoAligner(devices=3), "NeMoAligner(devices=3): 3 devices are not two equal halves. Try devices=4"),
+        (
+            OpenRLHF(devices=8, generator_devices=2),
+            "OpenRLHF(devices=8, generator_devices=2): 6 are left for 4 roles, which have equally many each. "
+            "Try generator_devices=4, or devices=6 with generator_devices=2",
+        ),
+        (OpenRLHF(devices=8, generator_devices=0), "devices=4, or devices=9 with generator_devices=1"),
+        (
+            OpenRLHF(devices=4, generator_devices=3),
+            "4 roles, which have equally many each. Try devices=7 with",
+        ),
         (OpenRLHF(devices=3), "OpenRLHF(devices=3): 3 devices cannot be divided over 5 roles"),
         (Pipelined(devices=8), "Pipelined(devices=8): 8 devices cannot be divided over 5 roles"),
         (
@@ -58,6 +69,29 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_that_cannot_be_divided(strategy: Strategy, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         prepare(strategy)
+
+
+@pytest.mark.parametrize(("devices", "generator"), product((2, 5, 8, 9, 23), (-1, 0, 1, 2, 7, 22, 23)))
+def test_what_is_advised_for_a_generator_can_be_placed(devices: int, generator: int) -> None:
+    roles = ("actor", "critic", "reference", "reward", "generator")
+    try:
+        OpenRLHF(devices=devices, generator_devices=generator).place(roles, devices)
+    except ValueError as err:
+        advice = re.findall(
+            r"generator_devices=(\d+), or|devices=(\d+) with generator_devices=(\d+)", str(err)
+        )
+        assert 1 <= len(advice) <= 2
+        for kept, total, wanted in advice:
+            number = int(total or devices)
+            OpenRLHF(generator_devices=int(wanted or kept)).place(roles, number)
+
+
+def test_one_side_alone_takes_any_number_of_devices() -> None:
+    strategy = NeMoAligner()
+    strategy.connect(RewardModel())
+    (pool,) = strategy.place(("reward",), 3)
+    assert (pool.num_devices, pool.roles) == (3, ("reward",))
+    assert strategy.place(("reward",), None)[0].num_devices == 1
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,23 @@ def test_stages_by_hand(layers: int, p: int, chunks: int, stages: tuple[tuple[in
     assert even_stages(layers, p, chunks=chunks) == stages
 
 
-def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"p=5 .* 4 layers: .* Try p=4"):
-        even_stages(4, 5)
+@pytest.mark.parametrize(
+    ("layers", "p", "chunks", "instead"),
+    [
+        (4, 5, 1, {"p": 4}),
+        (9, 4, 3, {"p": 3}),
+        (6, 2, 8, {"chunks": 3}),
+        (6, 2, 4, {"chunks": 3}),
+        (6, 9, 4, {"p": 6, "chunks": 1}),
+    ],
+)
+def test_more_stages_than_layers_are_refused(
+    layers: int, p: int, chunks: int, instead: dict[str, int]
+) -> None:
+    advice = ", ".join(f"{name}={number}" for name, number in instead.items())
+    with pytest.raises(ValueError, match=rf"p={p} stages of {chunks} .* {layers} layers: .* Try {advice}\.$"):
+        even_stages(layers, p, chunks=chunks)
+    assert all(even_stages(layers, instead.get("p", p), chunks=instead.get("chunks", chunks)))
 
 
 @pytest.mark.parametrize(
