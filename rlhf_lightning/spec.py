@@ -159,6 +159,8 @@ class Sampling:
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the likeliest tokens whose probabilities sum to at least this."""
+    min_p: float = 0.0
+    """Before top_k and top_p, keep the tokens at least this many times as likely as the likeliest."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response beside the tokenizer's end token and those of generation_config.json; the
     stop token belongs to the response."""
@@ -170,3 +172,4 @@ class Sampling:
         _require(self.temperature >= 0, f"sampling.temperature={self.temperature}: use 0 for greedy.")
         _require(self.top_k >= 0, f"sampling.top_k={self.top_k}: use 0 to keep all tokens.")
         _require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p}: must lie in (0, 1].")
+        _require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p}: must lie in [0, 1].")

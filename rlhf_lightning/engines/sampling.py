@@ -71,7 +71,9 @@ def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tenso
 
 
 def _truncated(probs: Tensor, sampling: Sampling) -> Tensor:
-    """`probs` with 0 for what top-k, then top-p leave out; tokens as likely as the last one kept stay."""
+    """`probs` with 0 for what min-p, top-k and top-p leave out; tokens like the last one kept stay."""
+    if sampling.min_p > 0:
+        probs = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0)
     if 0 < sampling.top_k < probs.shape[-1]:
         probs = probs.where(probs >= probs.topk(sampling.top_k).values[:, -1:], 0)
     if sampling.top_p < 1:

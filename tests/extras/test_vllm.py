@@ -84,6 +84,8 @@ def test_truncation_leaves_the_likeliest(pair: Pair) -> None:
     free = pair(rows, Sampling(max_new_tokens=1))["response_ids"]
     few = pair(rows, Sampling(max_new_tokens=1, top_k=3))["response_ids"]
     assert len(few.unique()) <= 3 < len(free.unique())
+    likeliest = pair(rows, Sampling(max_new_tokens=1, temperature=0))["response_ids"]
+    assert torch.equal(pair(rows, Sampling(max_new_tokens=1, min_p=1))["response_ids"], likeliest)
 
 
 def test_order_and_company_change_nothing(pair: Pair) -> None:

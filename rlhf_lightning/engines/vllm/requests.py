@@ -61,6 +61,7 @@ class Requests:
                 temperature=0.0 if sampling.temperature == 0 else 1.0,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
+                min_p=sampling.min_p,
                 seed=0,  # `Going` knows better before each draw
                 stop_token_ids=stops,
                 ignore_eos=True,

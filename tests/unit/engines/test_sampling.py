@@ -154,23 +154,46 @@ def kept(probs: list[float], sampling: Sampling) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "expected"),
+    ("sampling", "expected"),
     [
-        (1, 1.0, {2}),
-        (2, 1.0, {1, 2}),
-        (3, 1.0, {0, 1, 2}),
-        (9, 1.0, {0, 1, 2, 3}),
-        (0, 0.3, {2}),
-        (0, 0.41, {1, 2}),
-        (0, 0.75, {0, 1, 2}),
-        (0, 0.95, {0, 1, 2, 3}),
-        (0, 1e-9, {2}),
-        (2, 0.55, {2}),  # 0.4 of 0.7 is 0.571: enough
-        (2, 0.6, {1, 2}),
+        (Sampling(top_k=1), {2}),
+        (Sampling(top_k=2), {1, 2}),
+        (Sampling(top_k=3), {0, 1, 2}),
+        (Sampling(top_k=9), {0, 1, 2, 3}),
+        (Sampling(top_p=0.3), {2}),
+        (Sampling(top_p=0.41), {1, 2}),
+        (Sampling(top_p=0.75), {0, 1, 2}),
+        (Sampling(top_p=0.95), {0, 1, 2, 3}),
+        (Sampling(top_p=1e-9), {2}),
+        (Sampling(top_k=2, top_p=0.55), {2}),  # 0.4 of 0.7 is 0.571: enough
+        (Sampling(top_k=2, top_p=0.6), {1, 2}),
+        (Sampling(min_p=0.2), {0, 1, 2, 3}),
+        (Sampling(min_p=0.4), {0, 1, 2}),
+        (Sampling(min_p=1), {2}),
+        (Sampling(min_p=0.7, top_p=0.55), {2}),  # of 0.7 again
+        (Sampling(min_p=0.7, top_p=0.6), {1, 2}),
+        (Sampling(min_p=0.4, top_k=2), {1, 2}),
     ],
 )
-def test_truncation(top_k: int, top_p: float, expected: set[int]) -> None:
-    assert kept([0.2, 0.3, 0.4, 0.1], Sampling(top_k=top_k, top_p=top_p)) == expected
+def test_truncation(sampling: Sampling, expected: set[int]) -> None:
+    assert kept([0.2, 0.3, 0.4, 0.1], sampling) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("temperature", -0.1),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^sampling\.{name}={value}: (must|use)"):
+        Sampling(**{name: value})  # type: ignore[arg-type]
 
 
 def test_truncation_keeps_ties() -> None:
