@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlhf_lightning.data.files import Files, Rows
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.module import RowData
+from rlhf_lightning.data.record import Record
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlhf_lightning.data.batch import EncodedRows
+    from rlhf_lightning.data.rows import Row
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -38,6 +47,9 @@ class PromptData(RowData):
     last answer is the prompt."""
     max_prompt_tokens: int = 512
     """Rows with longer prompts are counted and dropped."""
+    answer_field: str = "answer"
+    """Field that becomes the row's `answer`, which rewards compare with: reward_model.ground_truth is
+    ground_truth of the object reward_model."""
     data_source_field: str = "data_source"
     """Field that names the row's data source, by which rewards can differ."""
     data_source: str | None = None
@@ -65,6 +77,14 @@ class PromptData(RowData):
             data_source=self._files().stem if self.data_source is None else self.data_source,
         )
 
+    def encode(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, name: str, key_offset: int = 0
+    ) -> EncodedRows:
+        """See `RowData.encode`."""
+        if self.answer_field != "answer":
+            rows = [self._with_answer(row, where=f"{name}, row {n}") for n, row in enumerate(rows, start=1)]
+        return super().encode(rows, tokenizer, name=name, key_offset=key_offset)
+
     def read(self) -> Rows:
         """Return the rows of `path`, split where rows are held out.
 
@@ -72,6 +92,9 @@ class PromptData(RowData):
             ValueError: a file is missing or damaged, or nothing is left to train on.
         """
         return self._files().read()
+
+    def _with_answer(self, row: Row, *, where: str) -> Row:
+        return {**row, "answer": Record(row=row, where=where).take(self.answer_field, option="answer_field")}
 
     def _files(self) -> Files:
         return Files(path=self.path, val_path=self.val_path, val_rows=self.val_rows, limit=self.limit)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeGuard
 if TYPE_CHECKING:
     from rlhf_lightning.data.rows import Row
 
+_NOTHING = object()
 _SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
@@ -27,14 +28,15 @@ class Record:
         """The value of a field, whatever it is.
 
         Args:
-            field: its name.
+            field: its name; `a.b` is the field b of the object that the field a holds.
             option: what the user set to that name.
 
         Raises:
             ValueError: there is no such field; the message lists those there are.
         """
-        if field in self.row:
-            return self.row[field]
+        found = self._find(field)
+        if found is not _NOTHING:
+            return found
         guess = get_close_matches(field, self.row, n=1)
         if not guess and option == "prompt_field":
             guess = list(self.row)[:1]
@@ -95,11 +97,19 @@ class Record:
 
     def wrong(self, field: str, wanted: str) -> ValueError:
         """What to raise for a field that holds something else than `wanted`."""
-        value = self.row[field]
+        value = self._find(field)
         shown = repr(value)[:_SHOWN]
         return ValueError(
             f"{self.where}: the field {field!r} holds {shown} ({type(value).__name__}); {wanted}."
         )
+
+    def _find(self, field: str) -> object:
+        if field in self.row:
+            return self.row[field]
+        value: object = self.row
+        for part in field.split("."):
+            value = value.get(part, _NOTHING) if isinstance(value, dict) else _NOTHING
+        return value
 
 
 def are_messages(value: object) -> TypeGuard[Sequence[dict[str, str]]]:

@@ -77,7 +77,8 @@ def answer_of(row: dict[str, object], function: str) -> str:
     if "answer" not in row:
         raise ValueError(
             f"{function} compares with the row's field 'answer', this row has: {', '.join(row)}; "
-            f"{_beginning(row)}. Add the field, or use another function."
+            f"{_beginning(row)}. Name the field that holds it by --data.answer_field, or use "
+            "another function."
         )
     return str(row["answer"]).strip()
 

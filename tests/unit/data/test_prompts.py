@@ -175,6 +175,28 @@ def test_row_without_the_prompt_field(write_rows: Writer) -> None:
     )
 
 
+def test_fields_of_objects(write_rows: Writer) -> None:
+    """As data sets for verl have the answer."""
+    rows = [
+        {"prompt": "a", "answer": "not this", "reward_model": {"ground_truth": "3", "style": "rule"}},
+        {"a.b": "x", "a": {"b": "y"}, "prompt": "b", "reward_model": {"ground_truth": 4}},
+    ]
+    file = write_rows(*rows)
+    data = prompt_data(file, answer_field="reward_model.ground_truth")
+    assert [row["answer"] for row in data.train_rows] == ["3", 4]
+    assert [row["reward_model"] for row in data.train_rows] == [row["reward_model"] for row in rows]
+    assert prompt_data(write_rows(*rows[1:]), prompt_field="a.b", batch_size=1).train_rows[0]["prompt"] == "x"
+    for field in ("reward_model.truth", "reward_model.style.a", "ground_truth"):
+        with pytest.raises(ValueError, match=rf"data\.answer_field={field}: .*, row 1 has no such field"):
+            prompt_data(write_rows(*rows), answer_field=field)
+    with pytest.raises(
+        ValueError, match=r"the field .reward_model\.ground_truth. holds .*a prompt is a text"
+    ):
+        prompt_data(
+            write_rows({"reward_model": {"ground_truth": 3}}), prompt_field="reward_model.ground_truth"
+        )
+
+
 def test_prompt_without_tokens(write_rows: Writer) -> None:
     with pytest.raises(ValueError, match="row 2: the prompt '' has no tokens"):
         prompt_data(write_rows({"prompt": "a"}, {"prompt": ""}))

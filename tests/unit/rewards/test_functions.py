@@ -48,7 +48,7 @@ def test_row_without_an_answer(name: str) -> None:
     with pytest.raises(
         ValueError,
         match=f"{name} compares with the row's field 'answer', this row has: question, prompt; its prompt "
-        "begins 'the prompt'. Add the field",
+        "begins 'the prompt'. Name the field that holds it by --data.answer_field, or use another",
     ):
         run(name, ["x"], question="q", prompt="the prompt")
 
