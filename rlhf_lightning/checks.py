@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, cast
 
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import Precision
 
 from rlhf_lightning.data import row_data
@@ -89,6 +90,13 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
         raise ValueError(
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
+        )
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    averaging = [c for c in callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]
+    if averaging:
+        raise ValueError(
+            f"{type(averaging[0]).__name__}: it averages the controller's module, and the weights are "
+            "on the devices. Leave it out; --algo.reference.decay averages the reference."
         )
     _check_gradients(trainer, strategy.settings.training)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import warnings
 from argparse import ArgumentError
@@ -22,6 +23,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Trace
@@ -313,6 +315,8 @@ def main() -> None:
             command.run(arguments[1:])
         else:
             CommandLine(resolved(arguments))
+    except SIGTERMException:  # exits as if the run were done
+        sys.exit(128 + signal.SIGTERM)
     except (ValueError, MisconfigurationException, WorkerError, WorkerTimeoutError) as err:
         sys.stderr.write(f"rlhf: error: {err}\n")
         sys.exit(1)

@@ -21,7 +21,15 @@ class LastCheckpoint(ModelCheckpoint):
         Args:
             directory: of the checkpoint.
             every_n_steps: iterations from one to the next.
+
+        Raises:
+            ValueError: they are none.
         """
+        if every_n_steps < 1:
+            raise ValueError(
+                f"LastCheckpoint(every_n_steps={every_n_steps}): must be at least 1. For one at the end "
+                "alone type a number above trainer.max_steps."
+            )
         super().__init__(
             dirpath=directory,
             filename=_NAME,

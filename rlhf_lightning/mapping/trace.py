@@ -22,6 +22,10 @@ from rlhf_lightning.workers import Role
 
 WIDTH = 2
 """Tokens of the prompts and responses that are traced: the dataflow does not depend on their length."""
+_OF_ROWS: dict[str, bool | int] = {"row_truncated": False, "row_turns": 1}
+"""Columns [B] of an answer, and what they hold of the made-up ones."""
+_TOLD = ("approx_kl", "clip_fraction", "entropy", "grad_norm", "loss")
+"""What an update says, without its role: a step may stop by it."""
 
 
 class Traceable(Protocol):
@@ -66,7 +70,9 @@ class _Recorder(Transport):
         self.calls.append(Call(call.role, call.method, kind, call.num_rows, waits_for))
         if kind == "train":
             self._trained[call.role] = index
-        report = CallReport(call.role, call.method, 0, 0.0, 0.0, 0, {})
+        told = _TOLD if kind == "train" else ()
+        numbers = {f"{call.role}/{name}": 0.0 for name in told}
+        report = CallReport(call.role, call.method, 0, 0.0, 0.0, 0, numbers)
         columns = {n: _Noted(self, index, encode(_filled(n, call.num_rows))) for n in call.returns}
         return Submitted(_Noted(self, index, report), columns)
 
@@ -98,6 +104,8 @@ def _filled(name: str, rows: int) -> torch.Tensor:
         return torch.ones(rows, WIDTH, dtype=torch.bool)
     if name.endswith("_ids"):
         return torch.arange(rows)[:, None].repeat(1, WIDTH)
+    if name in _OF_ROWS:
+        return torch.full((rows,), _OF_ROWS[name])
     return torch.arange(rows, dtype=torch.float32)[:, None].repeat(1, WIDTH) / max(rows, 1)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from rlhf_lightning import cli
 from tests.unit.rlhf import Rlhf
 
 FIT = ("fit", "--algo", "ppo")
@@ -113,3 +116,16 @@ def test_the_options_of_a_class_may_stand_before_its_name(
 def test_options_of_a_class_that_nobody_has_named(rlhf: Rlhf) -> None:
     message = rlhf.refused("fit", "--algo.group_size", "4", "--data", "taskdata")
     assert "'group_size' is not accepted. Name the class before its options, such as --algo ppo" in message
+
+
+def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's exception is an exit without a code."""
+
+    def ended(words: object) -> None:
+        raise SIGTERMException
+
+    monkeypatch.setattr(cli, "CommandLine", ended)
+    monkeypatch.setattr(sys, "argv", ["rlhf", "fit"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 143

@@ -8,7 +8,12 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    ModelSummary,
+    StochasticWeightAveraging,
+)
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, SFT
@@ -178,6 +183,8 @@ def told(strategy: Strategy, root: Path, **options: object) -> str:
         ({"precision": "bf16-mixed"}, "Trainer(precision='bf16-mixed'): each model has a type"),
         ({"precision": "bf16-true"}, 'Type Actor(dtype="bfloat16")'),
         ({"gradient_clip_val": 0.5}, "in Python Actor(optimizer=OptimizerSpec(grad_clip=0.5))"),
+        ({"callbacks": EMAWeightAveraging()}, "EMAWeightAveraging: it averages the controller's module"),
+        ({"callbacks": StochasticWeightAveraging(0.1)}, "Leave it out; --algo.reference.decay"),
         ({"accumulate_grad_batches": 2}, "in Python Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))"),
     ],
     ids=str,

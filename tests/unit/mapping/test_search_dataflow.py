@@ -8,6 +8,7 @@ from rlhf_lightning import algos
 from rlhf_lightning.algos import GRPO, KTO, PPO, SFT
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.dataflow import read_dataflow
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import Cost, Critic, Reward
@@ -123,6 +124,29 @@ def test_what_waits_comes_a_stage_later() -> None:
         ("preparation 3", ["judge"]),
         ("training", ["judge"]),
     ]
+
+
+class Whole(GRPO):
+    """Learns from whole answers by their turns, and looks at what the update said."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """One update, and another one where the first changed little."""
+        batch = batch.repeat(self.group_size)
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reward.compute_reward(batch)
+        batch = batch.take((~batch["row_truncated"]).nonzero()[:, 0].tolist())
+        each = batch["scores"].sum(1) / batch["row_turns"]
+        batch |= Batch.of({"advantages": each[:, None] * batch["response_mask"]})
+        metrics = self.actor.update_actor(batch, loss=self.policy_loss)
+        if metrics.fetch()["actor/approx_kl"] < 0.1:
+            metrics |= self.actor.update_actor(batch, loss=self.policy_loss)
+        return metrics
+
+
+def test_a_step_reads_what_answers_and_updates_say() -> None:
+    once = read(read_dataflow(Whole(policy_loss=PolicyLoss(), group_size=2), 4))["training"]
+    assert once == {("actor", "train", 16, 2)}
+    assert read(read_dataflow(PPO(stop_kl=0.1), 4)) == read(read_dataflow(PPO(), 4))
 
 
 class Broken(PPO):

@@ -250,3 +250,10 @@ def test_four_70b_models_on_128_gpus_in_seconds() -> None:
     started = time.process_time()
     assert plan(costs, 128).mappings
     assert time.process_time() - started < 10
+
+
+def test_batches_smaller_than_the_usual_number_of_updates(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(
+        capsys, "--algo", "ppo", "--model", "llama-7b", "--devices", "8", "--batch", "4", "--updates", "1"
+    )
+    assert "actor" in said
