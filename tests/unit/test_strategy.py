@@ -183,8 +183,6 @@ def told(strategy: Strategy, root: Path, **options: object) -> str:
         ({"precision": "bf16-mixed"}, "Trainer(precision='bf16-mixed'): each model has a type"),
         ({"precision": "bf16-true"}, 'Type Actor(dtype="bfloat16")'),
         ({"gradient_clip_val": 0.5}, "in Python Actor(optimizer=OptimizerSpec(grad_clip=0.5))"),
-        ({"callbacks": EMAWeightAveraging()}, "EMAWeightAveraging: it averages the controller's module"),
-        ({"callbacks": StochasticWeightAveraging(0.1)}, "Leave it out; --algo.reference.decay"),
         ({"accumulate_grad_batches": 2}, "in Python Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))"),
     ],
     ids=str,
@@ -193,6 +191,13 @@ def test_a_trainer_that_was_told_what_others_decide(
     options: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     assert said in told(Started(), tmp_path, accelerator="cpu", **options)
+
+
+def test_averages_of_a_module_without_weights_are_refused(tmp_path: Path) -> None:
+    for callback in (EMAWeightAveraging(), StochasticWeightAveraging(0.1)):
+        said = told(Started(), tmp_path, accelerator="cpu", callbacks=callback)
+        assert said.startswith(f"{type(callback).__name__}: it averages the controller's module")
+        assert "Leave it out; --algo.reference.decay" in said
 
 
 @pytest.mark.parametrize(
