@@ -59,7 +59,7 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
         ValueError: a field is missing or holds something else, or two answers bring different prompts along.
     """
     values = [record.take(name, option=option) for option, name in fields.items()]
-    detected = values and form.prompt_field not in record.row and all(map(is_dialogue, values))
+    detected = values and not record.has(form.prompt_field) and all(map(is_dialogue, values))
     if form.dialogue or detected:
         return _from_dialogues(record, form, fields)
     found = {name: record.answer(name, option=option) for option, name in fields.items()}

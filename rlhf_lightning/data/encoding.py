@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from jinja2 import TemplateError
 
 from rlhf_lightning.data.batch import EncodedRows
-from rlhf_lightning.data.record import are_messages
+from rlhf_lightning.data.record import are_messages, find
 from rlhf_lightning.data.tokenizer import end_tokens
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _fitting(
 
 
 def _with_prompt(row: Row, text: str, messages: list[dict[str, str]] | None, form: Format) -> Row:
-    source = row.get(form.data_source_field)
+    source = find(row, form.data_source_field)
     rendered = {"prompt_messages": messages} if messages else {}
     named = {"prompt": text, "data_source": form.data_source if source is None else str(source)}
     return {**row, **named, **rendered}

@@ -24,19 +24,22 @@ class Record:
     where: str
     """Such as `train.jsonl, row 3`."""
 
+    def has(self, field: str) -> bool:
+        """Whether the row has a field; `a.b` is the field b of the object that the field a holds."""
+        return find(self.row, field, _NOTHING) is not _NOTHING
+
     def take(self, field: str, *, option: str) -> object:
         """The value of a field, whatever it is.
 
         Args:
-            field: its name; `a.b` is the field b of the object that the field a holds.
+            field: its name, as `has` reads it.
             option: what the user set to that name.
 
         Raises:
             ValueError: there is no such field; the message lists those there are.
         """
-        found = self._find(field)
-        if found is not _NOTHING:
-            return found
+        if self.has(field):
+            return find(self.row, field)
         guess = get_close_matches(field, self.row, n=1)
         if not guess and option == "prompt_field":
             guess = list(self.row)[:1]
@@ -97,19 +100,23 @@ class Record:
 
     def wrong(self, field: str, wanted: str) -> ValueError:
         """What to raise for a field that holds something else than `wanted`."""
-        value = self._find(field)
+        value = find(self.row, field)
         shown = repr(value)[:_SHOWN]
         return ValueError(
             f"{self.where}: the field {field!r} holds {shown} ({type(value).__name__}); {wanted}."
         )
 
-    def _find(self, field: str) -> object:
-        if field in self.row:
-            return self.row[field]
-        value: object = self.row
-        for part in field.split("."):
-            value = value.get(part, _NOTHING) if isinstance(value, dict) else _NOTHING
-        return value
+
+def find(row: Row, field: str, default: object = None) -> object:
+    """What a row holds in a field, `default` where there is none; `a.b` is the field b of the object a."""
+    if field in row:
+        return row[field]
+    value: object = row
+    for part in field.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return default
+        value = value[part]
+    return value
 
 
 def are_messages(value: object) -> TypeGuard[Sequence[dict[str, str]]]:

@@ -185,6 +185,8 @@ def test_fields_of_objects(write_rows: Writer) -> None:
     data = prompt_data(file, answer_field="reward_model.ground_truth")
     assert [row["answer"] for row in data.train_rows] == ["3", 4]
     assert [row["reward_model"] for row in data.train_rows] == [row["reward_model"] for row in rows]
+    styled = prompt_data(file, data_source_field="reward_model.style")
+    assert [row["data_source"] for row in styled.train_rows] == ["rule", "train"]
     assert prompt_data(write_rows(*rows[1:]), prompt_field="a.b", batch_size=1).train_rows[0]["prompt"] == "x"
     for field in ("reward_model.truth", "reward_model.style.a", "ground_truth"):
         with pytest.raises(ValueError, match=rf"data\.answer_field={field}: .*, row 1 has no such field"):
