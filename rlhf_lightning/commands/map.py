@@ -71,7 +71,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         prompt=options.prompt,
         response=options.response,
         batch=options.batch,
-        mini_batches=min(Workload.mini_batches, options.batch),
+        mini_batches=1,
         real_prompt=options.real_prompt,
         max_resident=options.max_resident,
         held_once=False,  # its YAML asks for Megatron's distributed optimizer

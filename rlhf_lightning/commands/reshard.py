@@ -47,12 +47,12 @@ def run(arguments: Sequence[str]) -> None:
     rule = PLANNERS[options.rule].rule
     layout = ParallelLayout(p, t, d, order=options.order, generation=Generation(pg, tg, rule))
     if options.bytes:
-        name, size_bytes, layers = "a model", options.bytes, p
+        name, size_bytes = "a model", options.bytes
     else:
         shape = shapes.load(options.model)
         _check(shape, layout, "--train")
-        name, size_bytes, layers = shape.name, BF16_BYTES * shape.num_parameters, shape.layers
-    even_stages(layers, p)
+        even_stages(shape.layers, p)  # refuses empty ones
+        name, size_bytes = shape.name, BF16_BYTES * shape.num_parameters
     plan = reshard(Weights.opaque(size_bytes, layout), layout, planner=options.rule)
     if options.picture:
         from rlhf_lightning.commands.reshard_picture import draw  # noqa: PLC0415

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf_lightning.parallel.sharding import indivisible
 from rlhf_lightning.spec import EMBEDDED
 
 Head = Literal["lm", "scalar"]
@@ -86,9 +87,13 @@ class ModelShape:
 
     def divides(self, tensor: int) -> bool:
         """Whether `tensor` devices can share each layer evenly, as Megatron-core wants it."""
-        shared = self.kv_heads % tensor == 0 or tensor % self.kv_heads == 0
-        rows = self.query_width + 2 * self.kv_width
-        return shared and not any(size % tensor for size in (self.heads, self.intermediate, rows))
+        return not indivisible(
+            tensor,
+            heads=self.heads,
+            groups=self.kv_heads,
+            head_size=self.kv_width // self.kv_heads,
+            inner=self.intermediate,
+        )
 
     def with_head(self, head: Head) -> ModelShape:
         """The same decoder with another head: a critic or a reward model of an actor's shape."""

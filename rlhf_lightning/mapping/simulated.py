@@ -158,16 +158,17 @@ class SimulatedCosts:
                     fixed[stage] += self.transition(role, layout).seconds
                 else:
                     fixed[stage] += self.estimate(role, layout, work, 0.0).seconds
-        whole = self._footprint(role, layout)
-        resident = 0.0 if self.workload.offload else whole
+        _, resident = self._footprint(role, layout)
         working = max(self._peak(role, layout, work) for work in known.workloads) - resident
         return _Profile(resident, working, tuple(fixed), tuple(generations))
 
-    def _footprint(self, role: str, layout: Layout) -> float:
-        """Bytes of the model itself, which with `offload` come to the device for a call."""
+    def _footprint(self, role: str, layout: Layout) -> tuple[float, float]:
+        """Bytes of the model itself while it computes, and while another one does."""
         known = self._models[role]
         trained = "train" in known.kinds
-        return memory.footprint(known.shape, layout.train, self.workload, trained=trained).total
+        whole = memory.footprint(known.shape, layout.train, self.workload, trained=trained)
+        rest = memory.resting(known.shape, layout.train, self.workload, trained=trained)
+        return whole.total, rest.total
 
     def used(self, role: str, layout: Layout, work: Work, free: float) -> float:
         """Bytes of the model itself while it does some work; a generation uses what is free."""
@@ -177,11 +178,11 @@ class SimulatedCosts:
         return self._peak(role, layout, work)
 
     def _peak(self, role: str, layout: Layout, work: Work) -> float:
-        known, whole = self._models[role], self._footprint(role, layout)
+        known, (whole, resident) = self._models[role], self._footprint(role, layout)
         workload = known.workloads[work]
         if work.kind == "generate":
             buffers, one = self._room(role, layout, replace(work, rows=1))
-            return buffers + one if workload.offload else whole + buffers + one
+            return resident + buffers + one
         if work.kind == "train":
             return memory.training(known.shape, layout.train, workload).total
         scoring = memory.inference(known.shape, layout.train, workload)
@@ -194,9 +195,9 @@ class SimulatedCosts:
             shape, sizes, workload = self._models[role].shape, layout.generation, self._workload(work)
             assert sizes is not None
             parts = memory.generation(shape, layout.train, sizes, workload=workload)
-            brought = self._footprint(role, layout) if workload.offload else 0.0
+            whole, resident = self._footprint(role, layout)
             needed = memory.kv_needed(shape, layout.train, sizes, workload)
-            self._rooms[key] = parts.total + brought, needed
+            self._rooms[key] = parts.total + whole - resident, needed
         return self._rooms[key]
 
     def kv_bytes(self, role: str, layout: Layout, work: Work, free: float) -> float:

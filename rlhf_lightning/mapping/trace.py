@@ -96,7 +96,7 @@ class _Recorder(Transport):
 
 
 def _filled(name: str, rows: int) -> torch.Tensor:
-    """A column as its name says: masks are whole, ids int64, and all else is float32 [rows, WIDTH].
+    """A column as its name says: masks are whole, ids int64, some [rows], and all else float32 [rows, WIDTH].
 
     Its numbers are those of the rows: from equal scores, or prompts, some algorithms learn nothing.
     """

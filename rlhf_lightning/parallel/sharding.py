@@ -87,6 +87,26 @@ class Sharded:
         return torch.cat([piece for section in zip(*split, strict=True) for piece in section], dim=self.dim)
 
 
+def indivisible(t: int, *, heads: int, groups: int, head_size: int, inner: int) -> str:
+    """Why t tensor ranks cannot share a layer evenly; empty if they can.
+
+    Args:
+        t: tensor ranks.
+        heads: of attention.
+        groups: key-value heads.
+        head_size: numbers of one head.
+        inner: columns of the feed-forward part.
+    """
+    rows = (heads + 2 * groups) * head_size
+    if heads % t:
+        return f"t does not divide the {heads} attention heads"
+    if inner % t:
+        return f"t does not divide the {inner} columns of the feed-forward layers"
+    if groups % t and t % groups:
+        return f"t neither divides the {groups} key-value heads nor is a multiple of them"
+    return f"t does not divide the {rows} rows of the fused query, key and value" if rows % t else ""
+
+
 def even_stages(num_layers: int, p: int, *, chunks: int = 1) -> tuple[tuple[int, ...], ...]:
     """Layers of each stage, in order; a stage of an interleaved pipeline has `chunks` runs of layers.
 
@@ -96,11 +116,12 @@ def even_stages(num_layers: int, p: int, *, chunks: int = 1) -> tuple[tuple[int,
         ValueError: there are more stages than layers.
     """
     if p * chunks > num_layers:
-        most = num_layers // chunks
-        fewer = f"chunks={num_layers // p}" if p <= num_layers else f"p={num_layers}, chunks=1"
+        if chunks == 1 or num_layers >= 2 * chunks:
+            instead = f"p={num_layers // chunks}"
+        else:  # one stage is not interleaved
+            instead = f"chunks={num_layers // p}" if p <= num_layers else f"p={num_layers}, chunks=1"
         raise ValueError(
-            f"p={p} stages of {chunks} chunks for {num_layers} layers: a chunk would be empty. "
-            f"Try {f'p={most}' if most > 1 or chunks == 1 else fewer}."
+            f"p={p} stages of {chunks} chunks for {num_layers} layers: a chunk would be empty. Try {instead}."
         )
     size, more = divmod(num_layers, p * chunks)
     firsts = [i * size + min(i, more) for i in range(p * chunks + 1)]

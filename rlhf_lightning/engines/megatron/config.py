@@ -12,6 +12,7 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.models import read_config
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import ParallelLayout, Sharding, even_stages
+from rlhf_lightning.parallel.sharding import indivisible
 from rlhf_lightning.spec import ModelSpec
 
 _ROPES = ("default", "linear", "llama3")
@@ -94,15 +95,13 @@ def check_layout(
 
 def _indivisible(conversion: Conversion, t: int) -> str:
     """Why t tensor ranks cannot share the model; empty if they can."""
-    heads, groups, inner = conversion.heads, conversion.groups, conversion.config.intermediate_size
-    rows = (heads + 2 * groups) * conversion.head_size
-    if heads % t:
-        return f"t does not divide the {heads} attention heads"
-    if inner % t:
-        return f"t does not divide the {inner} columns of the feed-forward layers"
-    if groups % t and t % groups:
-        return f"t neither divides the {groups} key-value heads nor is a multiple of them"
-    return f"t does not divide the {rows} rows of the fused query, key and value" if rows % t else ""
+    return indivisible(
+        t,
+        heads=conversion.heads,
+        groups=conversion.groups,
+        head_size=conversion.head_size,
+        inner=conversion.config.intermediate_size,
+    )
 
 
 def _check_rope(config: PreTrainedConfig) -> None:

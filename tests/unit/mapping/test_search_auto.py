@@ -129,6 +129,7 @@ def test_given_pools() -> None:
         ([("actor critic cost", 1)], "the algorithm has no cost. It has actor, critic."),
         ([("actor critic", 1), ("critic", 1)], "critic stand in two"),
         ([("actor", 2), ("critic", 1)], r"devices=2.*these are 3. Try devices=3"),
+        ([("actor", 1), ("critic", 0)], "at least 1"),
         ([("actor", 2), ("critic", 0)], "critic has no devices. Give each pool at least 1"),
     ],
 )

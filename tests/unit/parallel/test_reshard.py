@@ -238,6 +238,11 @@ def test_generation_stages_of_an_interleaved_pipeline_by_hand() -> None:
     assert stages == ((0, 1, 5), (2, 6), (3, 7), (4, 8))
     assert generation_stages(stages, 2) == ((0, 1, 2, 5, 6), (3, 4, 7, 8))
     assert generation_stages(stages, 1) == (tuple(range(9)),)
+    norms = tuple(Sharded(f"norm {i}", (4,), i) for i in range(9))
+    for pg in (1, 2, 4):
+        plan = reshard(Weights(norms, stages), layout_of((4, 1, 1), (pg, 1), "hybridflow"))
+        held = max(len(stage) for stage in generation_stages(stages, pg))
+        assert max(part.peak_bytes for part in plan.ranks) == held * plan.weights.size_bytes / 9
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
