@@ -6,7 +6,12 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, cast
 
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.plugins import Precision
 
 from rlhf_lightning.data import row_data
@@ -91,14 +96,32 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    averaging = [c for c in callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]
-    if averaging:
-        raise ValueError(
-            f"{type(averaging[0]).__name__}: it averages the controller's module, and the weights are "
-            "on the devices. Leave it out; --algo.reference.decay averages the reference."
-        )
+    _check_callbacks(trainer)
     _check_gradients(trainer, strategy.settings.training)
+
+
+def _check_callbacks(trainer: Trainer) -> None:
+    """Refuse callbacks that average weights on the controller, or save what a failed iteration leaves.
+
+    Raises:
+        ValueError: as said.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            raise ValueError(
+                f"{name}: it averages the controller's module, and the weights are on the devices. Leave it "
+                "out; --algo.reference.decay averages the reference."
+            )
+        on_exception = isinstance(callback, ModelCheckpoint) and callback.save_on_exception
+        if on_exception or isinstance(callback, OnExceptionCheckpoint):
+            callbacks.remove(callback)  # else it would save at this error, and what it says would be read
+            raise ValueError(
+                f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
+                "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
+                "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
+            )
 
 
 def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:

@@ -35,6 +35,7 @@ from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import leave_out
+from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
 from rlhf_lightning.workers import Generator, Role, Settings
 
@@ -174,6 +175,7 @@ class Strategy(SingleDeviceStrategy):
         if model._trainer is not None:
             check_trainer(model._trainer, self)
             leave_out(model._trainer, model)
+            Requeue.add(model._trainer)
 
     def setup_environment(self) -> None:
         """Refuse impossible placements and silent clusters before the data is read or any process started.
@@ -326,8 +328,9 @@ class Strategy(SingleDeviceStrategy):
         """Write a checkpoint directory, which appears whole or not at all.
 
         Raises:
-            RuntimeError: the run has ended, and its models with it.
+            RuntimeError: the run has ended, and its models with it; or an iteration has not.
         """
+        check_whole(filepath, checkpoint)
         kept = self._kept()
         roles = self.algorithm.roles() if self.lightning_module else {}
         files.check_models(filepath, kept, [name for name, role in roles.items() if role.kept])

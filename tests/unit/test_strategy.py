@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     ModelCheckpoint,
     ModelSummary,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 
@@ -198,6 +199,15 @@ def test_averages_of_a_module_without_weights_are_refused(tmp_path: Path) -> Non
         said = told(Started(), tmp_path, accelerator="cpu", callbacks=callback)
         assert said.startswith(f"{type(callback).__name__}: it averages the controller's module")
         assert "Leave it out; --algo.reference.decay" in said
+
+
+def test_what_an_error_leaves_is_not_saved(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, save_on_exception=True)
+    said = told(Started(), tmp_path, accelerator="cpu", callbacks=saving)
+    assert said.startswith("ModelCheckpoint(save_on_exception=True): an error comes in the middle")
+    assert "LastCheckpoint with every_n_steps 1" in said
+    said = told(Started(), tmp_path, accelerator="cpu", callbacks=OnExceptionCheckpoint(tmp_path))
+    assert said.startswith("OnExceptionCheckpoint: an error comes")
 
 
 @pytest.mark.parametrize(

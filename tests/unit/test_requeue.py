@@ -1,0 +1,106 @@
+"""Checkpoints are of whole iterations, also where Slurm warns in the middle of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Reward
+
+JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "rlhf"}
+
+
+class Noted(GRPO):
+    """Keeps the rows of its iterations; in the second one something happens."""
+
+    def on_fit_start(self) -> None:
+        """Begin."""
+        self.rows: list[list[int]] = []
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does."""
+        self.rows.append(batch["row_ids"].tolist())
+        metrics = super().step(batch)
+        if len(self.rows) == 2:
+            self.happen()
+        return metrics
+
+    def happen(self) -> None:
+        """Nothing."""
+
+
+class Warned(Noted):
+    """Slurm warns."""
+
+    def happen(self) -> None:
+        """As `sbatch --signal=USR1@90` does."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Impatient(Noted):
+    """Saves itself."""
+
+    def happen(self) -> None:
+        """In the middle of the iteration."""
+        self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "mine.ckpt")
+
+
+def fit(kind: type[Noted], root: Path, *, steps: int = 3) -> Noted:
+    algorithm = kind(
+        actor=Actor(sampling=Sampling(max_new_tokens=2)),
+        reward=Reward(functions={"length": 1.0}),
+        group_size=2,
+    )
+    run = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        limit_val_batches=0,
+        default_root_dir=root,
+    )
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=8, num_val_rows=0))
+    return algorithm
+
+
+def test_slurms_warning_waits_for_the_end_of_the_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, asked = tmp_path / "run", tmp_path / "asked"
+    command = tmp_path / "scontrol"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    command.chmod(0o755)
+    uninterrupted = fit(Noted, tmp_path / "other", steps=4)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGUSR1)
+
+    fit(Warned, root)
+
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert asked.read_text() == "requeue 77\n"
+    saved = json.loads((root / "hpc_ckpt_1.ckpt" / "trainer.json").read_text())["state"]
+    assert saved["global_step"] == 2
+    repeated = fit(Noted, root, steps=4)  # Lightning finds that checkpoint by itself
+    assert repeated.rows == uninterrupted.rows[2:]
+
+
+def test_nothing_is_saved_in_the_middle_of_an_iteration(tmp_path: Path) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"mine\.ckpt: this is the middle of an iteration.*on_train_batch_end"
+    ):
+        fit(Impatient, tmp_path)
+    assert list(tmp_path.iterdir()) == []
