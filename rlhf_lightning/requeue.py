@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, cast
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 
 class Requeue(Callback):

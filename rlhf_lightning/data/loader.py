@@ -10,11 +10,15 @@ The state is that of the batches which the step has taken; what lies in the queu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 from rlhf_lightning.data.batch import Collate, EncodedRows, RowBatch
 from rlhf_lightning.data.sampler import EpochSampler
+
+_FIXED = ("num_workers", "batch_size")
+"""What may not change in the middle of an epoch."""
 
 
 class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without types
@@ -47,6 +51,7 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
             collate_fn=collate,
             num_workers=num_workers,
         )
+        self._sampler = sampler
         self._waiting: dict[str, object] | None = None  # a state that was loaded, until workers take it
 
     def __iter__(self) -> Iterator[RowBatch]:
@@ -58,27 +63,35 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
         yield from super().__iter__()
 
     def state_dict(self) -> dict[str, object]:
-        """Where the batches that were taken end."""
+        """Where the batches that were taken end, and what decides the batches that follow."""
         state = super().state_dict() if self._waiting is None else self._waiting
-        return {**state, "num_workers": self.num_workers}
+        drawn = {
+            "num_workers": self.num_workers,
+            "batch_size": self.batch_size,
+            "order": self._sampler.order(),
+        }
+        return {**state, **drawn}
 
-    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make the next iteration go on where the state was taken.
 
         Raises:
-            ValueError: the state is that of another number of workers, or of two loaders.
+            ValueError: the state is that of other rows, of another number of workers, or of two loaders.
         """
         if "ptx" in state_dict:
             raise ValueError(
                 "the checkpoint was taken in the middle of an epoch with a second data module, data.ptx. "
                 "Resume with the same data options."
             )
-        workers = state_dict.get("num_workers", 0)
-        if workers != self.num_workers:
-            raise ValueError(
-                f"data.num_workers={self.num_workers}: the checkpoint was taken in the middle of an epoch "
-                f"with {workers}. Resume with --data.num_workers {workers}."
-            )
+        for option in _FIXED:
+            here = getattr(self, option)
+            there = state_dict.get(option, here)
+            if there != here:
+                raise ValueError(
+                    f"data.{option}={here}: the checkpoint was taken in the middle of an epoch with {there}. "
+                    f"Resume with --data.{option} {there}."
+                )
+        self._sampler.check(state_dict.get("order", {}))
         self._waiting = state_dict if self.num_workers else None
         super().load_state_dict(state_dict)
 

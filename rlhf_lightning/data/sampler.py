@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -74,16 +74,36 @@ class EpochSampler(Sampler[int]):
         if begins:
             self.epoch, self._position, self._start = following, 0, 0
 
+    def order(self) -> dict[str, int]:
+        """What the order of the rows depends on, beside the epoch."""
+        return {"size": self.size, "shuffle": self.shuffle, "seed": self.seed}
+
+    def check(self, order: Mapping[str, int]) -> None:
+        """Refuse to go on among other rows, or in another kind of order.
+
+        Args:
+            order: of the epoch that is to go on; what it does not say is as here.
+
+        Raises:
+            ValueError: the data has another number of rows now, or is shuffled now and was not, or was.
+        """
+        if order.get("size", self.size) != self.size:
+            raise ValueError(
+                f"the checkpoint was taken in the middle of {order['size']} rows, the data has "
+                f"{self.size} now. Resume with the same data options, or start a new run from the "
+                "checkpoint's exported model."
+            )
+        began, now = (str(bool(x)).lower() for x in (order.get("shuffle", self.shuffle), self.shuffle))
+        if began != now:
+            raise ValueError(
+                f"data.shuffle={now}: the checkpoint was taken in the middle of another order, so that rows "
+                f"would come twice or never. Resume with --data.shuffle {began}."
+            )
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, the number of its rows that were handed out, and what their order depends on."""
-        return {
-            "epoch": self.epoch,
-            "position": self._position,
-            "announced_epoch": self._announced,
-            "size": self.size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-        }
+        where = {"epoch": self.epoch, "position": self._position, "announced_epoch": self._announced}
+        return where | self.order()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on where the state was taken.
@@ -92,20 +112,9 @@ class EpochSampler(Sampler[int]):
         state when it starts them. The order goes on with the seed that it began with.
 
         Raises:
-            ValueError: the data has another number of rows now, or is shuffled now and was not, or was.
+            ValueError: the order cannot go on; see `check`.
         """
-        if state["size"] != self.size:
-            raise ValueError(
-                f"the checkpoint was taken in the middle of {state['size']} rows, the data has "
-                f"{self.size} now. Resume with the same data options, or start a new run from the "
-                "checkpoint's exported model."
-            )
-        began, now = (str(bool(x)).lower() for x in (state.get("shuffle", self.shuffle), self.shuffle))
-        if began != now:
-            raise ValueError(
-                f"data.shuffle={now}: the checkpoint was taken in the middle of another order, so that rows "
-                f"would come twice or never. Resume with --data.shuffle {began}."
-            )
+        self.check(state)
         if self.shuffle and state.get("seed", self.seed) != self.seed:
             logger.warning("rows go on in the order of the checkpoint's seed, %d", state["seed"])
             self.seed = state["seed"]

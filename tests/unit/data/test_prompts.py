@@ -78,6 +78,35 @@ def test_loader_goes_on_in_mid_epoch_and_over_its_end(numbered: Callable[[int], 
     assert got[: len(expected)] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 4}, r"data\.batch_size=4: .* epoch with 3\. Resume with --data\.batch_size 3\."),
+        ({"num_workers": 1}, r"data\.num_workers=1: .*Resume with --data\.num_workers 0"),
+        ({"shuffle": False}, r"data\.shuffle=false: .*Resume with --data\.shuffle true"),
+        ({"val_rows": 2}, "in the middle of 10 rows, the data has 8 now"),
+    ],
+)
+def test_what_would_repeat_or_skip_rows_is_refused_when_the_state_comes(
+    numbered: Callable[[int], Path], options: dict[str, object], message: str
+) -> None:
+    file = numbered(10)
+    stopped = prompt_data(file, batch_size=3).loader()
+    next(iter(stopped))
+    resumed = prompt_data(file, **{"batch_size": 3, **options}).loader()
+    with pytest.raises(ValueError, match=message):
+        resumed.load_state_dict(stopped.state_dict())
+
+
+def test_states_that_say_less_are_taken(numbered: Callable[[int], Path]) -> None:
+    stopped = prompt_data(numbered(10), batch_size=3).loader()
+    next(iter(stopped))
+    said = ("num_workers", "batch_size", "order")
+    resumed = prompt_data(numbered(10), batch_size=3).loader()
+    resumed.load_state_dict({name: x for name, x in stopped.state_dict().items() if name not in said})
+    assert len(list(resumed)) == 3
+
+
 def test_chat_template_and_messages(write_rows: Writer) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     file = write_rows({"prompt": messages}, {"prompt": "hi"})
