@@ -1,13 +1,24 @@
-"""The newest state of a fit under one name, for `--ckpt_path last`."""
+"""The newest state of a fit under one name, for `--ckpt_path last`.
+
+checkpoints/
+last.ckpt       of the run that goes on or was the last
+last-v1.ckpt    what a run before it has left under that name; `last-v2.ckpt` the one after that
+"""
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
+from itertools import count
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.callbacks.output import leaves_files
+
+logger = logging.getLogger(__name__)
 
 _NAME = "last"
 
@@ -19,7 +30,7 @@ class LastCheckpoint(ModelCheckpoint):
         """Say where and how often.
 
         Args:
-            directory: of the checkpoint.
+            directory: of the checkpoint; one run at a time writes there.
             every_n_steps: iterations from one to the next.
 
         Raises:
@@ -37,9 +48,83 @@ class LastCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._every_n_steps = every_n_steps
+        self._lock: int | None = None
+        self._is_mine = False
+
+    @property
+    def path(self) -> Path:
+        """Of the checkpoint."""
+        return Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a directory in which another run keeps its own.
+
+        Raises:
+            ValueError: as said.
+        """
+        super().setup(trainer, pl_module, stage)
+        self._is_mine = False
+        if stage == "fit" and leaves_files(trainer) and self.path.parent.is_dir():
+            self._take()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the directory, and see whether the run goes on from what is there."""
+        super().on_train_start(trainer, pl_module)
+        resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
+        self._is_mine = str(self.path) in (resumed, self.best_model_path)
+        if leaves_files(trainer):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._take()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what a validation after the iteration of the checkpoint has changed, such as an early stop."""
+        super().on_validation_end(trainer, pl_module)
+        if trainer.state.fn == "fit" and self._last_global_step_saved == trainer.global_step > 0:
+            self._save_checkpoint(trainer, str(self.path))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what the iterations after the last checkpoint have learned."""
         super().on_train_end(trainer, pl_module)
         if leaves_files(trainer) and trainer.global_step % self._every_n_steps:
-            trainer.save_checkpoint(Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}")
+            self._save_checkpoint(trainer, str(self.path))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the directory to others."""
+        super().on_exception(trainer, pl_module, exception)
+        self._leave()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the directory to others."""
+        super().teardown(trainer, pl_module, stage)
+        self._leave()
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        if not self._is_mine and self.path.exists():
+            other = next(
+                path for n in count(1) if not (path := self.path.with_stem(f"{_NAME}-v{n}")).exists()
+            )
+            self.path.rename(other)
+            logger.warning("%s is of another run; it is %s now.", self.path, other.name)
+        self._is_mine = True
+        super()._save_checkpoint(trainer, filepath)
+
+    def _take(self) -> None:
+        """Lock the directory until the run ends, however it ends; nothing on a disk that knows no locks."""
+        if self._lock is not None:
+            return
+        self._lock = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._leave()
+            raise ValueError(
+                f"{self.path}: another run that has not ended writes it. Type another "
+                "--trainer.default_root_dir."
+            ) from None
+        except OSError as err:
+            logger.debug("%s: is on a disk without locks (%s)", self.path, err)
+
+    def _leave(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

@@ -1,15 +1,133 @@
-"""LastCheckpoint: what it is given; `tests/ray` saves and resumes with it."""
+"""LastCheckpoint: what it is given, and whose checkpoint it replaces; `tests/ray` resumes with it."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Reward
+
+
+class Watch(Callback):
+    """Counts validations that were no better than the first, as EarlyStopping does, and may fail."""
+
+    def __init__(self, *, fails_at: int = 0) -> None:
+        self.fails_at = fails_at
+        self.rows: list[list[int]] = []
+        self.counted = 0
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Mapping[str, Tensor], batch_idx: int
+    ) -> None:
+        """Note the rows."""
+        if trainer.global_step == self.fails_at > 0:
+            raise KeyError("it fails")
+        self.rows.append(batch["row_ids"].tolist())
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count."""
+        self.counted += 1
+
+    def state_dict(self) -> dict[str, int]:
+        """The count."""
+        return {"counted": self.counted}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Take the count."""
+        self.counted = state_dict["counted"]
+
+
+def fit(
+    root: Path, steps: int, *, resume: Path | str | None = None, watch: Watch | None = None, every: int = 2
+) -> None:
+    """A run of a few iterations, which keeps every second one and the last, and validates where watched."""
+    algorithm = GRPO(
+        actor=Actor(sampling=Sampling(max_new_tokens=2)),
+        reward=Reward(functions={"length": 1.0}),
+        group_size=2,
+    )
+    run = pl.Trainer(
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=steps,
+        logger=False,
+        enable_progress_bar=False,
+        limit_val_batches=1 if watch else 0,
+        num_sanity_val_steps=0,
+        val_check_interval=2,
+        check_val_every_n_epoch=None,
+        default_root_dir=root,
+        callbacks=[*([watch] if watch else []), LastCheckpoint(root / "checkpoints", every_n_steps=every)],
+    )
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=20, num_val_rows=2), ckpt_path=resume)
+
+
+def kept(root: Path) -> dict[str, int]:
+    """Iterations of each checkpoint, by its name."""
+    found = (root / "checkpoints").iterdir()
+    return {p.name: json.loads((p / "trainer.json").read_text())["state"]["global_step"] for p in found}
 
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_never_is_no_number_of_iterations(number: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"every_n_steps={number}\): must be at least 1"):
         LastCheckpoint(tmp_path, every_n_steps=number)
+
+
+def test_what_another_run_has_left_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(tmp_path, 3)
+    assert kept(tmp_path) == {"last.ckpt": 3}
+    with caplog.at_level(logging.WARNING):
+        fit(tmp_path, 1)
+    assert kept(tmp_path) == {"last.ckpt": 1, "last-v1.ckpt": 3}
+    assert "is of another run; it is last-v1.ckpt now." in caplog.text
+    fit(tmp_path, 2)
+    assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 3, "last-v2.ckpt": 1}
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_run_that_goes_on_replaces_its_own(by_path: bool, every: int, tmp_path: Path) -> None:
+    fit(tmp_path, 3)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    fit(tmp_path, 5, resume=path if by_path else "last", every=every)
+    assert kept(tmp_path) == {"last.ckpt": 5}
+
+
+@pytest.mark.parametrize("after", [4, 5])
+def test_a_validation_at_the_iteration_of_a_checkpoint_is_in_it(after: int, tmp_path: Path) -> None:
+    whole, failing, resumed = Watch(), Watch(fails_at=after), Watch()
+    fit(tmp_path / "whole", 8, watch=whole)
+    with pytest.raises(KeyError, match="it fails"):
+        fit(tmp_path / "part", 8, watch=failing)
+    assert kept(tmp_path / "part") == {"last.ckpt": 4}
+    fit(tmp_path / "part", 8, resume="last", watch=resumed)
+    assert resumed.rows == whole.rows[4:]
+    assert resumed.counted == whole.counted == 4
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    other = os.open(directory, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match=r"last\.ckpt: another run .* Type another --trainer\.default_root"):
+        fit(tmp_path, 1)
+    os.close(other)
+    fit(tmp_path, 1)
+    fit(tmp_path, 1)
+    assert kept(tmp_path) == {"last.ckpt": 1, "last-v1.ckpt": 1}
