@@ -26,6 +26,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlhf_lightning.controller import Batch
@@ -50,9 +51,7 @@ def replacing(target: Path) -> Iterator[Path]:
         OSError: it cannot be written there; named after the target where the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for unfinished in target.parent.glob(".saving-*"):
-        if _is_left_over(unfinished, target):
-            shutil.rmtree(unfinished, ignore_errors=True)
+    _sweep(target)
     fresh, old = _unfinished(target), _replaced(target)
     fresh.mkdir()
     try:
@@ -65,12 +64,46 @@ def replacing(target: Path) -> Iterator[Path]:
         _flush(target.parent)
         remove(old)
     except Exception as err:
-        if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
-            reason = f"{os.strerror(full)}; the checkpoint before it, if there is one, is as it was"
-            raise OSError(full, reason, str(target)) from err
+        _refuse_full(err, target, "the checkpoint before it, if there is one, is as it was")
         raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def adding(target: Path, *, last: str) -> Iterator[Path]:
+    """Give a fresh directory to write into; on success its files go into `target`, on failure none does.
+
+    Args:
+        target: a directory, made where it is not there; what it holds stays, but for files of the same names.
+        last: the file that goes last, without which the others count for nothing.
+
+    Raises:
+        OSError: it cannot be written there; named after the target where the disk is full.
+    """
+    made = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    _sweep(target / last)
+    fresh = _unfinished(target / last)
+    try:
+        fresh.mkdir()
+    except OSError as err:
+        raise OSError(err.errno, err.strerror, str(target)) from err
+    try:
+        yield fresh
+        files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
+        _flush(*files)
+        (target / last).unlink(missing_ok=True)
+        for file in files:
+            file.replace(target / file.name)
+        _flush(target)
+    except Exception as err:
+        _refuse_full(err, target, "nothing was written there")
+        raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if made and not any(target.iterdir()):
+            target.rmdir()
 
 
 def remove(target: Path) -> None:
@@ -134,13 +167,18 @@ def read_state(directory: Path) -> dict[str, object]:
     try:
         plain = json.loads((directory / STATE).read_text())
         tensors = load_file(directory / TENSORS) if (directory / TENSORS).is_file() else {}
-    except (OSError, json.JSONDecodeError) as err:
-        raise ValueError(f"checkpoint {directory}: {STATE} is damaged ({err}).") from err
+    except (OSError, ValueError, SafetensorError) as err:
+        raise ValueError(f"checkpoint {directory}: {STATE} or {TENSORS} is damaged ({err}).") from err
+    if not isinstance(plain, dict) or "state" not in plain:
+        raise ValueError(f"checkpoint {directory}: {STATE} is not one of a checkpoint.")
     if plain.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}."
         )
-    state = _decode(plain["state"], tensors)
+    try:
+        state = _decode(plain["state"], tensors)
+    except KeyError as err:
+        raise ValueError(f"checkpoint {directory}: {TENSORS} lacks {err}; it is of another one.") from err
     assert isinstance(state, dict)
     return state
 
@@ -178,6 +216,13 @@ def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[s
         )
 
 
+def _sweep(target: Path) -> None:
+    """Remove what writers that died have left beside a target."""
+    for unfinished in target.parent.glob(".saving-*"):
+        if _is_left_over(unfinished, target):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def _is_left_over(unfinished: Path, target: Path) -> bool:
     """Whether its writer has died; on another host, which cannot be asked, whether it wrote this target."""
     _, host, pid, name, *_ = [*unfinished.name.split("-"), "", "", ""]
@@ -196,6 +241,12 @@ def _is_alive(pid: int) -> bool:
 
 def _replaced(target: Path) -> Path:
     return target.with_name(f"{target.stem}-replaced{target.suffix}")
+
+
+def _refuse_full(err: Exception, target: Path, what: str) -> None:
+    """Say that the disk is full, where that is why something failed, and what is as it was."""
+    if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
+        raise OSError(full, f"{os.strerror(full)}; {what}", str(target)) from err
 
 
 def _flush(*paths: Path) -> None:

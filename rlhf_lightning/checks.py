@@ -181,10 +181,14 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     """
     data, main = row_data(algorithm.trainer), algorithm.main_model
     new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
-    for role in algorithm.roles().values():
+    for name, role in algorithm.roles().items():
         if not role.path:
             continue
-        check_model(role)
+        try:
+            check_model(role)
+        except ValueError as err:
+            said = str(err)
+            raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)

@@ -99,6 +99,8 @@ class LoRA:
     """Last parts of the names of linear layers, such as q_proj; all but the output layer where empty."""
 
     def __post_init__(self) -> None:
+        # In one order and type, whoever writes them: those of a checkpoint are compared with these.
+        object.__setattr__(self, "target_modules", tuple(sorted(self.target_modules)))
         _require(self.rank >= 1, f"lora.rank={self.rank}: an adapter has a rank of at least 1. Try 16.")
         _require(self.alpha > 0, f"lora.alpha={self.alpha}: must be above 0. Try twice the rank.")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning.engines import FSDPEngine, saved_lora
+from rlhf_lightning.engines import FSDPEngine, check_checkpoint, check_model, saved_lora
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS
 
 USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: the only one, else actor)"
+CONFIG = "config.json"
+"""Makes a directory one of Hugging Face; without weights beside it, of a fresh model."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -33,20 +33,18 @@ def run(arguments: Sequence[str]) -> None:
     role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
-    _make(out)
     path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))
-    engine = FSDPEngine(ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role)), head=head)
-    engine.load_weights(directory / role)
-    engine.export(out)
+    spec = ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role))
+    try:
+        check_model(spec)
+    except ValueError as err:
+        raise ValueError(
+            f"checkpoint {arguments[0]}: config and tokenizer are those of the model that {role} began with, "
+            f"and {err} Put it back there, or a link to it."
+        ) from err
+    check_checkpoint(spec, head, directory / role)
+    with files.adding(out, last=CONFIG) as fresh:
+        engine = FSDPEngine(spec, head=head)
+        engine.load_weights(directory / role)
+        engine.export(fresh)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
-
-
-def _make(directory: Path) -> None:
-    """Make the directory before anything is loaded.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    if not os.access(directory, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))

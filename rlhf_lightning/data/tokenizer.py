@@ -40,8 +40,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(_source(path))
     except (OSError, ValueError) as err:
+        named = path.count("/") < 2 and not path.startswith(("/", ".", "~"))  # as the hub names models
+        reason = str(err).splitlines()[0] if named or Path(path).is_dir() else "no such directory"
         raise ValueError(
-            f"tokenizer {path!r}: no tokenizer could be loaded from there ({str(err).splitlines()[0]}). "
+            f"tokenizer {path!r}: no tokenizer could be loaded from there ({reason}). "
             f"Give a directory that holds tokenizer.json, a hub name, or {EMBEDDED!r}."
         ) from err
     if not isinstance(tokenizer, PreTrainedTokenizerBase):

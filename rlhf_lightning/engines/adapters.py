@@ -169,9 +169,7 @@ def saved_lora(directory: Path) -> LoRA | None:
         ValueError: there is no complete checkpoint.
     """
     found = read_state(directory, {}).get(_STATE)
-    if not isinstance(found, dict):
-        return None
-    return LoRA(**{**found, "target_modules": tuple(found["target_modules"])})
+    return LoRA(**found) if isinstance(found, dict) else None
 
 
 def check_lora(directory: Path, lora: LoRA | None) -> None:

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from rlhf_lightning.engines.adapters import adapt, check_lora
-from rlhf_lightning.engines.checkpoint import read_state
+from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.source import resolve, weight_files
 from rlhf_lightning.engines.tensor_plan import check_tensor
@@ -26,9 +26,10 @@ def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
     """Compare the names and shapes of a checkpoint's tensors with those of the model's architecture.
 
     Raises:
-        ValueError: the checkpoint is incomplete, or of another model.
+        ValueError: the checkpoint is damaged or incomplete, or of another model.
     """
     check_lora(directory, spec.lora)
+    check_files(directory)
     trained = {n: weight for n, weight in _blank(spec, head).named_parameters() if weight.requires_grad}
     read_state(directory, {f"model.{name}": weight for name, weight in trained.items()})
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -22,8 +24,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rlhf_lightning.engines.headers import read_header
+
 _FILE = "engine.json"
 _SHAPES = "shapes"
+_SHARDS = "shard-*.safetensors"
 _FILE_BYTES = 1 << 29
 
 
@@ -96,7 +101,10 @@ def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, obje
     file = directory / _FILE
     if not file.exists():
         raise ValueError(f"{directory}: holds no checkpoint, {_FILE} is missing. Type another directory.")
-    content = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as err:
+        raise ValueError(f"{file}: is damaged ({err}). Copy it again, or type another checkpoint.") from err
     shapes = content.get(_SHAPES) if isinstance(content, dict) else None
     if not isinstance(shapes, dict):
         raise ValueError(f"{file}: does not describe a checkpoint. Type another directory.")
@@ -107,6 +115,24 @@ def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, obje
                 f"{shapes.get(name, 'is absent')} there. Type a checkpoint of this model."
             )
     return cast(dict[str, object], content)
+
+
+def check_files(directory: Path) -> None:
+    """Refuse a checkpoint whose files are not whole or not all there, by their headers.
+
+    Raises:
+        ValueError: as said, or there is no complete checkpoint.
+    """
+    shapes = cast(dict[str, list[int]], read_state(directory, {})[_SHAPES])
+    there: Counter[str] = Counter()
+    for file in sorted(directory.glob(_SHARDS)):
+        there.update(read_header(file))
+    lacking = [name for name, shape in shapes.items() if there[name] < prod(shape)]
+    if lacking:
+        raise ValueError(
+            f"{directory}: lacks {lacking[0]}, or a part of it, and so for {len(lacking)} of {len(shapes)} "
+            f"tensors: files are missing. Copy them again ({_SHARDS}), or type another checkpoint."
+        )
 
 
 def load_checkpoint(
@@ -122,7 +148,7 @@ def _begin(directory: Path) -> None:
     """Make room: what stands there is no checkpoint from here on."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _FILE).unlink(missing_ok=True)
-    for stale in directory.glob("shard-*.safetensors"):
+    for stale in directory.glob(_SHARDS):
         stale.unlink()
 
 

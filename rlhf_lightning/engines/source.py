@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
 _EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
 _INDEX = "model.safetensors.index.json"
-_LENGTH_BYTES = 8
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
@@ -42,10 +41,10 @@ def resolve(spec: ModelSpec) -> Path:
             return Path(snapshot_download(spec.path, allow_patterns=patterns))
         except (OSError, HFValidationError) as err:
             raise ValueError(
-                f"model.path={spec.path}: no such directory here, and the hub does not give it ({err}). "
+                f"path={spec.path}: no such directory here, and the hub does not give it ({err}). "
                 "Type the path of a Hugging Face directory."
             ) from err
-    raise ValueError(f"model.path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
+    raise ValueError(f"path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
 
 
 def located(path: str) -> str:
@@ -68,7 +67,7 @@ def check_model(spec: ModelSpec) -> None:
     directory = resolve(spec)
     _check_config(directory)
     for file in weight_files(directory):
-        _check_safetensors(file)
+        read_header(file)
 
 
 def max_positions(spec: ModelSpec) -> int | None:
@@ -167,25 +166,3 @@ def _check_config(directory: Path) -> None:
             f"{file}: model_type={kind!r} is no causal language model that the installed transformers knows. "
             "Use a decoder such as llama, qwen2, qwen3, mistral or gpt_neox."
         )
-
-
-def _check_safetensors(file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(_LENGTH_BYTES)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else size
-        if length > size - _LENGTH_BYTES:
-            raise ValueError(
-                f"{file}: is truncated, its {size} bytes end inside the header. Copy the file again."
-            )
-        header = stream.read(length)
-    try:
-        entries = json.loads(header)
-        ends = [int(entry["data_offsets"][1]) for name, entry in entries.items() if name != "__metadata__"]
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
-        raise ValueError(
-            f"{file}: is corrupt, its header is not readable ({err}). Copy the file again."
-        ) from err
-    expected = _LENGTH_BYTES + length + max(ends, default=0)
-    if size != expected:
-        raise ValueError(f"{file}: is truncated or corrupt, {size} bytes for {expected}. Copy it again.")

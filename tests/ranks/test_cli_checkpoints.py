@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
 
 from rlhf_lightning import checkpoint
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor
 from tests.unit.rlhf import Rlhf
 
 FIT = ("fit", "--algo", "ppo")
@@ -17,6 +28,29 @@ SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a run."""
+    root = tmp_path_factory.mktemp("saved")
+    sampling = Sampling(max_new_tokens=2)
+    run = Trainer(
+        strategy=Local(), max_steps=1, logger=False, limit_val_batches=0, callbacks=[LastCheckpoint(root)]
+    )
+    run.fit(PPO(actor=Actor(sampling=sampling)), datamodule=TaskData(batch_size=2, num_rows=8))
+    return root / "last.ckpt"
+
+
+@pytest.fixture
+def trained(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(saved, tmp_path / "copy" / "last.ckpt"))
+
+
+def cut(file: Path) -> None:
+    """Leave the first half."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def test_a_run_with_a_checkpoint_callback_of_the_users_own_goes_on(rlhf: Rlhf) -> None:
@@ -53,13 +87,60 @@ def test_a_directory_that_cannot_be_made(rlhf: Rlhf, command: str, logger: str) 
     assert "file/runs" in message
 
 
-def test_an_export_to_where_nothing_can_be_written(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = {"path": "embedded", "head": "lm", "dtype": "float32"}
-    checkpoint.write_state(make(Path("last.ckpt")), {"models": {"actor": model}})
+def test_an_export_to_where_nothing_can_be_written(
+    rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("file").touch()
-    assert rlhf.refused("export", "last.ckpt", "file/out") == "file/out: Not a directory."
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert rlhf.refused("export", "last.ckpt", "out") == "out: Permission denied."
+    assert rlhf.refused("export", str(trained), "file/out") == "file/out: Not a directory."
+    made = os.mkdir
+
+    def refuse(path: str | os.PathLike[str], mode: int = 0o777) -> None:
+        if ".saving-" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        made(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", refuse)
+        assert rlhf.refused("export", str(trained), "out") == "out: Permission denied."
+    assert rlhf.run("export", str(trained), "out")[0] == 0
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        file.name for file in Path("out").iterdir()
+    }
+
+
+def test_an_export_of_a_model_whose_beginning_is_gone(rlhf: Rlhf, trained: Path) -> None:
+    gone = str(Path("gone").absolute())
+    state = trained / "trainer.json"
+    state.write_text(state.read_text().replace('"path": "embedded"', f'"path": "{gone}"'))
+    said = rlhf.refused("export", str(trained), "out")
+    assert "config and tokenizer are those of the model that actor began with" in said
+    assert f"path={gone}: no such directory" in said
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("actor/shard-*.safetensors", cut, r"shard-00001-\S+: is truncated or corrupt, \d+ bytes for \d+"),
+        (
+            "actor/shard-*.safetensors",
+            Path.unlink,
+            r"last\.ckpt/actor: lacks \S+, or a part .* of \d+ tensors",
+        ),
+        ("critic/engine.json", cut, r"critic/engine\.json: is damaged"),
+        ("critic/engine.json", Path.unlink, r"critic: holds no checkpoint, engine\.json is missing"),
+        ("trainer.json", cut, r"last\.ckpt: trainer\.json or tensors\.safetensors is damaged"),
+        ("tensors.safetensors", cut, r"last\.ckpt: trainer\.json or tensors\.safetensors is damaged"),
+        ("tensors.safetensors", Path.unlink, r"last\.ckpt: tensors\.safetensors lacks 'state\.state_dict"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_before_anything_starts(
+    rlhf: Rlhf, trained: Path, file: str, damage: Callable[[Path], None], message: str
+) -> None:
+    for damaged in trained.glob(file):
+        damage(damaged)
+    words = ("--algo", "ppo", "--strategy", "colocated", *SHORT, "--ckpt_path", str(trained))
+    assert re.search(message, rlhf.refused("fit", *words, "--trainer.default_root_dir", "other"))
 
 
 def make(directory: Path) -> Path:

@@ -81,6 +81,46 @@ def test_a_checkpoint_is_removed_at_once(tmp_path: Path) -> None:
     files.remove(target)
 
 
+def text(path: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in path.iterdir()}
+
+
+def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+
+    def add(said: str, error: Exception | None = None) -> None:
+        with files.adding(target, last="config.json") as fresh:
+            for name in ("config.json", "model.safetensors"):
+                (fresh / name).write_text(said)
+            if error is not None:
+                raise error
+
+    full = RuntimeError("Error while serializing: No space left on device (os error 28)")
+    with pytest.raises(OSError, match="No space left on device; nothing was written there") as caught:
+        add("first", full)
+    assert caught.value.filename == str(target)
+    assert not target.exists()
+    target.mkdir()
+    (target / "README.md").write_text("mine")
+    add("second")
+    with pytest.raises(KeyError):
+        add("third", KeyError("else"))
+    assert text(target) == {"README.md": "mine", "config.json": "second", "model.safetensors": "second"}
+
+
+def test_a_model_that_is_added_in_part_has_no_configuration(tmp_path: Path) -> None:
+    def add() -> None:
+        with files.adding(tmp_path, last="config.json") as fresh:
+            for name in ("config.json", "model.safetensors", "tokenizer.json"):
+                (fresh / name).write_text("new")
+
+    (tmp_path / "config.json").write_text("old")
+    dies(before="replace", call=2, run=add)
+    assert not (tmp_path / "config.json").exists()
+    add()
+    assert text(tmp_path) == dict.fromkeys(("config.json", "model.safetensors", "tokenizer.json"), "new")
+
+
 def test_what_another_run_writes_in_the_directory_stays(tmp_path: Path) -> None:
     with files.replacing(tmp_path / "last.ckpt") as unfinished:
         child = os.fork()

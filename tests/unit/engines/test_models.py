@@ -207,7 +207,7 @@ def test_missing_directories_are_refused(tmp_path: Path) -> None:
     for load in (check_model, load_causal_lm, load_scalar):
         with pytest.raises(ValueError, match=r"nowhere: no such directory. Type the path"):
             load(ModelSpec(path=str(tmp_path / "nowhere")))
-    with pytest.raises(ValueError, match=r"model.path=no/such-model: no such directory here, and the hub"):
+    with pytest.raises(ValueError, match=r"^path=no/such-model: no such directory here, and the hub"):
         load_causal_lm(ModelSpec(path="no/such-model"))
 
 
