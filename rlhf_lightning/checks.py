@@ -17,7 +17,7 @@ from lightning.pytorch.plugins import Precision
 from rlhf_lightning.data import row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import numbered_alike, reads
-from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
+from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.workers import Actor, Judge, Role
@@ -186,6 +186,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             continue
         try:
             check_model(role)
+            if role.head != "lm":
+                check_head(role, needed=isinstance(role, Judge))
         except ValueError as err:
             said = str(err)
             raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err

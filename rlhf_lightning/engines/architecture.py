@@ -13,9 +13,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_lightning.engines.adapters import adapt, check_lora
+from rlhf_lightning.engines.adapters import HEAD, adapt, check_lora
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.source import resolve, weight_files
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.extras import import_extra
@@ -50,6 +51,34 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
             "Type a directory with weights, or leave lora out."
         )
     _blank(spec, head)
+
+
+def check_head(spec: ModelSpec, *, needed: bool) -> None:
+    """Refuse weights whose head makes other than one number, or that have none; a hub name is not looked up.
+
+    A directory with a config.json alone is that of a fresh model, and has a fresh head.
+
+    Args:
+        spec: of a model with a number for a token.
+        needed: whether weights without a head are refused: nothing would train a fresh one.
+
+    Raises:
+        ValueError: as said.
+    """
+    directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
+    shapes = [read_header(file) for file in weight_files(directory)] if directory.is_dir() else []
+    head = next((names[HEAD] for names in shapes if HEAD in names), None)
+    if shapes and head is None and needed:
+        raise ValueError(
+            f"path={spec.path}: its weights have no {HEAD}, the head of a reward or cost model, and a fresh "
+            "one would make its scores up. Type the directory of a sequence-classification model with one "
+            "output, such as `rlhf export` writes after --algo rewardmodel."
+        )
+    if head is not None and head[0] != 1:
+        raise ValueError(
+            f"path={spec.path}: is a classifier of {head[0]} classes ({HEAD} is {list(head)}). Type the "
+            "directory of one with a single output."
+        )
 
 
 def check_shared(spec: ModelSpec, head: Head, t: int) -> None:

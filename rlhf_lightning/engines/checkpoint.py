@@ -126,7 +126,7 @@ def check_files(directory: Path) -> None:
     shapes = cast(dict[str, list[int]], read_state(directory, {})[_SHAPES])
     there: Counter[str] = Counter()
     for file in sorted(directory.glob(_SHARDS)):
-        there.update(read_header(file))
+        there.update({name: prod(shape) for name, shape in read_header(file).items()})
     lacking = [name for name, shape in shapes.items() if there[name] < prod(shape)]
     if lacking:
         raise ValueError(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from math import prod
 from pathlib import Path
 
 _LENGTH_BYTES = 8
 _OF_THE_FILE = "__metadata__"
 
 
-def read_header(file: Path) -> dict[str, int]:
-    """Elements of each tensor, by name.
+def read_header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor, by name.
 
     Raises:
         ValueError: the file is truncated or corrupt.
@@ -29,7 +28,7 @@ def read_header(file: Path) -> dict[str, int]:
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != _OF_THE_FILE}
         ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
-        elements = {name: prod(entry["shape"]) for name, entry in entries.items()}
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
     except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
         raise ValueError(
             f"{file}: is corrupt, its header is not readable ({err}). Copy the file again."
@@ -37,4 +36,4 @@ def read_header(file: Path) -> dict[str, int]:
     expected = _LENGTH_BYTES + length + max(ends, default=0)
     if size != expected:
         raise ValueError(f"{file}: is truncated or corrupt, {size} bytes for {expected}. Copy it again.")
-    return elements
+    return shapes

@@ -10,15 +10,15 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.algos import PPO
+from rlhf_lightning.algos import PPO, SafeRLHF
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import PromptData, RowData, TaskData, load_tokenizer
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Critic, Reference, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
 from tests.unit.algos.small import write_model, write_other, write_rows
 
 
@@ -116,6 +116,25 @@ def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_p
     assert told.startswith(f"reward.path={path!r}: the tokenizer of {path} cannot render messages {why}")
     texts = PromptData(path=write_rows(tmp_path / "texts.jsonl", [{"prompt": "a"}]), batch_size=1)
     assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=texts) == "started"
+
+
+def test_a_judge_has_a_head(tmp_path: Path) -> None:
+    judged = {"reward": PPO(reward=Reward(path="embedded")), "cost": SafeRLHF(cost=Cost(path="embedded"))}
+    for role, algorithm in judged.items():
+        told = refusal(algorithm, tmp_path)
+        assert told.startswith(f"{role}.path=embedded: its weights have no score.weight, the head")
+    assert refusal(PPO(critic=Critic(path="embedded")), tmp_path) == "started"
+    assert refusal(PPO(reward=Reward(path=write_model(tmp_path / "fresh"))), tmp_path) == "started"
+
+
+def test_a_judge_has_one_output(tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(write_model(tmp_path / "model"), num_labels=2)
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    path = str(tmp_path / "model")
+    classifier.save_pretrained(path)
+    for algorithm in (PPO(reward=Reward(path=path)), PPO(critic=Critic(path=path))):
+        told = refusal(algorithm, tmp_path)
+        assert f".path={path}: is a classifier of 2 classes (score.weight is [2, " in told
 
 
 def test_the_same_tokenizer_elsewhere_and_none_are_taken(tmp_path: Path) -> None:
