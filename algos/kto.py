@@ -79,7 +79,17 @@ class KTO(RLHFAlgorithm):
         """Log the loss on held-out rows."""
         rows = Batch.of(batch)
         rows |= self.reference.compute_ref_log_prob(rows)
-        self.log_held_out(self.actor.compute_loss(rows | self.baseline(rows), loss=self.loss), rows)
+        metrics = self.actor.compute_loss(rows | self.baseline(rows), loss=self.loss)
+        desirable = int((rows["labels"] > 0).sum())
+        undesirable = len(rows) - desirable
+        self.log_held_out(metrics, rows, desirable_reward=desirable, undesirable_reward=undesirable, margin=0)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the margin between all held-out rows of the two labels."""
+        found = self.trainer.callback_metrics
+        names = ("val/desirable_reward", "val/undesirable_reward")
+        if all(name in found for name in names):
+            self.log("val/margin", found[names[0]] - found[names[1]])
 
 
 def _of_other_prompts(batch: Batch) -> np.ndarray | None:

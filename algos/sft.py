@@ -53,4 +53,6 @@ class SFT(RLHFAlgorithm):
         """Log the loss on held-out rows."""
         rows = Batch.of(batch)
         metrics = self.actor.compute_loss(rows, loss=self.loss)
-        self.log_held_out(metrics, rows, counted="response_mask")
+        tokens = int(rows["response_mask"].sum())
+        loss = tokens if self.loss.aggregation == "token-mean" else len(rows)
+        self.log_held_out(metrics, rows, counted="response_mask", loss=loss)

@@ -34,4 +34,5 @@ class SimPO(RLHFAlgorithm):
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         """Log loss, accuracy and margin on held-out pairs."""
         rows = Batch.of(batch)
-        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows)
+        chosen = int(rows["response_mask"][::2].sum())
+        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows, sft_loss=chosen)

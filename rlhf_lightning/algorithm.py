@@ -341,18 +341,20 @@ class RLHFAlgorithm(LightningModule):
         parts = reward.parts if isinstance(reward, Reward) else ()
         return described(batch, actor=self.main_actor, parts=parts)
 
-    def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str | None = None) -> None:
+    def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str = "", **over: int) -> None:
         """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`.
 
         Args:
             metrics: means over the rows, or over what is counted.
             rows: of one batch.
-            counted: a mask [B, R], whose True the means are over; None where they are over rows.
+            counted: a mask [B, R], whose True the means are over; empty where they are over rows.
+            **over: how much a metric is a mean over, for one that has its own; it is left out where 0.
         """
-        weight = len(rows) if counted is None else int(rows[counted].sum())
+        usual = int(rows[counted].sum()) if counted else len(rows)
         for name, value in metrics.fetch().items():
             short = name.rpartition("/")[2]
-            self.log(f"val/{short}", value, prog_bar=short == "loss", batch_size=weight)
+            if size := over.get(short, usual):
+                self.log(f"val/{short}", value, prog_bar=short == "loss", batch_size=size)
         self.strategy.drain()
 
     @property
