@@ -9,6 +9,9 @@ from torch import Tensor
 
 from rlhf_lightning.functional.masked import masked_sum, row_ends
 
+_TAKEN = ("mean", "std", "min", "max", "retries")
+"""Metrics of all functions together: one that is called so goes by its whole name."""
+
 
 def row_totals(scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """What each response got, and how long it is.
@@ -57,7 +60,7 @@ def part_metrics(names: Sequence[str], parts: Tensor) -> dict[str, float]:
     """Describe what each of several reward functions says of the responses of an iteration.
 
     Args:
-        names: of the K functions; of a dotted path or an address its last word is shown.
+        names: of the K functions; of a dotted path or an address its last word is shown, where it says which.
         parts: [B, K] float32, unweighted scores, NaN where a function does not score a response.
 
     Returns:
@@ -65,7 +68,8 @@ def part_metrics(names: Sequence[str], parts: Tensor) -> dict[str, float]:
         nothing where one function is all, or for one that scores none.
     """
     words = [re.split(r"[./]", name.rstrip("/"))[-1] for name in names]
-    shown = [word if words.count(word) == 1 else name for word, name in zip(words, names, strict=True)]
+    said = [words.count(word) == 1 and word not in _TAKEN for word in words]
+    shown = [word if alone else name for word, name, alone in zip(words, names, said, strict=True)]
     found: dict[str, float] = {}
     for name, part in zip(shown, parts.T, strict=False):  # made-up rows have more
         scored = part[~part.isnan()]

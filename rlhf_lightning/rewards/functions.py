@@ -72,15 +72,19 @@ def answer_of(row: dict[str, object], function: str) -> str:
     """Return the row's `answer` as a text without white space around it.
 
     Raises:
-        ValueError: the row has none.
+        ValueError: the row has none, or null.
     """
-    if "answer" not in row:
+    if row.get("answer") is None:
         raise ValueError(
-            f"{function} compares with the row's field 'answer', this row has: {', '.join(row)}; "
+            f"{function} compares with the row's field 'answer', this row has: {_fields(row)}; "
             f"{_beginning(row)}. Name the field that holds it by --data.answer_field, or use "
             "another function."
         )
     return str(row["answer"]).strip()
+
+
+def _fields(row: dict[str, object]) -> str:
+    return ", ".join(f"{name}{' (null)' * (value is None)}" for name, value in row.items())
 
 
 def _beginning(row: dict[str, object]) -> str:

@@ -85,8 +85,10 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
         raise ValueError(f"{what}: there is no module {module_name!r}. {advice}")
     try:
         module = import_module(module_name)
-    except ImportError as err:
-        raise ValueError(f"{what}: {module_name} could not be imported ({err}).") from err
+    except (Exception, SystemExit) as err:  # it is the user's, and anything may happen there
+        raise ValueError(
+            f"{what}: {module_name} could not be imported ({type(err).__name__}: {err})."
+        ) from err
     if attribute not in vars(module):
         raise ValueError(f"{what}: the module {module_name} defines no {attribute!r}. {advice}")
     function = vars(module)[attribute]

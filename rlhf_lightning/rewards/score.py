@@ -24,6 +24,8 @@ T = TypeVar("T")
 SCORES = "scores"
 PREFLIGHT_ROWS = 3
 PREFLIGHT_RESPONSE = "The answer is 42."
+LARGEST = (2 - 2**-23) * 2.0**127
+"""Of float32, in which scores are columns."""
 
 
 def score(
@@ -55,6 +57,8 @@ def score(
             column[index] = _finite(f"{spec.kind} function {name}", value, index, prompts[index])
             columns[SCORES][index] += weights[index][name] * column[index]
         columns[name] = column
+    for index, total in enumerate(columns[SCORES]):
+        _finite(f"{spec.kind}, the weighted sum", total, index, prompts[index])
     return columns
 
 
@@ -130,10 +134,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _finite(whose: str, value: object, number: int, prompt: str) -> float:
     try:
-        result = float(value)  # type: ignore[arg-type]
+        result = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         result = math.nan
-    if not math.isfinite(result):
+    if not abs(result) <= LARGEST:
         raise ValueError(
             f"{whose}: row {number} of the batch got {repr(value)[:60]}, which is not a finite number; "
             f"its prompt begins {prompt[:60]!r}. Return a number, 0.0 where a response cannot be scored."

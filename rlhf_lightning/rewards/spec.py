@@ -46,8 +46,8 @@ class RewardSpec:
     Python it may be the function itself, if workers can import it.
 
     Raises:
-        ValueError: a weight is not a finite number, workers cannot import a function, or a cost has neither
-            functions nor a model.
+        ValueError: a weight is not a finite number, a function is named twice, workers cannot import one, or
+            a cost has neither functions nor a model.
 
     Example:
         >>> RewardSpec(functions={"exact_match": 1.0, "length": -0.1}).weights({"data_source": "any"})
@@ -73,6 +73,12 @@ class RewardSpec:
                 "cost: it has neither functions nor a model, and there is no default. Type "
                 "--algo.cost.functions too_long (or your own, such as mypackage.mymodule.myfunction), or "
                 "--algo.cost.path DIRECTORY, that of a cost model."
+            )
+        listed = list(self.functions) if isinstance(self.functions, list | tuple) else []
+        if again := [name for name in listed if listed.count(name) > 1]:
+            raise ValueError(
+                f"{self.kind} functions: {again[0]} is named {listed.count(again[0])} times. For a weight of "
+                f"its own type {{{again[0]}: {float(listed.count(again[0]))}}}."
             )
         for option, weights in [("functions", self.defaults()), *self.by_source.items()]:
             for name, weight in weights.items():

@@ -56,3 +56,9 @@ def test_each_of_several_functions_by_hand() -> None:
     }
     assert set(part_metrics(["mine.f", "theirs.f"], parts[:, :2])) >= {"reward/mine.f", "reward/theirs.f"}
     assert part_metrics(["exact_match"], parts[:, :1]) == {}
+    assert set(part_metrics(["mine.mean", "mine.f"], parts[:, :2])) == {
+        "reward/mine.mean",
+        "reward/mine.mean_std",
+        "reward/f",
+        "reward/f_std",
+    }

@@ -51,6 +51,8 @@ def test_row_without_an_answer(name: str) -> None:
         "begins 'the prompt'. Name the field that holds it by --data.answer_field, or use another",
     ):
         run(name, ["x"], question="q", prompt="the prompt")
+    with pytest.raises(ValueError, match=r"this row has: prompt, answer \(null\); its prompt"):
+        run(name, ["None"], prompt="the prompt", answer=None)
 
 
 def test_reasoning_gym_refuses_other_rows() -> None:

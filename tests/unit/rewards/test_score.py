@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -100,7 +101,7 @@ def test_a_cost_has_no_default_and_is_called_a_cost() -> None:
         preflight(RewardSpec(kind="cost", functions="too_lon"), [row()])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "many", 10**400])
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "many", "1.0", 10**400, 1e39])
 def test_score_that_is_no_number_names_the_row(mine: ModuleType, value: object) -> None:
     vars(mine)["broken"] = lambda _prompts, responses, _rows: [0.0] * (len(responses) - 1) + [value]
     spec = RewardSpec(by_source={"a": {"length": 1.0}, "b": {"my_rewards.broken": 1.0}})
@@ -110,6 +111,29 @@ def test_score_that_is_no_number_names_the_row(mine: ModuleType, value: object) 
         error.value
     )
     assert "its prompt begins 'the third..." in str(error.value)
+
+
+def test_a_sum_that_is_no_number_names_the_row(mine: ModuleType) -> None:
+    vars(mine)["large"] = lambda _prompts, responses, _rows: [3e38] * len(responses)
+    spec = RewardSpec(functions={"my_rewards.large": 2.0})
+    with pytest.raises(ValueError, match=r"reward, the weighted sum: row 0 of the batch got 6e\+38, which"):
+        scored(spec, ["x"], [row()])
+
+
+def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text, why in [
+        ("half_written", "def f(:", r"SyntaxError: .*"),
+        ("without_file", "open('/nowhere/at/all')", r"FileNotFoundError: .*/nowhere/at/all.*"),
+    ]:
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(ValueError, match=rf"'{name}\.f': {name} could not be imported \({why}\)"):
+            preflight(RewardSpec(functions=f"{name}.f"), [row()])
+
+
+def test_a_function_that_is_named_twice() -> None:
+    with pytest.raises(ValueError, match=r"reward functions: length is named 2 times.*\{length: 2\.0\}"):
+        RewardSpec(functions=["length", "exact_match", "length"])
 
 
 def test_wrong_number_of_scores(mine: ModuleType) -> None:
