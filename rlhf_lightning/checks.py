@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision
 
-from rlhf_lightning.data import row_data
+from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import numbered_alike, reads
 from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
+    from rlhf_lightning.data.rows import Row
     from rlhf_lightning.engines import TrainConfig
     from rlhf_lightning.strategy import Strategy
     from rlhf_lightning.workers.retelling import Retelling
@@ -155,6 +156,8 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
     data, name = row_data(algorithm.trainer), type(algorithm).__name__
     if data is None:
         return
+    if algorithm.trainer.state.fn == "validate":
+        check_held_out(data, what="validate")
     if algorithm.needs_pairs and data.batch_rows != 2 * data.batch_size:
         raise ValueError(
             f"{name} learns from pairs, and {type(data).__name__} gives single rows. "
@@ -169,6 +172,19 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         )
 
 
+def check_held_out(data: RowData | MixedData, *, what: str) -> None:
+    """Refuse to validate on nothing.
+
+    Raises:
+        ValueError: as said.
+    """
+    if not data.held_out_rows:
+        raise ValueError(
+            f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try data.val_rows, "
+            "data.num_val_rows or data.val_path, whichever it has."
+        )
+
+
 def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     """Refuse models that are missing or damaged, or too short for the rows.
 
@@ -180,6 +196,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         ValueError: as said.
     """
     data, main = row_data(algorithm.trainer), algorithm.main_model
+    if algorithm.trainer.state.fn == "predict":
+        _ = algorithm.main_actor
     new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
     for name, role in algorithm.roles().items():
         if not role.path:
@@ -236,27 +254,36 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
 
 
 def check_judges(algorithm: RLHFAlgorithm) -> None:
-    """Try reward and cost functions on the first rows.
+    """Try reward and cost functions on the first rows, and on the first held-out rows.
 
     Raises:
         ValueError: one does not exist, or does not work.
     """
-    data = row_data(algorithm.trainer)
     for judge in algorithm.roles().values():
-        if data is not None and isinstance(judge, Judge):
-            preflight(judge.spec, data.train_rows)
+        if isinstance(judge, Judge):
+            for rows in _rows_to_read(algorithm):
+                preflight(judge.spec, rows)
 
 
 def check_environment(algorithm: RLHFAlgorithm) -> None:
-    """Try what speaks between the turns of actors on the first rows.
+    """Try what speaks between the turns of actors on the first rows, and on the first held-out rows.
 
     Raises:
         ValueError: it does not exist, or does not work.
     """
-    data = row_data(algorithm.trainer)
     for role in algorithm.roles().values():
-        if isinstance(role, Actor) and role.environment is not None and data is not None:
-            role.environment.try_out(data.train_rows)
+        if isinstance(role, Actor) and role.environment is not None:
+            for rows in _rows_to_read(algorithm):
+                role.environment.try_out(rows)
+
+
+def _rows_to_read(algorithm: RLHFAlgorithm) -> list[list[Row]]:
+    """The training rows, and the held-out rows where they are validated on; none where nothing is known."""
+    data, trainer = row_data(algorithm.trainer), algorithm.trainer
+    if data is None:
+        return []
+    validated = data.held_out_rows if trainer.limit_val_batches or trainer.state.fn == "validate" else []
+    return [data.train_rows, *([validated] if validated else [])]
 
 
 def check_correction(algorithm: RLHFAlgorithm) -> None:

@@ -14,6 +14,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.output import leaves_files, output_path
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
+from rlhf_lightning.callbacks.validated import check_validates
 
 _COLUMNS = ["step", "prompt", "response", "score"]
 
@@ -47,6 +48,14 @@ class SampleTable(Callback):
         self.per_token = per_token
         self.directory = directory
         self._samples: list[Sample] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a run that never validates, or on nothing.
+
+        Raises:
+            ValueError: as said.
+        """
+        check_validates(trainer, stage, name="SampleTable")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new table; only a fit has the models (the critic, say) that explain samples."""

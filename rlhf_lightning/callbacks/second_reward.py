@@ -78,14 +78,8 @@ class SecondReward(Callback):
             self._check_reward(pl_module)
         check_validates(trainer, stage, name="SecondReward")
         data = row_data(trainer)
-        rows = data.held_out_rows if data else None
-        if rows == []:
-            raise ValueError(
-                f"SecondReward: {type(data).__name__} holds no rows out to be scored. Try data.val_rows, "
-                "data.num_val_rows or data.val_path, whichever it has."
-            )
         with _named():
-            preflight(self.spec, rows or [])
+            preflight(self.spec, data.held_out_rows if data else [])
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin anew."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, cast
 
 import torch
@@ -87,6 +87,19 @@ class EncodedRows(Dataset[list[Sample]]):
         """Tokens of the longest prompt with so many new tokens; None: with its response."""
         tails = map(len, self.responses or ()) if new_tokens is None else [new_tokens] * len(self.rows)
         return max(len(prompt) + tail for prompt, tail in zip(self.prompts, tails, strict=True))
+
+    def one_of(self, together: int) -> EncodedRows:
+        """The first of every so many neighbouring rows, each drawn alone."""
+        if together == 1:
+            return self
+        return replace(
+            self,
+            rows=self.rows[::together],
+            prompts=self.prompts[::together],
+            responses=None if self.responses is None else self.responses[::together],
+            extras={name: values[::together] for name, values in self.extras.items()},
+            group=1,
+        )
 
     def __getitem__(self, key: int) -> list[Sample]:
         first = (key & INDEX_MASK) * self.group

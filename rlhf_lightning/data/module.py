@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from lightning.pytorch import LightningDataModule
@@ -17,7 +17,7 @@ from rlhf_lightning.data.files import Rows
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.record import Record
-from rlhf_lightning.data.sampler import HELD_OUT, EpochSampler
+from rlhf_lightning.data.sampler import HELD_OUT, EpochSampler, FirstRows
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.spec import run_seed
 
@@ -61,6 +61,9 @@ class RowData(LightningDataModule, ABC):
             raise ValueError(f"data.seed={self.seed}: must lie in [0, 2**31). Try 0.")
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers={self.num_workers}: use 0 for no process beside the run's.")
+        texts = [f.name for f in fields(self) if f.type in (str, "str")]
+        if null := [name for name in texts if getattr(self, name) is None]:
+            raise ValueError(f"data.{null[0]}=null: this is a text. Leave the option out, or give one.")
         self._train: EncodedRows | None = None
         self._held_out: EncodedRows | None = None
         self._name = ""
@@ -158,6 +161,11 @@ class RowData(LightningDataModule, ABC):
         return self.batch_size * self.format().group
 
     @property
+    def answers_to_each(self) -> int:
+        """Neighbouring rows that have one prompt."""
+        return self.format().group
+
+    @property
     def has_responses(self) -> bool:
         """Whether batches hold responses; there after `setup`."""
         return self._encoded().responses is not None
@@ -195,10 +203,11 @@ class RowData(LightningDataModule, ABC):
         """Return a loader that can stop and go on in the middle of an epoch.
 
         With `trainer.overfit_batches` it is one in the order of the data, whose first batches come again and
-        again.
+        again, with draws of their own in every epoch.
         """
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
-            return self._in_order(self._encoded(), drop_last=self.drop_last)
+            rows = self._encoded()
+            return self._in_order(rows, drop_last=self.drop_last, sampler=FirstRows(len(rows)))
         return self.loader()
 
     def loader(self) -> RowLoader:
@@ -218,12 +227,20 @@ class RowData(LightningDataModule, ABC):
         return [] if self._held_out is None else [self._in_order(self._held_out)]
 
     def predict_dataloader(self) -> DataLoader[list[Sample]]:
-        """Return a loader of the held-out rows, or of the training rows where none are held out."""
-        return self._in_order(self._encoded() if self._held_out is None else self._held_out)
+        """Return a loader of the held-out prompts, or of the training prompts where none are held out."""
+        rows = self._encoded() if self._held_out is None else self._held_out
+        return self._in_order(rows.one_of(self.answers_to_each))
 
-    def _in_order(self, rows: EncodedRows, *, drop_last: bool = False) -> DataLoader[list[Sample]]:
+    def _in_order(
+        self, rows: EncodedRows, *, drop_last: bool = False, sampler: FirstRows | None = None
+    ) -> DataLoader[list[Sample]]:
         return DataLoader(
-            rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0, drop_last=drop_last
+            rows,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            collate_fn=self._collate,
+            num_workers=0,
+            drop_last=drop_last,
         )
 
     def _encoded(self) -> EncodedRows:

@@ -97,6 +97,15 @@ def _open(file: Path) -> BinaryIO:
 def _parse_line(line: bytes, where: str) -> Row:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
+        if b"\\ud" in line or b"\\uD" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as err:
+        half = err.object[err.start]
+        raise ValueError(
+            f"{where}: holds half a character ({half!a}) without its other half. Correct or remove the line."
+        ) from err
+    except RecursionError as err:
+        raise ValueError(f"{where}: is nested too deeply. Correct or remove the line.") from err
     except UnicodeDecodeError as err:
         raise ValueError(
             f"{where}: byte {err.start + 1} of the line is not UTF-8. Save the file as UTF-8."

@@ -49,11 +49,7 @@ class TaskData(RowData):
                 f"data.min_digits={self.min_digits}, data.max_digits={self.max_digits}: "
                 "the least is 2, and not above the most. Try 6 and 6."
             )
-        if self.num_rows < 1 or self.num_val_rows < 0:
-            raise ValueError(
-                f"data.num_rows={self.num_rows}, data.num_val_rows={self.num_val_rows}: "
-                "at least 1 training row and no negative number. Try 8192 and 256."
-            )
+        _check_numbers(self.num_rows, self.num_val_rows)
 
     def format(self) -> Format:
         """Return how a row becomes a prompt."""
@@ -117,6 +113,10 @@ class ReasoningGymData(RowData):
     max_prompt_tokens: int = 512
     """Rows with longer prompts are counted and dropped."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_numbers(self.num_rows, self.num_val_rows)
+
     def format(self) -> Format:
         """Return how a row becomes a prompt."""
         return Format(
@@ -154,4 +154,12 @@ class ReasoningGymData(RowData):
         held_out = [row for row in rows[self.num_rows :] if row["question"] not in seen]
         return Rows(
             train=train, held_out=held_out, train_name=self.task, held_out_name=f"{self.task} (held out)"
+        )
+
+
+def _check_numbers(num_rows: int, num_val_rows: int) -> None:
+    if num_rows < 1 or num_val_rows < 0:
+        raise ValueError(
+            f"data.num_rows={num_rows}, data.num_val_rows={num_val_rows}: at least 1 training row and no "
+            "negative number. Try 8192 and 256."
         )

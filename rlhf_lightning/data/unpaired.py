@@ -36,6 +36,11 @@ class UnpairedData(PromptData):
         """Return how a row becomes a prompt."""
         return replace(super().format(), max_response_tokens=self.max_response_tokens)
 
+    @property
+    def answers_to_each(self) -> int:
+        """Neighbouring rows that have one prompt."""
+        return 2 if self.from_pairs else 1
+
     def draft(self, record: Record, form: Format) -> Draft:
         """Return what a row says: a prompt and a response, or two with `from_pairs`.
 

@@ -199,7 +199,11 @@ def test_the_first_batches_come_again_and_again_to_be_overfitted(numbered: Numbe
         default_root_dir=tmp_path,
     )
     trainer.fit(module, prompts(numbered(20)))
-    assert module.trained == 3 * module.trained[:2]
+    first = [key for ids in module.trained[:2] for key in ids]
+    assert first == list(range(6))
+    for epoch in range(3):  # the same rows, and draws of their own
+        ids = [key for ids in module.trained[2 * epoch : 2 * epoch + 2] for key in ids]
+        assert ids == [epoch << 32 | key for key in first]
     mixed = MixedData(main=prompts(numbered(20)), ptx=prompts(numbered(20)))
     with pytest.raises(ValueError, match=r"trainer\.overfit_batches: a second data module"):
         trainer.fit(Recorder(), mixed)

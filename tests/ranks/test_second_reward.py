@@ -212,7 +212,7 @@ def test_refused_before_any_worker_starts(tmp_path: Path) -> None:
     assert "(functions=['length']): that is the training reward" in refused(SecondReward("length"))
     exact = SecondReward("exact_match")
     assert "limit_val_batches=0 nothing is ever validated" in refused(exact, limit=0.0)
-    assert "TaskData holds no rows out to be scored" in refused(exact, data=digits(held_out=0))
+    assert "SecondReward: TaskData holds no rows out" in refused(exact, data=digits(held_out=0))
     assert "SFT has no role `reward: Reward`" in refused(exact, sft=True)
     with pytest.raises(AssertionError, match="the devices were started"):
         trainer_on(Unstartable(), tmp_path, exact).fit(grpo(), datamodule=digits())

@@ -13,9 +13,11 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.algos import PPO, SafeRLHF
+from rlhf_lightning.algos import PPO, RewardModel, SafeRLHF
+from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import PromptData, RowData, TaskData, load_tokenizer
+from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
@@ -125,6 +127,57 @@ def test_a_judge_has_a_head(tmp_path: Path) -> None:
         assert told.startswith(f"{role}.path=embedded: its weights have no score.weight, the head")
     assert refusal(PPO(critic=Critic(path="embedded")), tmp_path) == "started"
     assert refusal(PPO(reward=Reward(path=write_model(tmp_path / "fresh"))), tmp_path) == "started"
+
+
+@pytest.mark.parametrize(
+    ("held_out", "limit", "message"),
+    [
+        ({"data_source": "other"}, None, "no function scores the data source 'other'"),
+        ({"data_source": "known"}, None, "exact_match compares with the row's field 'answer'"),
+        ({"data_source": "other"}, 0, "started"),
+    ],
+)
+def test_rewards_are_tried_out_on_held_out_rows(
+    held_out: dict[str, object], limit: int | None, message: str, tmp_path: Path
+) -> None:
+    row: dict[str, object] = {"prompt": "a", "answer": "b", "data_source": "known"}
+    path, val_path = tmp_path / "rows.jsonl", tmp_path / "val.jsonl"
+    write_rows(path, [row] * 4)
+    write_rows(val_path, [{"prompt": "a", **held_out}])
+    data = PromptData(path=str(path), val_path=str(val_path), batch_size=2)
+    judge = Reward(by_source={"known": {"exact_match": 1.0}})
+    assert message in refusal(PPO(reward=judge), tmp_path, data=data, limit=limit)
+
+
+def test_environments_are_tried_out_on_held_out_rows(tmp_path: Path) -> None:
+    path, val_path = tmp_path / "rows.jsonl", tmp_path / "val.jsonl"
+    data = PromptData(
+        path=write_rows(path, [{"prompt": "a", "answer": "b", "hint": "c"}] * 4),
+        val_path=write_rows(val_path, [{"prompt": "a", "answer": "b"}]),
+        batch_size=2,
+    )
+    speaking = Actor(environment=Environment(function=f"{__name__}.hint"))
+    assert "KeyError" in refusal(PPO(actor=speaking), tmp_path, data=data)
+    assert refusal(PPO(actor=speaking), tmp_path, data=data, limit=0) == "started"
+
+
+def hint(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str]:
+    """What comes after a first answer."""
+    return [str(row["hint"]) for row in rows]
+
+
+def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
+    run = pl.Trainer(strategy=Started(), logger=False, default_root_dir=tmp_path)
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(ValueError, match=r"^validate: TaskData holds no rows out .*data\.num_val_rows"):
+        run.validate(PPO(), datamodule=data)
+    for callback in (SampleTable(), SampledValidation()):
+        run = pl.Trainer(strategy=Started(), logger=False, callbacks=callback, default_root_dir=tmp_path)
+        with pytest.raises(ValueError, match=rf"^{type(callback).__name__}: TaskData holds no rows out"):
+            run.fit(PPO(), datamodule=data)
+    run = pl.Trainer(strategy=Started(), logger=False, default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"RewardModel has no field `actor: Actor`"):
+        run.predict(RewardModel(), datamodule=data)
 
 
 def test_a_judge_has_one_output(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_lightning.data import PreferenceData
+from rlhf_lightning.data import PreferenceData, RowData, UnpairedData
 from rlhf_lightning.data.sampler import HELD_OUT
 from tests.unit.data.conftest import Writer, assert_resumes, batches
 
@@ -213,6 +213,20 @@ def test_wrong_margins_and_labels(
     message = refused(write_rows(good, {**PAIRS[0], **row}), **options)
     assert said in message
     assert "FILE, row 2" in message
+
+
+def test_a_prompt_is_answered_once(write_rows: Writer) -> None:
+    def asked(data: RowData) -> list[str]:
+        data.setup("predict")
+        return [str(row["prompt"]) for batch in data.predict_dataloader() for row in batch["rows"]]
+
+    file = write_rows(*PAIRS)
+    assert asked(pairs(file)) == ["a", "bc", "d"]
+    assert asked(pairs(file, val_rows=1)) == ["d"]
+    both = UnpairedData(path=str(file), tokenizer="embedded", from_pairs=True, batch_size=2)
+    assert asked(both) == ["a", "bc", "d"]
+    labelled = write_rows(*({"prompt": p, "response": "r", "label": 1} for p in "aab"))
+    assert asked(UnpairedData(path=str(labelled), tokenizer="embedded", batch_size=2)) == ["a", "a", "b"]
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data beside the checkout is absent")

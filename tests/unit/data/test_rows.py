@@ -24,6 +24,12 @@ def test_json_lines_skips_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> N
     assert read_rows(str(file), limit=2) == ROWS[:2]
 
 
+def test_whole_characters_are_read_however_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(rb'{"prompt": "\ud83d\ude00 \\ud83d"}' + b"\n")
+    assert read_rows(str(file)) == [{"prompt": "\U0001f600 \\ud83d"}]
+
+
 def test_gzipped_json_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
@@ -89,6 +95,8 @@ def test_missing_file_says_what_lies_beside(tmp_path: Path) -> None:
         (b'{"prompt": "b"', r":2: not JSON \(Expecting ',' delimiter, column 15\): '\{\"prompt\": \"b\"'"),
         (b'["b"]', r":2: a row is a JSON object, this line holds a list"),
         (b'{"prompt": "\xff"}', r":2: byte 13 of the line is not UTF-8"),
+        (rb'{"prompt": ["hi \ud83d there"]}', r":2: holds half a character \('\\ud83d'\)"),
+        (b'{"a":' * 9000 + b"1" + b"}" * 9000, r":2: is nested too deeply"),
     ],
 )
 def test_corrupt_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:

@@ -92,3 +92,9 @@ def test_reasoning_gym_refuses_unknown_tasks_and_options() -> None:
         ready(ReasoningGymData(options={"colour": 3}, tokenizer="embedded"))
     with pytest.raises(ValueError, match=r"the task spell_backward refuses them"):
         ready(ReasoningGymData(options={"min_word_len": 9, "max_word_len": 3}, tokenizer="embedded"))
+
+
+@pytest.mark.parametrize(("num_rows", "num_val_rows"), [(0, 0), (8, -5)])
+def test_reasoning_gym_refuses_impossible_numbers(num_rows: int, num_val_rows: int) -> None:
+    with pytest.raises(ValueError, match=r"at least 1 training row and no negative number"):
+        ReasoningGymData(num_rows=num_rows, num_val_rows=num_val_rows)
