@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -38,8 +38,31 @@ def options(cls: type[T]) -> type[T]:
         if field.name in hints and _FACTORY in field.metadata:
             hints[field.name] |= None
         field.type = hints.get(field.name, field.type)
+        for inner in _dataclasses(field.type):
+            with_types(inner)
     cls.__init__.__annotations__ = hints
     return cls
+
+
+def with_types(cls: type[T]) -> type[T]:
+    """Let a dataclass's constructor name the types of inherited options, which its own module may not import.
+
+    The command line reads them there.
+    """
+    constructor = vars(cls).get("__init__")
+    if constructor is not None and any(
+        isinstance(hint, str) for hint in constructor.__annotations__.values()
+    ):
+        hints = get_type_hints(cls)
+        constructor.__annotations__ = {name: hints.get(name) for name in constructor.__annotations__}
+    return cls
+
+
+def _dataclasses(hint: object) -> list[type]:
+    """The dataclasses in a type, such as both of `A | B | None`."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return [hint]
+    return [cls for part in get_args(hint) for cls in _dataclasses(part)]
 
 
 def complete(holder: object) -> None:

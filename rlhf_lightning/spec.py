@@ -7,11 +7,9 @@ command line can refuse bad input before any process starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_type_hints
+from typing import Literal
 
-T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
@@ -20,17 +18,6 @@ EMBEDDED = "embedded"
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
-
-
-def with_types(cls: type[T]) -> type[T]:
-    """Let a dataclass's constructor name the types of inherited options, which its own module may not import.
-
-    The command line reads them there.
-    """
-    hints = get_type_hints(cls)
-    constructor: Callable[..., None] = vars(cls)["__init__"]
-    constructor.__annotations__ = {name: hints.get(name) for name in constructor.__annotations__}
-    return cls
 
 
 @dataclass(frozen=True, kw_only=True)

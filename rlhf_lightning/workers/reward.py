@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlhf_lightning.controller import DP, register
 from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
-from rlhf_lightning.spec import with_types
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing, valid_ids
 from rlhf_lightning.workers.retelling import Retelling

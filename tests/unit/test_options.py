@@ -56,9 +56,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Role
+from rlhf_lightning.workers import Reward, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,19 @@ class Mine(Local):
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         Path("seen").write_text(f"{self.note.text} {self.timeout_s} {vars(self).get('times')}")
         return super().start(roles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bonus(Reward):
+    bonus: float = 0.0
+    """Added to each score."""
+
+
+class Rewarded(GRPO):
+    reward: Bonus | None = field(default_factory=Bonus)
+
+    def on_fit_start(self) -> None:
+        Path("seen").write_text(f"{self.reward.bonus} {self.reward.http.retries}")
 
 
 class ByHand(Mine):
@@ -124,6 +138,15 @@ def test_strategies_in_files_of_ones_own(
     code, _, err = rlhf.run(*FIT, "--strategy", strategy, *options, "--trainer.default_root_dir", "out")
     assert code == 0, err
     assert Path("seen").read_text() == seen
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_role_of_ones_own_has_options_of_its_own(rlhf: Rlhf) -> None:
+    words = ("--strategy", "local", "--trainer.default_root_dir", "out")
+    mine = ("--algo", "ones_own.Rewarded", "--algo.reward.bonus", "2", "--algo.reward.http.retries", "7")
+    code, _, err = rlhf.run(*FIT, *words, *mine)
+    assert code == 0, err
+    assert Path("seen").read_text() == "2.0 7"
 
 
 @pytest.mark.usefixtures("elsewhere")
