@@ -49,6 +49,12 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
                 f"{kind.__name__}.{name} is no field, so nothing places it. Write `{name}: {role} = "
                 f"field(default_factory={role})` in the class, with the type."
             )
+        several = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list | tuple) and any(isinstance(item, Role) for item in several):
+            raise ValueError(
+                f"{kind.__name__}.{name} holds roles in a {type(value).__name__}, where nothing places them. "
+                "Give each a field of its own."
+            )
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := own.get(name, least)) < least:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")

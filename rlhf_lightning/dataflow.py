@@ -29,14 +29,17 @@ _TOKENS = 512
 def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     """Run one `step` of a copy of the algorithm, late in training, over `rows` made-up prompts.
 
+    Their raw rows are the training rows, where the algorithm's trainer has some.
+
     Raises:
         ValueError: the step fails on them.
     """
+    data = None if algorithm._trainer is None else row_data(algorithm._trainer)
     twin = copy.deepcopy(algorithm)
     twin.pretraining = traced_batch(rows)
     twin.trainer = trainer = _trainer()
     trainer.strategy.connect(twin)
-    return trace(twin, rows)
+    return trace(twin, traced_batch(rows, data.train_rows if data else ()))
 
 
 def _trainer() -> Trainer:

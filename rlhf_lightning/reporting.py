@@ -21,6 +21,7 @@ from rlhf_lightning.functional import (
     part_metrics,
     rollout_metrics,
     row_ends,
+    row_totals,
 )
 from rlhf_lightning.workers import Actor
 
@@ -128,10 +129,12 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
     """Numbers of an iteration's responses: rewards, lengths, and divergence and values where they are known.
 
     Args:
-        batch: with the columns of an estimator.
+        batch: with the columns of an estimator, or with `scores` [B, R] alone.
         actor: that answered.
         parts: what the scores are sums of, by name.
     """
+    if "row_tokens" not in batch:
+        batch |= Batch.of(row_totals(batch["scores"], batch["response_mask"]))
     tokens = batch["row_tokens"]
     found = rollout_metrics(batch["row_scores"], tokens, batch["row_truncated"])
     if actor.environment is not None:

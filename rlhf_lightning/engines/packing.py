@@ -58,13 +58,18 @@ def select(
     """`COLUMNS` and others of some rows, on the device; `filler` fully masked rows where there are none.
 
     Raises:
-        ValueError: there is no such column.
+        ValueError: there is no such column, or it is none of numbers.
     """
     names, have = (*COLUMNS, *columns), set(rows.keys())
     missing = [name for name in names if name not in have]
     if missing:
         raise ValueError(f"rows: no column {missing[0]!r} among {sorted(have)}. Add it to the batch.")
     whole = {name: cast(Tensor, rows[name]) for name in names}
+    if texts := [name for name in columns if not isinstance(whole[name], Tensor)]:
+        raise ValueError(
+            f"rows: the column {texts[0]!r} holds no numbers, and a loss reads tensors. Make one of it: "
+            "batch | Batch.of({...})."
+        )
     return {
         name: (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)
         for name, column in whole.items()

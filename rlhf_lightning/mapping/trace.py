@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Protocol
 
 import torch
@@ -109,21 +110,27 @@ def _filled(name: str, rows: int) -> torch.Tensor:
     return torch.arange(rows, dtype=torch.float32)[:, None].repeat(1, WIDTH) / max(rows, 1)
 
 
-def traced_batch(rows: int) -> Batch:
-    """All that data modules yield, labels of every kind included, for `rows` rows."""
+def traced_batch(rows: int, raw: Sequence[Mapping[str, object]] = ()) -> Batch:
+    """All that data modules yield, labels of every kind included, for `rows` rows.
+
+    Args:
+        rows: of the batch.
+        raw: what `rows` holds, over again where they are fewer; a prompt and a data source where empty.
+    """
+    begin = raw or ({"prompt": "", "data_source": ""},)
     wide = ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "step_mask", "step_labels")
-    raw: list[object] = [{"prompt": "", "data_source": ""}] * rows
+    held: list[object] = [dict(row) for row in islice(cycle(begin), rows)]
     number = {"row_ids": torch.arange(rows), "margins": torch.zeros(rows)}
     truth = dict.fromkeys(("labels", "safe"), torch.arange(rows) % 2 == 0)
-    return Batch.of({**{name: _filled(name, rows) for name in wide}, **number, **truth, "rows": raw})
+    return Batch.of({**{name: _filled(name, rows) for name in wide}, **number, **truth, "rows": held})
 
 
-def trace(algorithm: Traceable, rows: int) -> Dataflow:
+def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
     """Run one `step` over made-up rows, and return its dataflow.
 
     Args:
         algorithm: a copy that nobody needs afterwards: its roles are bound to the recorder.
-        rows: prompts of the batch.
+        batch: what `traced_batch` gives.
 
     Raises:
         ValueError: the step fails on them.
@@ -136,10 +143,12 @@ def trace(algorithm: Traceable, rows: int) -> Dataflow:
     handles = {n: r.bound(WorkerGroup(n, recorder, ParallelLayout(), (0,))) for n, r in roles.items()}
     algorithm.bind(handles)
     try:
-        algorithm.step(traced_batch(rows))
+        algorithm.step(batch)
     except Exception as err:
+        lacking = isinstance(err, KeyError | IndexError)
         raise ValueError(
-            f"{type(algorithm).__name__}: its dataflow is read by running `step` once on {rows} made-up "
-            f"rows, and that failed: {type(err).__name__}: {err}"
+            f"{type(algorithm).__name__}: its dataflow is read by running `step` once on {len(batch)} "
+            f"made-up rows, and that failed: {type(err).__name__}: {err}"
+            f"{'. Metrics of your own, and fields of rows, may be missing there: try .get' * lacking}"
         ) from err
     return dataflow_of(recorder.calls)

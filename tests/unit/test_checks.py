@@ -212,6 +212,18 @@ class Bare(Unjudged):
     critic = Critic()
 
 
+class Several(Unjudged):
+    """Roles in a tuple."""
+
+    judges: tuple[Reward, ...] = field(default_factory=lambda: (Reward(), Reward()))
+
+
+class Named(Unjudged):
+    """Roles in a dictionary."""
+
+    judges: dict[str, Reward] = field(default_factory=lambda: {"a": Reward()})
+
+
 class Empty(Unjudged):
     """A constructor that forgets its base."""
 
@@ -226,6 +238,8 @@ class Empty(Unjudged):
             Bare,
             "Bare.critic is no field, so nothing places it. Write `critic: Critic = field(default_factory=",
         ),
+        (Several, "Several.judges holds roles in a tuple, where nothing places them. Give each a field"),
+        (Named, "Named.judges holds roles in a dict, where nothing places them."),
         (
             Empty,
             "Empty has no field with a model to train, such as `actor`. A constructor of its own calls",

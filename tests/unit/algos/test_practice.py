@@ -13,7 +13,7 @@ import torch
 
 from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.callbacks import SampleTable
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.functional import OffPolicyCorrection, Overlong, PolicyLoss
@@ -185,3 +185,22 @@ def test_a_table_compares_at_one_temperature(model: str, tmp_path: Path) -> None
     # Before anything was learned.
     assert algorithm.found
     assert max(map(abs, algorithm.found)) < 1e-5
+
+
+class Plain(PPO):
+    """Answers, scores and tells of it, without an estimator."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Learn nothing."""
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reward.compute_reward(batch)
+        return Metrics.of(self.rollout_metrics(batch))
+
+
+def test_a_step_without_an_estimator_tells_of_its_answers(model: str) -> None:
+    judge = Reward(functions={"length": 100.0})
+    (told,) = run(Plain(actor=actor(model), reward=judge), data(), steps=1).numbers
+    (usual,) = run(ppo(model), data(), steps=1).numbers
+    names = [n for n in usual if n.startswith(("reward/", "response/"))]
+    assert len(names) == 8
+    assert {n: told[n] for n in names} == pytest.approx({n: usual[n] for n in names})

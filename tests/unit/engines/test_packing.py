@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.packing import Place, micro_batches, pack, row_lengths
+from rlhf_lightning.engines.packing import Place, micro_batches, pack, row_lengths, select
 from rlhf_lightning.functional import row_ends
 
 
@@ -79,3 +80,9 @@ def test_rows_without_a_valid_token_become_one_filler_token_of_no_effect() -> No
 )
 def test_micro_batches_keep_to_the_budget(lengths: list[int], budget: int, parts: list[list[int]]) -> None:
     assert micro_batches(lengths, budget) == parts
+
+
+def test_a_column_of_texts_is_none_for_a_loss() -> None:
+    rows = TensorDict({**ROWS, "rows": NonTensorStack({"a": 1}, {"a": 2}, {"a": 3})}, batch_size=3)
+    with pytest.raises(ValueError, match=r"the column 'rows' holds no numbers, and a loss reads tensors"):
+        select(rows, [0, 1], ["rows"], device=torch.device("cpu"))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
+from lightning.pytorch import Trainer
 
 from rlhf_lightning import algos
 from rlhf_lightning.algos import GRPO, KTO, PPO, SFT
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import PromptData
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
@@ -147,6 +153,27 @@ def test_a_step_reads_what_answers_and_updates_say() -> None:
     once = read(read_dataflow(Whole(policy_loss=PolicyLoss(), group_size=2), 4))["training"]
     assert once == {("actor", "train", 16, 2)}
     assert read(read_dataflow(PPO(stop_kl=0.1), 4)) == read(read_dataflow(PPO(), 4))
+
+
+class Hinted(GRPO):
+    """Reads a field of the rows."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does, where all rows have hints."""
+        hints = [cast(dict[str, int], row)["hint"] for row in batch.objects("rows")]
+        return super().step(batch) if hints == [0, 1, 2, 0] else Metrics()
+
+
+def test_the_raw_rows_are_those_of_the_data(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"prompt": "a", "hint": {n}}}\n' for n in range(3)))
+    data = PromptData(path=str(file), tokenizer="embedded", batch_size=3)
+    data.setup("fit")
+    algorithm = Hinted(group_size=2)
+    with pytest.raises(ValueError, match=r"KeyError: 'hint'\. Metrics of your own, and fields of rows"):
+        read_dataflow(algorithm, 4)
+    algorithm._trainer = cast(Trainer, SimpleNamespace(datamodule=data))
+    assert read(read_dataflow(algorithm, 4)) == read(read_dataflow(GRPO(group_size=2), 4))
 
 
 class Broken(PPO):
