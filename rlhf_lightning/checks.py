@@ -20,6 +20,7 @@ from rlhf_lightning.data.tokenizer import numbered_alike, reads
 from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
+from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.workers import Actor, Judge, Role
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse roles that are no fields, and loops of no step.
+    """Refuse roles that are no fields, optimizers that nothing reads, and loops of no step.
 
     Raises:
         ValueError: as said.
@@ -54,6 +55,11 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
             raise ValueError(
                 f"{kind.__name__}.{name} holds roles in a {type(value).__name__}, where nothing places them. "
                 "Give each a field of its own."
+            )
+    for name, given_role in algorithm.roles().items():
+        if not given_role.trains and given_role.optimizer != OptimizerSpec():
+            raise ValueError(
+                f"{name}.optimizer: nothing trains this model, so nothing reads it. Leave it out."
             )
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := own.get(name, least)) < least:

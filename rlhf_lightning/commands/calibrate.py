@@ -43,6 +43,9 @@ def run(arguments: Sequence[str]) -> None:
     )
     options: argparse.Namespace = parser.parse_args(arguments)
     name = options.name or options.out.stem
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.out.is_dir():
+        raise ValueError(f"{options.out}: is a directory. Type the file to write, such as machine.yaml.")
     if options.run is None:
         found = _measured(name, options.devices)
     elif options.devices:

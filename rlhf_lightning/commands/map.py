@@ -25,6 +25,7 @@ from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Judge
 
 NO_MODEL = "none"
 """In place of a model: the role is functions alone."""
@@ -42,6 +43,13 @@ def run(arguments: Sequence[str]) -> None:
     algorithm, options = _parse(arguments)
     own = {role: vars(options).get(role) or options.model for role in algorithm.roles()}
     sources = {role: "" if source == NO_MODEL else source for role, source in own.items()}
+    for role, model in algorithm.roles().items():
+        if not sources[role] and not isinstance(model, Judge):
+            option = role if vars(options).get(role) else "model"
+            raise ValueError(
+                f"--{option} {NO_MODEL}: {role} is a model, and only rewards and costs can be functions "
+                f"alone. Type --{role} with a known name or a config.json."
+            )
     found = search(algorithm, sources, options)
     request = report.Request(options.algo, sources, importlib.import_module(FOLDERS["strategy"]).MAPPED)
     sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))

@@ -25,6 +25,7 @@ from rlhf_lightning.parallel.sharding import even_stages
 from rlhf_lightning.parallel.weights import Bytes, Weights
 
 MODEL = "llama-7b"
+RULE = "hybridflow"
 BF16_BYTES = 2
 AXES: dict[str, GenerationAxis] = {"generation tensor": "t", "generation pipeline": "p", "micro-DP": "micro"}
 """What the groups are called."""
@@ -40,6 +41,8 @@ def run(arguments: Sequence[str]) -> None:
         ValueError: an option is wrong, or the layout does not divide the model.
     """
     options = _parser().parse_args(arguments)
+    _refuse_unread(options)
+    options.rule, options.devices_per_node = options.rule or RULE, options.devices_per_node or 8
     if options.apart:
         sys.stdout.write(_apart(options))
         return
@@ -59,6 +62,21 @@ def run(arguments: Sequence[str]) -> None:
 
         draw(plan, Path(options.picture), title=_title(plan, name))
     sys.stdout.write(as_json(plan) + "\n" if options.json else as_text(plan, name))
+
+
+def _refuse_unread(options: argparse.Namespace) -> None:
+    """Refuse options that this kind of transition does not read.
+
+    Raises:
+        ValueError: as said.
+    """
+    place = "--apart" if options.apart else "--generate"
+    others = ("rule", "picture") if options.apart else ("devices_per_node",)
+    if unread := [name for name in others if getattr(options, name)]:
+        raise ValueError(
+            f"--{unread[0].replace('_', '-')} {getattr(options, unread[0])}: nothing reads it with {place}. "
+            "Leave it out."
+        )
 
 
 def _apart(options: argparse.Namespace) -> str:
@@ -205,9 +223,9 @@ def _parser() -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--model", default=MODEL, help="a known name, or a Hugging Face config.json; in bf16")
     size.add_argument("--bytes", type=count, help="bytes of all parameters, in place of a model")
-    add("--rule", choices=tuple(PLANNERS), default="hybridflow", help="how weights are gathered")
+    add("--rule", choices=tuple(PLANNERS), help=f"with --generate: how weights are gathered ({RULE})")
     add("--order", choices=("tpd", "tdp"), default="tpd", help="axes of the ranks, fastest first")
-    add("--devices-per-node", type=count, default=8, help="with --apart: neighbours that share a node")
+    add("--devices-per-node", type=count, help="with --apart: neighbours that share a node (8)")
     add("--json", action="store_true", help="the groups and the bytes of each rank as JSON")
-    add("--picture", default="", help="file (.svg, .png) for a picture")
+    add("--picture", default="", help="with --generate: file (.svg, .png) for a picture")
     return parser

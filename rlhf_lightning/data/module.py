@@ -199,25 +199,29 @@ class RowData(LightningDataModule, ABC):
             "(data.max_prompt_tokens drops those that are longer)."
         )
 
-    def train_dataloader(self) -> RowLoader | DataLoader[list[Sample]]:
+    def train_dataloader(self) -> RowLoader:
         """Return a loader that can stop and go on in the middle of an epoch.
 
         With `trainer.overfit_batches` it is one in the order of the data, whose first batches come again and
         again, with draws of their own in every epoch.
         """
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
-            rows = self._encoded()
-            return self._in_order(rows, drop_last=self.drop_last, sampler=FirstRows(len(rows)))
+            return self.loader(FirstRows(size=len(self._encoded()), seed=self.drawn_with))
         return self.loader()
 
-    def loader(self) -> RowLoader:
-        """A loader of the training rows that can stop and go on in the middle of an epoch."""
+    def loader(self, sampler: EpochSampler | None = None) -> RowLoader:
+        """A loader of the training rows that can stop and go on in the middle of an epoch.
+
+        Args:
+            sampler: their order; None is that of the options.
+        """
         train = self._encoded()
+        drawn = EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.drawn_with)
         return RowLoader(
             train,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            sampler=EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.drawn_with),
+            sampler=sampler or drawn,
             collate=self._collate,
             num_workers=self.num_workers,
         )
@@ -231,17 +235,8 @@ class RowData(LightningDataModule, ABC):
         rows = self._encoded() if self._held_out is None else self._held_out
         return self._in_order(rows.one_of(self.answers_to_each))
 
-    def _in_order(
-        self, rows: EncodedRows, *, drop_last: bool = False, sampler: FirstRows | None = None
-    ) -> DataLoader[list[Sample]]:
-        return DataLoader(
-            rows,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            collate_fn=self._collate,
-            num_workers=0,
-            drop_last=drop_last,
-        )
+    def _in_order(self, rows: EncodedRows) -> DataLoader[list[Sample]]:
+        return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0)
 
     def _encoded(self) -> EncodedRows:
         if self._train is None:

@@ -131,24 +131,14 @@ class EpochSampler(Sampler[int]):
         return permutation(self.size, self.seed, epoch).tolist()
 
 
-class FirstRows(SequentialSampler):
-    """Yields the keys of an epoch in the order of the data, the same rows in every epoch.
+class FirstRows(EpochSampler, SequentialSampler):
+    """Yields the rows in the order of the data, and says so by its kind.
 
-    Of its kind for Lightning, which puts a sampler of its own in the place of others where it overfits.
+    Where Lightning overfits it puts a sampler of its own in the place of others.
     """
 
-    def __init__(self, size: int) -> None:
-        super().__init__(range(size))
-        self._size = size
-        self._epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        for index in range(self._size):  # the epoch is set once the iterator is made
-            yield self._epoch << EPOCH_BITS | index
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch."""
-        self._epoch = epoch
+    def __init__(self, *, size: int, seed: int) -> None:
+        super().__init__(size=size, shuffle=False, seed=seed)
 
 
 def permutation(size: int, *seeds: int) -> Tensor:

@@ -186,24 +186,38 @@ def test_resume_of_two_modules(
     assert len({tuple(ids) for ids in whole.validated}) == 1
 
 
-def test_the_first_batches_come_again_and_again_to_be_overfitted(numbered: Numbered, tmp_path: Path) -> None:
+def overfit(data: LightningDataModule, directory: Path, *, checkpoint: Path | None = None) -> Recorder:
     module = Recorder()
     trainer = Trainer(
         accelerator="cpu",
         max_steps=6,
         overfit_batches=2,
         logger=False,
-        enable_checkpointing=False,
+        callbacks=[ModelCheckpoint(directory, filename="{step}", save_top_k=-1, every_n_train_steps=1)],
         enable_progress_bar=False,
         enable_model_summary=False,
-        default_root_dir=tmp_path,
+        default_root_dir=directory,
     )
-    trainer.fit(module, prompts(numbered(20)))
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_batches_come_again_and_again_to_be_overfitted(
+    workers: int, numbered: Numbered, tmp_path: Path
+) -> None:
+    file = numbered(20)
+    module = overfit(prompts(file, workers=workers), tmp_path / "whole")
     first = [key for ids in module.trained[:2] for key in ids]
     assert first == list(range(6))
     for epoch in range(3):  # the same rows, and draws of their own
         ids = [key for ids in module.trained[2 * epoch : 2 * epoch + 2] for key in ids]
         assert ids == [epoch << 32 | key for key in first]
-    mixed = MixedData(main=prompts(numbered(20)), ptx=prompts(numbered(20)))
+    for step in (2, 3):
+        saved = tmp_path / "whole" / f"step={step}.ckpt"
+        again = overfit(prompts(file, workers=workers), tmp_path / f"{step}", checkpoint=saved)
+        assert again.trained == module.trained[step:]
+    mixed = MixedData(main=prompts(file), ptx=prompts(file))
     with pytest.raises(ValueError, match=r"trainer\.overfit_batches: a second data module"):
-        trainer.fit(Recorder(), mixed)
+        overfit(mixed, tmp_path)

@@ -18,7 +18,7 @@ from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import PromptData, RowData, TaskData, load_tokenizer
 from rlhf_lightning.rewards import Environment
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
 from tests.unit.algos.small import write_model, write_other, write_rows
@@ -243,6 +243,10 @@ class Empty(Unjudged):
         (
             Empty,
             "Empty has no field with a model to train, such as `actor`. A constructor of its own calls",
+        ),
+        (
+            lambda: PPO(reference=Reference(optimizer=OptimizerSpec(lr=1e-3))),
+            "reference.optimizer: nothing trains this model, so nothing reads it. Leave it out.",
         ),
         (lambda: PPO(epochs=0), "epochs=0: nothing would be learned. Give at least 1."),
         (lambda: PPO(mini_batch_size=-1), "mini_batch_size=-1: nothing would be learned. Give at least 0."),

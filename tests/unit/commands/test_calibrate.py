@@ -46,3 +46,18 @@ def test_processes_that_do_not_answer(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatc
     said = rlhf.refused("calibrate", str(tmp_path / "x.yaml"), "--devices", "2")
     assert said.startswith("calibrate: no answer in 0 s. Try again with fewer devices, such as --devices 1")
     assert not (tmp_path / "x.yaml").exists()
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(
+    rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured_anyway(**_: object) -> None:
+        raise AssertionError("it was measured")
+
+    monkeypatch.setattr("rlhf_lightning.commands.calibrate.measure", measured_anyway)
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "machine.yaml"
+    assert rlhf.refused("calibrate", str(out)) == f"{out.parent}: File exists."
+    assert "is a directory. Type the file to write" in rlhf.refused("calibrate", str(tmp_path))
+    with pytest.raises(AssertionError, match="it was measured"):
+        rlhf.run("calibrate", str(tmp_path / "new" / "machine.yaml"))

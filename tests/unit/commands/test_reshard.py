@@ -160,3 +160,21 @@ def test_refused_apart(rlhf: Rlhf, words: tuple[str, ...], says: str) -> None:
     code, _, err = rlhf.run("reshard", "--train", "1,4,1", *words)
     assert code != 0
     assert says in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--apart", "1,2,4", "--rule", "vanilla"),
+            "--rule vanilla: nothing reads it with --apart. Leave",
+        ),
+        (("--apart", "1,2,4", "--picture", "x.svg"), "--picture x.svg: nothing reads it with --apart."),
+        (
+            ("--generate", "1,2", "--devices-per-node", "4"),
+            "--devices-per-node 4: nothing reads it with --",
+        ),
+    ],
+)
+def test_what_nothing_reads_is_refused(rlhf: Rlhf, words: tuple[str, ...], said: str) -> None:
+    assert said in rlhf.refused("reshard", "--train", "1,4,2", *words)

@@ -160,3 +160,11 @@ def test_what_does_not_fit_on_any_kind(rlhf: Rlhf) -> None:
     assert "--devices 12: h100-80gb has nodes of 8" in rlhf.refused(
         "map", *ASKED, "--hardware", "a100-80gb:8,h100-80gb:12"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "role"), [("--critic", "critic"), ("--reference", "reference"), ("--model", "actor")]
+)
+def test_a_role_without_a_model_is_one_that_scores(option: str, role: str, rlhf: Rlhf) -> None:
+    asked = ("map", "--algo", "ppo", "--model", "llama-7b", "--hardware", "a100-80gb:8", option, "none")
+    assert f"{option} none: {role} is a model, and only rewards and costs" in rlhf.refused(*asked)
