@@ -17,6 +17,14 @@ _TRIED = re.compile(
     r"Does not validate|Subtypes:|Errors:|Given value|$"
 )
 """Lines about the types that were tried in vain."""
+_FORMS = re.compile(r"- Not a valid subclass of|Subclass types expect one of|- a (class path|dict with)")
+"""Lines about how a class can be written, which says nothing where one refuses its options."""
+_READ = re.compile(r"Expected a <class 'str'>\. Got value: [{\[]")
+"""Of a text with a colon or a bracket."""
+_QUOTES = (
+    " It was read as YAML, in which colons and brackets mean something: quote the text twice, such as "
+    "'\"Question: {prompt}\"'."
+)
 _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CLASS = re.compile(r"class_path '([\w.]+)'")
@@ -33,12 +41,14 @@ def refusal(
         elsewhere: what to type instead of options that these classes have and the command does not take.
     """
     lines = [line.strip() for line in message.splitlines()]
-    said = " ".join(line.removeprefix("- ") for line in lines if not _TRIED.match(line))
+    told = [line for line in lines if not _TRIED.match(line)]
+    told = [line for line in told if not _FORMS.match(line)] or told
+    said = " ".join(line.removeprefix("- ") for line in told)
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
     said = re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
     unknown = _UNKNOWN.search(message)
     if unknown is None:
-        return said
+        return said + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
 
 

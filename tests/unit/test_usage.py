@@ -30,3 +30,13 @@ def answer(cls: str, option: str) -> str:
 )
 def test_what_was_meant(cls: str, option: str, expected: str) -> None:
     assert answer(cls, option).startswith(expected)
+
+
+def test_a_class_that_refuses_its_options_says_so_alone() -> None:
+    tried = (
+        "Does not validate against any of the Union subtypes\nErrors:\n  - SampleTable(rows=0): is none.\n"
+        "  - Not a valid subclass of Callback\n    Subclass types expect one of:\n    - a class path (str)\n"
+        "    - a dict with class_path entry\n  - Expected a <class 'NoneType'>\nGiven value: [...]"
+    )
+    assert refusal(tried, {}) == "SampleTable(rows=0): is none."
+    assert refusal("- Not a valid subclass of Callback", {}) == "Not a valid subclass of Callback"

@@ -16,6 +16,7 @@ from rlhf_lightning.data import PromptData, RowBatch
 from rlhf_lightning.data.sampler import HELD_OUT
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer
 from tests.unit.data.conftest import Writer
+from tests.unit.rlhf import Rlhf
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -319,3 +320,11 @@ def test_fewer_rows_than_a_batch_are_enough_to_answer(write_rows: Writer) -> Non
     assert len(batch["rows"]) == 2
     with pytest.raises(ValueError, match=r"data\.batch_size=3: .* has only 2 rows to train"):
         data.setup("fit")
+
+
+def test_a_template_with_a_colon_is_quoted_twice(rlhf: Rlhf, write_rows: Writer) -> None:
+    file = str(write_rows({"prompt": "a"}, {"prompt": "b"}))
+    words = ("fit", "--algo", "grpo", "--data", "promptdata", "--data.path", file, "--data.batch_size", "3")
+    said = rlhf.refused(*words, "--data.prompt_template", "Question: {prompt}")
+    assert "It was read as YAML, in which colons and brackets mean something: quote the text twice" in said
+    assert "has only 2 rows" in rlhf.refused(*words, "--data.prompt_template", '"Question: {prompt}"')
