@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from rlhf_lightning.data.tokenizer import embedded_directory
 from tests.conftest import ROOT
+from tests.documents import commands
 from tests.logged import tensorboard
 from tests.ray.commands import run
 from tests.ray.model import write_tiny
-from tests.unit.test_readme import commands
 
 FEW = "--trainer.max_steps 2 --data.batch_size 16"
 SHORT = f"{FEW} --trainer.default_root_dir {{root}}"

@@ -11,20 +11,13 @@ import pytest
 
 from rlhf_lightning.algos import PPO
 from tests.conftest import ROOT
+from tests.documents import commands
 from tests.unit.rlhf import Rlhf
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 WHOLE = {"map": "tokens/s", "reshard": "micro-DP"}
 """Commands that run here as they are, and a word of what they say."""
-BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-
-
-def commands(name: str) -> list[str]:
-    """Lines of the bash blocks of a document, continued lines joined, comments cut."""
-    blocks = BLOCK.findall((ROOT / name).read_text(encoding="utf-8"))
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.join(words) for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def make_targets() -> set[str]:

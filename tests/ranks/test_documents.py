@@ -1,0 +1,43 @@
+"""Every `rlhf` command of docs/ is one that the parser accepts; those of README.md are checked beside it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.documents import commands
+from tests.unit.rlhf import Rlhf
+
+MISSING = "my_package"
+"""A reader's own."""
+TYPED = sorted(
+    {line for file in ROOT.glob("docs/**/*.md") for line in commands(file) if line.startswith("rlhf ")}
+)
+
+
+def test_there_are_commands() -> None:
+    assert len(TYPED) > 50
+
+
+@pytest.mark.parametrize("command", TYPED)
+def test_a_command_is_accepted(
+    command: str, rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kind, *words = shlex.split(command)[1:]
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    if kind in ("fit", "validate", "predict"):
+        code, out, err = rlhf.run(kind, *words, "--print_config")
+        assert (code == 0 and "class_path: " in out) or f"No module named {MISSING!r}" in err, err
+    elif kind == "export":
+        assert f"checkpoint {words[0]!r} is not there" in rlhf.refused(kind, *words)
+    elif kind == "calibrate":  # it would measure, or read a run
+        (tmp_path / words[0]).mkdir()
+        assert f"{words[0]}: is a directory" in rlhf.refused(kind, *words)
+    else:
+        code, _, err = rlhf.run(kind, *words)
+        assert code == 0, err
