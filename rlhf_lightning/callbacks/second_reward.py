@@ -116,7 +116,10 @@ class SecondReward(Callback):
             self._first.setdefault(name, (mean, pstdev(values) or 1.0))
             self._curves[name] = with_point(self._curves[name], trainer.global_step, mean)
         (_, second), (_, gap) = self._curves[SECOND][-1], self.changes()[GAP][-1]
-        pl_module.log_dict({SECOND: second, GAP: gap}, batch_size=len(self._scores[SECOND]))
+        found = {SECOND: second, GAP: gap}
+        if trainer.state.fn != "fit":  # `validate` knows no first validation
+            del found[GAP]
+        pl_module.log_dict(found, batch_size=len(self._scores[SECOND]))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the changes and the gap."""

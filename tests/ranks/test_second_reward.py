@@ -125,6 +125,13 @@ def test_a_resumed_run_goes_on_from_the_same_baseline(tmp_path: Path) -> None:
     assert resumed.state_dict() == whole.state_dict()
 
 
+def test_a_validation_alone_has_no_gap(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, [SecondReward(CHARACTERS)])
+    (found,) = trainer.validate(Scripted(FIRST), data(), verbose=False)
+    assert "val/second_reward" in found
+    assert "val/reward_gap" not in found
+
+
 def trainer_on(strategy: Local, root: Path, second: SecondReward, *, limit: float = 1.0) -> pl.Trainer:
     """Four iterations, of which every second is validated and saved."""
     return pl.Trainer(
