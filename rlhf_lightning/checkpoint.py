@@ -71,12 +71,13 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def adding(target: Path, *, last: str) -> Iterator[Path]:
+def adding(target: Path, *, last: str, replaces: str) -> Iterator[Path]:
     """Give a fresh directory to write into; on success its files go into `target`, on failure none does.
 
     Args:
         target: a directory, made where it is not there; what it holds stays, but for files of the same names.
         last: the file that goes last, without which the others count for nothing.
+        replaces: pattern of files that go, also where no new one has their name.
 
     Raises:
         OSError: it cannot be written there; named after the target where the disk is full.
@@ -94,6 +95,8 @@ def adding(target: Path, *, last: str) -> Iterator[Path]:
         files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
         _flush(*files)
         (target / last).unlink(missing_ok=True)
+        for old in target.glob(replaces):
+            old.unlink()
         for file in files:
             file.replace(target / file.name)
         _flush(target)

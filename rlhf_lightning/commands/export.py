@@ -14,6 +14,8 @@ from rlhf_lightning.strategy import MODELS
 USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: the only one, else actor)"
 CONFIG = "config.json"
 """Makes a directory one of Hugging Face; without weights beside it, of a fresh model."""
+WEIGHTS = "model*.safetensors*"
+"""Shards and their index: of the model before they could be taken for this one's."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -43,7 +45,7 @@ def run(arguments: Sequence[str]) -> None:
             f"and {err} Put it back there, or a link to it."
         ) from err
     check_checkpoint(spec, head, directory / role)
-    with files.adding(out, last=CONFIG) as fresh:
+    with files.adding(out, last=CONFIG, replaces=WEIGHTS) as fresh:
         engine = FSDPEngine(spec, head=head)
         engine.load_weights(directory / role)
         engine.export(fresh)

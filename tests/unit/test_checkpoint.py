@@ -89,7 +89,7 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
     target = tmp_path / "model"
 
     def add(said: str, error: Exception | None = None) -> None:
-        with files.adding(target, last="config.json") as fresh:
+        with files.adding(target, last="config.json", replaces="model*") as fresh:
             for name in ("config.json", "model.safetensors"):
                 (fresh / name).write_text(said)
             if error is not None:
@@ -101,7 +101,8 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
     assert caught.value.filename == str(target)
     assert not target.exists()
     target.mkdir()
-    (target / "README.md").write_text("mine")
+    for name in ("README.md", "model-00001-of-00002.safetensors", "model.safetensors.index.json"):
+        (target / name).write_text("mine")
     add("second")
     with pytest.raises(KeyError):
         add("third", KeyError("else"))
@@ -110,7 +111,7 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
 
 def test_a_model_that_is_added_in_part_has_no_configuration(tmp_path: Path) -> None:
     def add() -> None:
-        with files.adding(tmp_path, last="config.json") as fresh:
+        with files.adding(tmp_path, last="config.json", replaces="model*") as fresh:
             for name in ("config.json", "model.safetensors", "tokenizer.json"):
                 (fresh / name).write_text("new")
 
