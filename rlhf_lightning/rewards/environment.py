@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from rlhf_lightning.rewards.http import SCHEMES
-from rlhf_lightning.rewards.registry import dotted, imported
+from rlhf_lightning.rewards.registry import check_parameters, dotted, imported
 from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, awaited
 
 Replies: TypeAlias = Sequence[str | None]
@@ -91,8 +91,10 @@ class Environment:
         """Ask for replies to made-up responses of a few rows.
 
         Raises:
-            ValueError: as `replies`.
+            ValueError: as `replies`, or the function takes something else.
         """
+        whose = f"environment {self.name}"
+        check_parameters(imported(self.name, what=whose), what=whose, returns="replies")
         picked = deepcopy(list(rows[:PREFLIGHT_ROWS]))  # a function may write
         prompts = [str(row.get("prompt", "")) for row in picked]
         if picked:

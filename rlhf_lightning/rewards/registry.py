@@ -97,12 +97,13 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
     return cast("Callable[..., object]", function)
 
 
-def check_parameters(function: RewardFunction, *, what: str) -> None:
+def check_parameters(function: Callable[..., object], *, what: str, returns: str = "scores") -> None:
     """Refuse a function that takes something else than three lists, or calls them what they are not.
 
     Args:
         function: as `resolve` returns it.
         what: it is, for messages.
+        returns: what comes out, for messages.
 
     Raises:
         ValueError: as said, with what it is called with.
@@ -121,8 +122,8 @@ def check_parameters(function: RewardFunction, *, what: str) -> None:
     wrong = f"it takes {parameters}" + (f", where {foreign[0]!r} is another system's" if foreign else "")
     raise ValueError(
         f"{what}: {wrong}. It is called with three lists of one length, by position: (prompts, responses, "
-        "rows) -> scores, with prompts and responses as texts; a column of the data is row['answer'] of each "
-        "of rows."
+        f"rows) -> {returns}, with prompts and responses as texts; a column of the data is "
+        "row['answer'] of each of rows."
     )
 
 

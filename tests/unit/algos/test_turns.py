@@ -197,12 +197,18 @@ def test_what_can_be_no_environment(options: dict[str, object], words: str) -> N
         Environment(**options)  # type: ignore[arg-type]
 
 
+def elsewhere(data_source: list[str], solution_str: list[str], ground_truth: list[object]) -> list[None]:
+    """Is called in another way by another system."""
+    return [None] * len(ground_truth)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         (numbers, r"returned 1.0, which is no text. Return a text, or None"),
         ("rewards", "environment rewards: it is no dotted path. For your own function give"),
         ("tests.unit.algos.test_turns.nobody", "defines no 'nobody'"),
+        (elsewhere, r"where 'data_source' is another system's.*\(prompts, responses, rows\) -> replies"),
     ],
 )
 def test_it_is_tried_out_before_anything_starts(model: str, function: object, words: str) -> None:
