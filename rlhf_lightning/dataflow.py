@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.data import row_data
+from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
@@ -34,12 +34,21 @@ def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     Raises:
         ValueError: the step fails on them.
     """
-    data = None if algorithm._trainer is None else row_data(algorithm._trainer)
+    data = _data(algorithm)
     twin = copy.deepcopy(algorithm)
     twin.pretraining = traced_batch(rows)
     twin.trainer = trainer = _trainer()
     trainer.strategy.connect(twin)
     return trace(twin, traced_batch(rows, data.train_rows if data else ()))
+
+
+def _data(algorithm: RLHFAlgorithm) -> RowData | MixedData | None:
+    """The data of the algorithm's trainer, set up: places are found before Lightning does that."""
+    trainer = algorithm._trainer
+    data = None if trainer is None else row_data(trainer)
+    if trainer is not None and data is not None:
+        data.setup(trainer.state.fn or "fit")
+    return data
 
 
 def _trainer() -> Trainer:
@@ -65,12 +74,12 @@ def _trainer() -> Trainer:
 
 
 def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool) -> Workload:
-    """What an iteration of a run has to do, once its trainer has the data; before, prompts are a guess.
+    """What an iteration of a run has to do; where nothing is known of its data, prompts are a guess.
 
     The dataflow says how many rows each call has and how many updates there are.
     """
     main = algorithm.main_model
-    data = row_data(algorithm.trainer)
+    data = _data(algorithm)
     lengths = data.prompt_lengths if data else []
     response = main.sampling.max_new_tokens if isinstance(main, Actor) else max(lengths, default=_TOKENS)
     longest = max(lengths, default=response)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DAPO, PPO, RewardModel
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.algos import DAPO, GRPO, PPO, RewardModel
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, report
 from rlhf_lightning.mapping.report import Request
+from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
@@ -218,3 +221,34 @@ def test_another_algorithm_is_searched_anew() -> None:
     second = strategy.plan(3)
     assert second is not first
     assert second.costs.dataflow != first.costs.dataflow
+
+
+class Hinted(GRPO):
+    """Reads a field of the rows."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does."""
+        assert {cast(dict[str, str], row)["hint"] for row in batch.objects("rows")} == {"x"}
+        return super().step(batch)
+
+
+class Started(Auto):
+    """Fails once it is to start."""
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse."""
+        raise RuntimeError("started")
+
+
+@pytest.mark.parametrize("run", ["fit", "validate"])
+def test_a_run_has_its_data_before_its_places_are_found(run: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "what", "answer": "a", "hint": "x"}\n' * 6)
+    strategy = Started(devices=2)
+    trainer = Trainer(strategy=strategy, accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    data = PromptData(path=str(file), val_rows=2, batch_size=4)
+    with pytest.raises(RuntimeError, match="started"):
+        getattr(trainer, run)(Hinted(group_size=2), datamodule=data)
+    (key,) = strategy._found
+    workload = cast(tuple[int, Workload], key)[1]
+    assert (workload.batch, workload.prompt, workload.real_prompt) == (4, 4, 4.0)
