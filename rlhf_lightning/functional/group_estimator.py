@@ -17,6 +17,7 @@ from rlhf_lightning.functional.groups import (
     group_std,
     leave_one_out,
     optimal_baseline,
+    per_std,
     spread,
 )
 from rlhf_lightning.functional.masked import masked_sum
@@ -84,4 +85,4 @@ class GroupEstimator(PenalizedEstimator):
             advantages = optimal_baseline(outcomes, mask.sum(dim=1), groups, valid=valid, single=single)
         if self.scale == "none":
             return advantages
-        return advantages / (group_std(outcomes, groups, valid=valid) + self.eps)
+        return per_std(advantages, group_std(outcomes, groups, valid=valid), self.eps)

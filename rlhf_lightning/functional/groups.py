@@ -44,7 +44,12 @@ def group_advantages(
     """
     deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
     advantages = _alone(deviation, scores, count, single)
-    return advantages if scale == "none" else advantages / (group_std(scores, groups, valid=valid) + eps)
+    return advantages if scale == "none" else per_std(advantages, group_std(scores, groups, valid=valid), eps)
+
+
+def per_std(advantages: Tensor, std: Tensor, eps: float) -> Tensor:
+    """Divide [B] by [B] standard deviations plus `eps`; 0 where all scores of a group are the same."""
+    return advantages / (std + eps).clamp(min=torch.finfo(std.dtype).tiny)
 
 
 def leave_one_out(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.parallel.layout import ParallelLayout
@@ -52,12 +53,17 @@ def stage_group(hardware: Hardware, layout: ParallelLayout) -> Group:
 
 def reshard_group(hardware: Hardware, layout: ParallelLayout, *, pipeline: int, tensor: int) -> Group:
     """Ranks that gather a generation shard: HybridFlow's micro data-parallel group (section 5.2)."""
-    ratio = layout.p // pipeline
-    size = ratio * (layout.t // tensor)
-    crosses = size > 1 and (
-        layout.t > hardware.gpus_per_node or (ratio > 1 and _crosses(hardware, layout.t * layout.p))
-    )
-    return Group(size, crosses, min(tensor, hardware.gpus_per_node))
+    stages, shards = layout.p // pipeline, layout.t // tensor
+    node = hardware.gpus_per_node
+    crosses = _reshard_crosses(layout.p, layout.t, stages, shards, node)
+    return Group(stages * shards, crosses, min(tensor, node))
+
+
+@cache
+def _reshard_crosses(p: int, t: int, stages: int, shards: int, node: int) -> bool:
+    """Whether the shards of one of these groups, in consecutive stages of a replica, lie in several nodes."""
+    firsts = (stage * t + shard for stage in range(0, p, stages) for shard in range(0, t, shards))
+    return any(first // node != (first + (stages - 1) * t + shards - 1) // node for first in firsts)
 
 
 def all_gather(hardware: Hardware, group: Group, size_bytes: float) -> float:

@@ -51,6 +51,7 @@ def test_equal_scores_give_exactly_zero() -> None:
     assert rounded.abs().max() > 0  # 3e-8, which divided by 0 + 1e-9 is an advantage of 30
     for valid_rows in (counts, None):
         assert group_advantages(scores, groups, valid=valid_rows, eps=1e-9).tolist() == [0.0] * 8
+        assert group_advantages(scores, groups, valid=valid_rows, eps=0.0).tolist() == [0.0] * 8
     assert group_advantages(scores * counts, groups, valid=counts, scale="none").tolist() == [0.0] * 8
 
 

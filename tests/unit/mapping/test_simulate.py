@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -12,7 +12,7 @@ from rlhf_lightning.mapping.fit import Observation, fit, mean_square
 from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.hardware import A100, Efficiency, Hardware, Overhead
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 pytestmark = pytest.mark.unit
 
@@ -160,3 +160,17 @@ def test_a_fit_predicts_what_it_has_not_seen() -> None:
     assert seconds(found, 2) == pytest.approx(seconds(truth, 2), rel=0.01)
     assert seconds(PLAIN, 2) < 0.6 * seconds(truth, 2)
     assert found.efficiency.matmul == pytest.approx(0.4, rel=0.05)
+
+
+@pytest.mark.parametrize("t", [1, 2, 4, 6, 8, 16])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_a_transition_crosses_nodes_where_one_of_its_groups_does(p: int, t: int) -> None:
+    for pg, tg in product(divisors(p), divisors(t)):
+        layout = ParallelLayout(p, t, 1, generation=Generation(pg, tg))
+        groups = layout.generating.groups("micro")
+        crosses = any(len({rank // A100.gpus_per_node for rank in group}) > 1 for group in groups)
+        assert network.reshard_group(A100, layout, pipeline=pg, tensor=tg).crosses == crosses, (pg, tg)
+
+
+def divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
