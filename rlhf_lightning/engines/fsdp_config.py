@@ -125,6 +125,11 @@ class FSDP(TrainConfig):
         """See `TrainConfig.sharding`."""
         return "none" if self.shard == 1 else "full"
 
+    @property
+    def shared_by(self) -> int:
+        """See `TrainConfig.shared_by`."""
+        return self.shard if self.shard > 1 else 0
+
     def gathers_once(self, *, on_cpu: bool) -> bool:
         """See `TrainConfig.gathers_once`."""
         schedule = self.schedule(on_cpu=on_cpu)

@@ -82,6 +82,11 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return "none"
 
     @property
+    def shared_by(self) -> int:
+        """Data-parallel ranks that share it out; 0: all."""
+        return 0
+
+    @property
     def kept_tokens(self) -> int:
         """Tokens of a scoring pass on a device whose activations stay for the update that follows."""
         return 0

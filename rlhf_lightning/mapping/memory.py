@@ -64,17 +64,17 @@ class Parts:
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """While the model trains."""
     count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
-    shared = 1 if workload.sharding == "none" else layout.d
+    shared = workload.sharers(layout.d)
     masters = 4 * count / shared if workload.masters else 0.0
     states = 8 * count / shared
     gathered = 0.0
-    if workload.sharding == "full" and layout.d > 1:
+    if workload.sharding == "full" and shared > 1:
         # The masters alone stay; two layers, the one computed and the next, are gathered.
-        parameters = 4 * count / layout.d
+        parameters = 4 * count / shared
         gathered = 2 * shape.layer_parameters * workload.element / layout.t
     else:
         parameters = workload.element * count + masters
-    gradients = 4 * count / (layout.d if workload.sharding == "full" else 1)
+    gradients = 4 * count / (shared if workload.sharding == "full" else 1)
     return Parts(
         parameters=parameters,
         gradients=gradients,
@@ -86,11 +86,11 @@ def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> P
 
 def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """While a model that does not train scores rows."""
-    tokens = workload.micro_batch * workload.row_tokens
+    tokens = min(math.ceil(workload.batch / layout.d), workload.micro_batch) * workload.row_tokens
     layer = activation_bytes(shape, layout, workload) * tokens
     return Parts(
         parameters=_scoring_parameters(shape, layout, workload),
-        activations=layer + _logits(shape, layout, workload),
+        activations=layer + _logits(shape, layout, workload, tokens),
     )
 
 
@@ -153,14 +153,15 @@ def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, tr
 
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
     count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
-    return workload.element * count / (layout.d if workload.sharding == "full" else 1)
+    return workload.element * count / (workload.sharers(layout.d) if workload.sharding == "full" else 1)
 
 
 def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    tokens = workload.micro_batch * workload.row_tokens
-    whole = activation_bytes(shape, layout, workload) * tokens
     rows = math.ceil(workload.batch / (workload.mini_batches * layout.d))
-    in_flight = min(layout.p, math.ceil(rows / workload.micro_batch))
+    size = min(rows, workload.micro_batch)
+    tokens = size * workload.row_tokens
+    whole = activation_bytes(shape, layout, workload) * tokens
+    in_flight = min(layout.p, math.ceil(rows / size))
     depth = stage_layers(shape, layout.p)
     if workload.recompute:
         inputs = workload.element * shape.hidden * tokens
@@ -168,7 +169,7 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
         kept = inputs * depth * in_flight + whole
     else:
         kept = whole * depth * in_flight
-    return max(kept, _kept(shape, layout, workload)) + _logits(shape, layout, workload)
+    return max(kept, _kept(shape, layout, workload)) + _logits(shape, layout, workload, tokens)
 
 
 def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
@@ -180,7 +181,7 @@ def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> floa
     return tokens * (layer * stage_layers(shape, layout.p) + logits)
 
 
-def _logits(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    """Logits of a micro-batch in the computation's type, in float32, and their gradient."""
+def _logits(shape: ModelShape, layout: ParallelLayout, workload: Workload, tokens: float) -> float:
+    """Logits of a micro-batch of tokens in the computation's type, in float32, and their gradient."""
     width = shape.vocab / layout.t if shape.head == "lm" else 1
-    return workload.micro_batch * workload.row_tokens * width * (workload.element + 8)
+    return tokens * width * (workload.element + 8)

@@ -45,6 +45,20 @@ def data_group(hardware: Hardware, layout: ParallelLayout) -> Group:
     return Group(layout.d, _crosses(hardware, layout.num_ranks), min(stride, hardware.gpus_per_node))
 
 
+def shard_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Group:
+    """So many of them that share out a model between them."""
+    stride = layout.t * layout.p
+    return Group(sharers, _crosses(hardware, stride * sharers), min(stride, hardware.gpus_per_node))
+
+
+def copy_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Group:
+    """Those that hold the same part of what so many share out."""
+    stride = layout.t * layout.p * sharers
+    return Group(
+        layout.d // sharers, _crosses(hardware, layout.num_ranks), min(stride, hardware.gpus_per_node)
+    )
+
+
 def stage_group(hardware: Hardware, layout: ParallelLayout) -> Group:
     """Two ranks of neighbouring pipeline stages; where one such pair leaves its node, the worst counts."""
     crosses = layout.p > 1 and _crosses(hardware, layout.t * layout.p)

@@ -65,6 +65,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         recompute=role.gradient_checkpointing,
         sequence_parallel=training.sequence_parallel,
         sharding="none" if isinstance(role, Generator) else training.sharding,
+        shared_by=training.shared_by,
         held_once=training.held_once,
         one_stage=settings.generator == "vllm",
         gathered_once=training.gathers_once(on_cpu=on_cpu),

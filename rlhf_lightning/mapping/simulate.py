@@ -9,6 +9,7 @@ detail. Gradients are not overlapped with the backward pass.
     states   reduce-scatter of gradients, all-gather of parameters    (Rajbhandari 2020, section 7.2)
     full     for every micro-batch: all-gather of parameters, twice where activations are recomputed, and
              reduce-scatter of gradients; with `gathered_once` both once an update
+Copies of what some ranks share out (hybrid sharding) all-reduce the gradients of their parts as well.
 The optimizer reads gradients and states and writes states and parameters: memory bandwidth.
 """
 
@@ -54,7 +55,7 @@ def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     forward, _ = _stage(at, size)
     parts = _pipelined(at, forward, count=count, sends=size)
     if workload.sharding == "full":
-        add(parts, network.data_group(hardware, layout).network, _gathers(at, count) * _gather_parameters(at))
+        add(parts, _sharers(at).network, _gathers(at, count) * _gather_parameters(at))
     add(parts, "overhead", hardware.overhead.call)
     return Estimate.of(parts)
 
@@ -78,7 +79,7 @@ def transition(
     group = network.reshard_group(hardware, layout, pipeline=sizes.pg, tensor=sizes.tg)
     parts = {group.network: network.all_gather(hardware, group, whole)}
     if how.sharding == "full":
-        data = network.data_group(hardware, layout)
+        data = network.shard_group(hardware, layout, how.sharers(layout.d))
         add(parts, data.network, network.all_gather(hardware, data, whole / group.size))
     add(parts, "overhead", hardware.overhead.transition)
     return Estimate.of(parts)
@@ -113,11 +114,12 @@ def _pipelined(at: Setting, cost: Cost, *, count: int, sends: int) -> dict[str, 
 
 def _gradients(at: Setting, micro_batches: int) -> float:
     """Seconds of the data-parallel traffic of an update."""
-    group = network.data_group(at.hardware, at.layout)
-    gradients = 4 * at.parameters
+    gradients, sharers = 4 * at.parameters, at.workload.sharers(at.layout.d)
+    copies = network.copy_group(at.hardware, at.layout, sharers)
+    added = network.all_reduce(at.hardware, copies, gradients / sharers)
     if at.workload.sharding == "none":
-        return network.all_reduce(at.hardware, group, gradients)
-    scatter, gather = network.all_gather(at.hardware, group, gradients), _gather_parameters(at)
+        return added
+    scatter, gather = network.all_gather(at.hardware, _sharers(at), gradients) + added, _gather_parameters(at)
     if at.workload.sharding == "states":
         return scatter + gather
     if at.workload.gathered_once:
@@ -132,12 +134,14 @@ def _gathers(at: Setting, micro_batches: int) -> int:
 
 def _gather_parameters(at: Setting) -> float:
     size = at.parameters * at.workload.element
-    return network.all_gather(at.hardware, network.data_group(at.hardware, at.layout), size)
+    return network.all_gather(at.hardware, _sharers(at), size)
+
+
+def _sharers(at: Setting) -> network.Group:
+    return network.shard_group(at.hardware, at.layout, at.workload.sharers(at.layout.d))
 
 
 def _optimizer(at: Setting) -> float:
-    parameters = at.parameters
-    if at.workload.sharding != "none":
-        parameters /= at.layout.d
+    parameters = at.parameters / at.workload.sharers(at.layout.d)
     traffic = _OPTIMIZER_BYTES * parameters
     return traffic / (at.hardware.efficiency.memory * at.hardware.memory_bandwidth)

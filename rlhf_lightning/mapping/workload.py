@@ -46,6 +46,8 @@ class Workload:
     """Whether attention keeps its scores out of memory."""
     sharding: Sharding = "states"
     """What data-parallel ranks share out."""
+    shared_by: int = 0
+    """How many of them do so together, in as many copies as that leaves; 0: all."""
     held_once: bool = True
     """Whether an actor's training shard is a part of its generation shard (HybridFlow section 5.3: no
     redundancy); Megatron's distributed optimizer keeps it in a buffer of its own."""
@@ -76,6 +78,10 @@ class Workload:
             raise ValueError(f"workload.lengths: must lie between 1 and response={self.response}.")
         if self.mini_batches > self.batch:
             raise ValueError(f"workload.mini_batches={self.mini_batches}: exceeds the {self.batch} rows.")
+
+    def sharers(self, d: int) -> int:
+        """Ranks of d data-parallel ones among which a copy is shared out."""
+        return 1 if self.sharding == "none" else min(d, self.shared_by or d)
 
     @property
     def updates(self) -> int:

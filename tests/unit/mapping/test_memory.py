@@ -8,15 +8,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.engines import NativeGenerator
+from rlhf_lightning.engines import FSDP, NativeGenerator
 from rlhf_lightning.engines.fsdp import FSDPEngine
 from rlhf_lightning.engines.kv import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.observe import recipe
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.spec import EMBEDDED, ModelSpec, Sampling
+from rlhf_lightning.workers import Actor, Settings
 from tests.unit.mapping.test_shapes import SMOLLM2
 
 pytestmark = pytest.mark.unit
@@ -158,3 +160,25 @@ def _rows() -> TensorDict:
         "log_probs": zeros, "advantages": zeros + 1, "row_ids": torch.arange(ROWS),
     }  # fmt: skip
     return TensorDict(columns, batch_size=[ROWS])
+
+
+@pytest.mark.parametrize("sharers", [2, 4])
+def test_what_some_ranks_share_out_is_held_in_copies(sharers: int) -> None:
+    settings = Settings(train=FSDP(shard=sharers))
+    work = recipe(Actor(dtype="bfloat16"), settings)
+    shape = shapes.load("llama-7b")
+    found = memory.training(shape, ParallelLayout(d=8), work)
+    held = found.parameters + found.gradients + found.states
+    assert held == pytest.approx(16 * shape.num_parameters / sharers)  # docs/fsdp.md
+    frozen = memory.inference(shape, ParallelLayout(d=8), work).parameters
+    assert frozen == pytest.approx(2 * shape.num_parameters / sharers)
+
+
+def test_a_micro_batch_has_no_more_rows_than_a_replica() -> None:
+    shape, work = shapes.load("llama-13b"), Workload(batch=1024, mini_batches=8)
+    whole, one = (memory.training(shape, ParallelLayout(1, 8, d), work).activations for d in (16, 128))
+    assert work.micro_batch == 4
+    assert one == pytest.approx(whole / 4)
+    few = dataclasses.replace(work, batch=64, mini_batches=1)
+    scored = [memory.inference(shape, ParallelLayout(1, 8, d), few).activations for d in (16, 64)]
+    assert scored[1] == pytest.approx(scored[0] / 4)

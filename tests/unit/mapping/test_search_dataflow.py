@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerState
 
 from rlhf_lightning import algos
 from rlhf_lightning.algos import GRPO, KTO, PPO, SFT
@@ -172,7 +173,7 @@ def test_the_raw_rows_are_those_of_the_data(tmp_path: Path) -> None:
     algorithm = Hinted(group_size=2)
     with pytest.raises(ValueError, match=r"KeyError: 'hint'\. Metrics of your own, and fields of rows"):
         read_dataflow(algorithm, 4)
-    algorithm._trainer = cast(Trainer, SimpleNamespace(datamodule=data))
+    algorithm._trainer = cast(Trainer, SimpleNamespace(datamodule=data, state=TrainerState()))
     assert read(read_dataflow(algorithm, 4)) == read(read_dataflow(GRPO(group_size=2), 4))
 
 

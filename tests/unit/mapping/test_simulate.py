@@ -11,6 +11,7 @@ from rlhf_lightning.mapping import network, shapes, simulate
 from rlhf_lightning.mapping.fit import Observation, fit, mean_square
 from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.hardware import A100, Efficiency, Hardware, Overhead
+from rlhf_lightning.mapping.layers import Setting
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
@@ -174,3 +175,17 @@ def test_a_transition_crosses_nodes_where_one_of_its_groups_does(p: int, t: int)
 
 def divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def test_copies_of_what_some_ranks_share_out_add_their_gradients() -> None:
+    """By hand: s ranks of a node scatter and gather, and d / s copies, each with N / s, all-reduce."""
+    full = Workload(batch=16, sharding="full", gathered_once=True, recompute=False)
+    copies = dataclasses.replace(full, shared_by=4)
+    layout = ParallelLayout(d=16)
+    at = [Setting(PLAIN, LLAMA, layout, work) for work in (full, copies)]
+    count = LLAMA.num_parameters
+    inside = (4 + 2) * count * 3 / 4 / PLAIN.intra_bandwidth
+    across = 2 * (4 * count / 4) * 3 / 4 / (PLAIN.inter_bandwidth / 4)
+    assert simulate._gradients(at[1], 3) == pytest.approx(inside + across)
+    assert simulate._gradients(at[0], 3) == pytest.approx((4 + 2) * count * 15 / 16 / PLAIN.inter_bandwidth)
+    assert simulate._optimizer(at[1]) == pytest.approx(4 * simulate._optimizer(at[0]))
