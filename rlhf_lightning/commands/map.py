@@ -48,14 +48,14 @@ def run(arguments: Sequence[str]) -> None:
             option = role if vars(options).get(role) else "model"
             raise ValueError(
                 f"--{option} {NO_MODEL}: {role} is a model, and only rewards and costs can be functions "
-                f"alone. Type --{role} with a known name or a config.json."
+                f"alone. Type --{option} with a known name or a config.json."
             )
     found = search(algorithm, sources, options)
     request = report.Request(options.algo, sources, importlib.import_module(FOLDERS["strategy"]).MAPPED)
     sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
     if options.yaml:
         text = report.as_yaml(found, found.mappings[0], request)
-        Path(options.yaml).write_text(f"# rlhf fit -c {options.yaml}\n{text}", encoding="utf-8")
+        Path(options.yaml).write_text(f"# rlhf fit -c {options.yaml} --data ...\n{text}", encoding="utf-8")
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, found.mappings[0], Path(options.picture), title=title)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.hardware import Hardware
 
@@ -48,7 +46,7 @@ def _listed(source: str) -> list[tuple[str, int]] | None:
     """Names and numbers; None where the source is one hardware."""
     path = Path(source)
     if path.is_file():
-        values = yaml.safe_load(path.read_text())
+        values = hardware.read_yaml(source)
         return _entries(source, values) if isinstance(values, list) else None
     parts = [part.rpartition(":") for part in source.split(",")]
     if len(parts) == 1 and not parts[0][1]:

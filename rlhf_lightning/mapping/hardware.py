@@ -7,6 +7,7 @@ come from stands in docs/mapping.md.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,10 +171,22 @@ def load(source: str) -> Hardware:
             f"hardware={source!r}: neither a file nor one of {', '.join(KNOWN)}. "
             "Try one of these, or write your own with `rlhf calibrate`."
         )
-    values = yaml.safe_load(Path(source).read_text())
+    values = read_yaml(source)
     if not isinstance(values, dict):
         raise ValueError(f"{source}: holds no keys. Begin with `name: ...`, as `rlhf calibrate` writes it.")
     return build(source, values)
+
+
+def read_yaml(source: str) -> object:
+    """What a YAML file holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return yaml.safe_load(Path(source).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        raise ValueError(f"{source}: is not YAML ({' '.join(str(err).split())}).") from err
 
 
 def build(source: str, values: dict[str, Any]) -> Hardware:
@@ -184,10 +197,13 @@ def build(source: str, values: dict[str, Any]) -> Hardware:
         values: by field.
 
     Raises:
-        ValueError: a key is unknown or missing.
+        ValueError: a key is unknown or missing, or holds something else than it should.
     """
     parts = {"efficiency": Efficiency, "overhead": Overhead}
-    built = {key: _build(source, kind, values[key]) for key, kind in parts.items() if values.get(key)}
+    given = {key: values[key] for key in parts if values.get(key)}
+    if flat := [key for key, part in given.items() if not isinstance(part, dict)]:
+        raise ValueError(f"{source}: {flat[0]} is {given[flat[0]]!r}, and has to hold keys of its own.")
+    built = {key: _build(source, parts[key], part) for key, part in given.items()}
     known = {key: value for key, value in values.items() if key != _IGNORED}
     hardware: Hardware = _build(source, Hardware, {**known, **built})
     return hardware
@@ -208,5 +224,22 @@ def _build(source: str, kind: type[Any], values: dict[str, Any]) -> Any:  # noqa
     ]  # fmt: skip
     if missing:
         raise ValueError(f"{source}: lacks {', '.join(missing)}. Add them, in bytes, seconds and FLOP.")
-    # YAML 1.1 reads 1e9, without a point and a sign, as text.
-    return kind(**{k: float(v) if isinstance(v, str) and k != "name" else v for k, v in values.items()})
+    return kind(**{name: _value(source, fields[name].type, name, value) for name, value in values.items()})
+
+
+def _value(source: str, kind: object, name: str, value: object) -> object:
+    """A name, a part that was made already, or a finite number, which is whole where it counts."""
+    if kind == "str":
+        return str(value)
+    if kind not in ("int", "float"):
+        return value
+    try:
+        number = float(value)  # type: ignore[arg-type]  # YAML 1.1 reads 1e9, without a point and a sign, as text
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or (kind == "int" and number % 1):
+        wanted = "a whole number" if kind == "int" else "a number"
+        raise ValueError(f"{source}: {name} is {value!r}, and has to be {wanted}.")
+    if kind == "int":
+        return int(number)
+    return number if isinstance(value, str) else value

@@ -65,7 +65,7 @@ def read(run: Path) -> tuple[Hardware, list[Iteration]]:
                 first.add(len(iterations))
             else:
                 iterations.append(Iteration.of(values))
-        except (KeyError, TypeError, ValueError) as err:
+        except (AttributeError, KeyError, TypeError, ValueError) as err:
             raise ValueError(
                 f"{path}, line {number}: is no measurement ({type(err).__name__}: {err}). Remove the line, "
                 f"or measure again: {_HOW} {path.parent}"

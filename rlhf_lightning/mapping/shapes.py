@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_lightning.parallel.sharding import indivisible
 from rlhf_lightning.spec import EMBEDDED
+
+logger = logging.getLogger(__name__)
 
 Head = Literal["lm", "scalar"]
 """Logits over the vocabulary, or one number per token."""
@@ -137,9 +140,36 @@ def load(source: str, *, head: Head = "lm") -> ModelShape:
     return dataclasses.replace(_read(path), name=source, head=head)
 
 
+_GATED = (
+    "cohere", "cohere2", "gemma", "gemma2", "gemma3", "gemma3_text", "granite", "llama", "mistral", "olmo",
+    "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm",
+)  # fmt: skip
+"""Families whose feed-forward layers have three matrices."""
+_PLAIN = ("gpt2", "gpt_neox", "opt", "phi", "starcoder2")
+"""Those that have two."""
+_TIED = ("cohere", "cohere2", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt", "starcoder2")
+"""Families whose input and output embeddings are one where their config.json says nothing."""
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """What a config.json says of the text model.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        whole = json.loads(path.read_text())
+    except ValueError as err:
+        raise ValueError(f"{path}: is not JSON ({err}).") from err
+    text = whole.get("text_config", whole) if isinstance(whole, dict) else None
+    if not isinstance(text, dict):
+        raise ValueError(f"{path}: is no config.json of a model.")
+    said = {key: whole[key] for key in ("model_type", "tie_word_embeddings") if key in whole}
+    return {**said, **text}
+
+
 def _read(path: Path) -> ModelShape:
-    config = json.loads(path.read_text())
-    config = config.get("text_config", config)
+    config = _config(path)
     if experts := next(
         (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), ""
     ):
@@ -151,18 +181,26 @@ def _read(path: Path) -> ModelShape:
                 return config[key]
         raise ValueError(f"{path}: lacks {keys[0]}. Give the config.json of a decoder such as llama.")
 
-    gpt = "n_embd" in config or config.get("model_type") in ("gpt_neox", "opt")
-    hidden, heads = get("hidden_size", "n_embd"), get("num_attention_heads", "n_head")
+    def number(*keys: str) -> int:
+        value = get(*keys)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{path}: {keys[0]} is {value!r}, and has to be a whole number from 1 up.")
+        return value
+
+    family = str(config.get("model_type", "gpt2" if "n_embd" in config else "llama"))
+    if family not in (*_GATED, *_PLAIN):
+        logger.warning("%s: model_type %s is not known, and taken for one like llama", path, family)
+    hidden, heads = number("hidden_size", "n_embd"), number("num_attention_heads", "n_head")
     return ModelShape(
         name=str(path),
-        layers=get("num_hidden_layers", "n_layer"),
+        layers=number("num_hidden_layers", "n_layer"),
         hidden=hidden,
         intermediate=config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden,
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        vocab=get("vocab_size"),
-        tied=bool(config.get("tie_word_embeddings", gpt)),
+        vocab=number("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings", family in _TIED)),
         head_dim=config.get("head_dim") or 0,
-        gated=not gpt,
-        qkv_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        gated=family not in _PLAIN,
+        qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
     )

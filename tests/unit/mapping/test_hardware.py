@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from rlhf_lightning.mapping import hardware
+from rlhf_lightning.mapping import cluster, hardware
 from rlhf_lightning.mapping.machine import this_machine
 
 pytestmark = pytest.mark.unit
@@ -53,6 +53,11 @@ def test_an_unknown_name_lists_the_known() -> None:
         ({"memory_bandwidth": -1.0}, "memory_bandwidth=-1.0: must be positive"),
         ({"efficiency": {"matmul": 70}}, "matmul=70: is a share"),
         ({"efficiency": {"matmult": 0.7}}, "'matmult' is unknown. Efficiency has matmul"),
+        ({"efficiency": 3}, r"mine\.yaml: efficiency is 3, and has to hold keys of its own"),
+        ({"gpus_per_node": 1.5}, r"mine\.yaml: gpus_per_node is 1\.5, and has to be a whole number"),
+        ({"peak_flops": None}, "peak_flops is None, and has to be a number"),
+        ({"peak_flops": "abc"}, "peak_flops is 'abc', and has to be a number"),
+        ({"memory_bytes": float("inf")}, "memory_bytes is inf, and has to be a number"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -82,3 +87,18 @@ def test_a_machine_with_gpus_is_described_with_its_own_number_and_memory(
     found = this_machine(4)
     assert (found.memory_bytes, found.gpus_per_node) == (42e9, 4)
     assert found.peak_flops == hardware.KNOWN["a100-80gb"].peak_flops
+
+
+def test_what_is_no_yaml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: [1\nb: }")
+    with pytest.raises(ValueError, match=r"mine\.yaml: is not YAML \(while parsing"):
+        hardware.load(str(path))
+    with pytest.raises(ValueError, match=r"mine\.yaml: is not YAML"):
+        cluster.load(str(path), None)
+
+
+def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**dataclasses.asdict(hardware.A100), "gpus_per_node": 8.0}))
+    assert hardware.load(str(path)) == hardware.A100
