@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 STATE = "trainer.json"
 TENSORS = "tensors.safetensors"
 FORMAT = 1
+IN_FLIGHT = "in_flight"
+"""Key under which the columns of prompts stand whose answers were under way."""
+Column = torch.Tensor | list[object]
+"""Of rows in a checkpoint."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says where a disk has no room; of a device there is only the text."""
 
@@ -216,6 +220,16 @@ def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[s
             "reference that followed the actor goes on to with its `decay`.",
             path,
             ", ".join(others),
+        )
+
+
+def warn_of_rows(columns: Mapping[str, Column]) -> None:
+    """Say how many prompts were under way that nobody goes on with."""
+    if columns:
+        logger.warning(
+            "%d prompts were under way when the checkpoint was made, under a strategy that generates ahead; "
+            "this one leaves them out. They come again in the next epoch.",
+            len(next(iter(columns.values()))),
         )
 
 

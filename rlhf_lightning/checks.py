@@ -17,7 +17,7 @@ from lightning.pytorch.plugins import Precision
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import numbered_alike, reads
-from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions
+from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions, num_tokens
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
@@ -221,9 +221,25 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         except ValueError as err:
             said = str(err)
             raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
+        if isinstance(role, Actor):
+            _check_stops(name, role)
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
+
+
+def _check_stops(name: str, actor: Actor) -> None:
+    """Refuse tokens to stop at that the model does not have.
+
+    Raises:
+        ValueError: as said.
+    """
+    size, stops = num_tokens(actor), actor.sampling.stop_token_ids
+    if size is not None and stops and max(stops) >= size:
+        raise ValueError(
+            f"{name}.sampling.stop_token_ids={list(stops)}: the model has the tokens 0 to {size - 1}. Leave "
+            f"{max(stops)} out."
+        )
 
 
 def check_tokenizers(algorithm: RLHFAlgorithm) -> None:

@@ -162,3 +162,7 @@ class Sampling:
         _require(self.top_k >= 0, f"sampling.top_k={self.top_k}: use 0 to keep all tokens.")
         _require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p}: must lie in (0, 1].")
         _require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p}: must lie in [0, 1].")
+        _require(
+            min(self.stop_token_ids, default=0) >= 0,
+            f"sampling.stop_token_ids={list(self.stop_token_ids)}: a token's number is not negative.",
+        )

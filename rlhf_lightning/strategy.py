@@ -27,7 +27,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checks import check_options, check_trainer
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_gpus
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
 from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
@@ -118,8 +118,9 @@ class Strategy(SingleDeviceStrategy):
         """
 
     def models(self) -> dict[str, Role]:
-        """What is placed: the roles of the algorithm, and those that the strategy adds."""
-        return self.algorithm.roles()
+        """What is placed, with its paths: the roles of the algorithm, and those that the strategy adds."""
+        main = self.algorithm.main_model
+        return {name: role.following(main) for name, role in self.algorithm.roles().items()}
 
     def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
         """What each role's handle calls; its own workers, unless the strategy says otherwise."""
@@ -196,7 +197,7 @@ class Strategy(SingleDeviceStrategy):
                 layout = self.layout(roles[name], name, pool.num_devices)
                 if roles[name].path:
                     roles[name].check_layout(layout, self.settings)
-        self.check(_num_devices(pools))
+        self.check(num_devices(pools))
 
     def join(self) -> None:
         """Join a cluster that is up: its GPUs are counted there, not here.
@@ -236,8 +237,7 @@ class Strategy(SingleDeviceStrategy):
 
     def _launch(self, roles: Mapping[str, Role]) -> None:
         placements = self.start(roles)
-        transport = self.transport
-        assert transport is not None
+        transport = cast(Transport, self.transport)
         self.workers = {
             name: WorkerGroup(name, transport, placement.layout, placement.devices)
             for name, placement in placements.items()
@@ -251,11 +251,10 @@ class Strategy(SingleDeviceStrategy):
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and say where they are."""
-        cluster = self._cluster
-        assert cluster is not None
+        cluster = cast(RayCluster, self._cluster)
         self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
         pools = self._pools(roles)
-        cluster.connect(_num_devices(pools))
+        cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
         cluster.start(pools)
         transport.actors = cluster.actors
@@ -361,9 +360,14 @@ class Strategy(SingleDeviceStrategy):
             self._check_architecture(name, directory / name)
         if self.algorithm.trainer.state.fn == "fit":
             files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
+            self.take_rows(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         recount_epochs(state)
         self._resume = directory.absolute()
         return state
+
+    def take_rows(self, columns: dict[str, files.Column]) -> None:
+        """Go on with prompts whose answers were under way in the run of a checkpoint; here they are lost."""
+        files.warn_of_rows(columns)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
         """Give the algorithm its own tensors; `validate` and `predict`, for the models, take what fits.
@@ -394,7 +398,3 @@ class Strategy(SingleDeviceStrategy):
         for ranks in loading:
             ranks.fetch()
         self._resume = None
-
-
-def _num_devices(pools: Sequence[ResourcePool]) -> int:
-    return sum(pool.num_devices for pool in pools)

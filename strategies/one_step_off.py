@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
-import torch
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.checkpoint import columns_of
+from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
 from rlhf_lightning.workers import GenerationAhead, PartialGeneration
-
-IN_FLIGHT = "in_flight"
-"""Key of a checkpoint: columns of the rows whose answers were not returned yet."""
 
 
 class OneStepOff(OpenRLHF):
@@ -120,11 +115,6 @@ class OneStepOff(OpenRLHF):
         checkpoint = {**checkpoint, IN_FLIGHT: columns_of(rows, what="prompts in flight")}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, weights_only: bool | None = None
-    ) -> dict[str, object]:
-        """See `Strategy.load_checkpoint`."""
-        state = super().load_checkpoint(checkpoint_path, weights_only)
-        columns = cast(dict[str, torch.Tensor | list[object]], state.pop(IN_FLIGHT, {}))
+    def take_rows(self, columns: dict[str, Column]) -> None:
+        """See `Strategy.take_rows`; they are answered first."""
         self._restored = Batch.of(columns) if columns else None
-        return state

@@ -261,6 +261,11 @@ def _is_untold(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Unhandled error")
 
 
+def num_devices(pools: Sequence[ResourcePool]) -> int:
+    """Of all pools together."""
+    return sum(pool.num_devices for pool in pools)
+
+
 def num_gpus() -> int:
     """GPUs of the cluster that is connected, else of this machine."""
     return int(ray.cluster_resources().get("GPU", 0)) if ray.is_initialized() else torch.cuda.device_count()

@@ -11,7 +11,7 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.models import check_model, read_config
 from rlhf_lightning.engines.native import Native, NativeGenerator
-from rlhf_lightning.engines.source import has_tokenizer, located, max_positions
+from rlhf_lightning.engines.source import has_tokenizer, located, max_positions, num_tokens
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.engines.unadapted import unadapted
@@ -46,6 +46,7 @@ __all__ = [
     "has_tokenizer",
     "located",
     "max_positions",
+    "num_tokens",
     "read_config",
     "require_vllm",
     "saved_lora",

@@ -72,11 +72,20 @@ def check_model(spec: ModelSpec) -> None:
 
 def max_positions(spec: ModelSpec) -> int | None:
     """Most tokens that the model takes, where its config.json says so."""
+    return _number(spec, "max_position_embeddings", "n_positions")
+
+
+def num_tokens(spec: ModelSpec) -> int | None:
+    """Tokens that the model knows, where its config.json says so."""
+    return _number(spec, "vocab_size")
+
+
+def _number(spec: ModelSpec, *keys: str) -> int | None:
     directory = _described(spec)
     config = {} if directory is None else _read_json(directory / "config.json")
     text = config.get("text_config")
     for values in (text if isinstance(text, dict) else {}, config):
-        for key in ("max_position_embeddings", "n_positions"):
+        for key in keys:
             if isinstance(values.get(key), int):
                 return int(str(values[key]))
     return None

@@ -18,8 +18,10 @@ from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import PromptData, RowData, TaskData, load_tokenizer
 from rlhf_lightning.rewards import Environment
-from rlhf_lightning.spec import OptimizerSpec, Sampling
-from rlhf_lightning.strategies import Local
+from rlhf_lightning.spec import LoRA, OptimizerSpec, Sampling
+from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local
+from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
+from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
 from tests.unit.algos.small import write_model, write_other, write_rows
 
@@ -178,6 +180,53 @@ def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
     run = pl.Trainer(strategy=Started(), logger=False, default_root_dir=tmp_path)
     with pytest.raises(ValueError, match=r"RewardModel has no field `actor: Actor`"):
         run.predict(RewardModel(), datamodule=data)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "algorithm", "told"),
+    [
+        (
+            HybridEngine3D(),
+            PPO(critic=Critic(lora=LoRA(rank=4))),
+            "critic.lora with strategy.settings.engine=megatron: only the FSDP engine trains adapters",
+        ),
+        (
+            Colocated(devices=1),
+            PPO(reference=Reference(lora=LoRA(rank=4))),
+            "reference.lora: this model is not trained. Leave it out.",
+        ),
+        (
+            HybridEngine3D(devices=3, parallel=Parallel3D(roles={"critic": Sizes(t=3)})),
+            PPO(),
+            "t=3",
+        ),
+        (
+            Colocated(devices=1),
+            PPO(critic=Critic(lora=LoRA(rank=4, target_modules=("foo",)))),
+            "lora.target_modules: LlamaForSequenceClassification has no linear layers called 'foo'",
+        ),
+    ],
+    ids=["megatron", "frozen", "heads", "layers"],
+)
+def test_roles_that_follow_the_actor_are_checked_as_it_is(
+    strategy: Strategy, algorithm: PPO, told: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    run = pl.Trainer(strategy=strategy, logger=False, default_root_dir=tmp_path, enable_checkpointing=False)
+    with pytest.raises(ValueError, match=r".") as error:
+        run.fit(algorithm, datamodule=TaskData(batch_size=3, num_rows=6, num_val_rows=0))
+    assert told in str(error.value)
+
+
+def test_stop_tokens_are_tokens_of_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"stop_token_ids=\[3, -5\]: a token's number is not negative"):
+        Sampling(stop_token_ids=(3, -5))
+    for token, told in (
+        (264, "actor.sampling.stop_token_ids=[7, 264]: the model has the tokens 0 to 263"),
+        (263, "started"),
+    ):
+        stops = Actor(sampling=Sampling(stop_token_ids=(7, token), max_new_tokens=2))
+        assert refusal(PPO(actor=stops), tmp_path).startswith(told)
 
 
 def test_a_judge_has_one_output(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rlhf_lightning.engines.prompts import begun
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import OneStepOff
+from rlhf_lightning.strategies import Colocated, OneStepOff
 from rlhf_lightning.workers import Actor, GenerationAhead, PartialGeneration
 from rlhf_lightning.workers.ahead import _drawn_again
 from rlhf_lightning.workers.in_hand import Carry, InHand
@@ -316,7 +316,13 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     again = Batch.of(kept)
     assert again["prompt_ids"].equal(rows["prompt_ids"])
     assert again.objects("rows") == rows.objects("rows")
+    strategy.take_rows(kept)
+    assert strategy._restored is not None
+    assert len(strategy._restored) == 4
+    Colocated().take_rows({})
     assert not caplog.records
+    Colocated().take_rows(kept)
+    assert "4 prompts were under way when the checkpoint was made" in caplog.text
     strategy.separated.in_flight = rows | Batch.of({"rows": [{"day": date(2026, 1, 1)}] * 4})
     strategy.save_checkpoint({"epoch": 8}, tmp_path / "b.ckpt")
     state = files.read_state(tmp_path / "b.ckpt")
