@@ -188,6 +188,7 @@ class RLHFAlgorithm(LightningModule):
         self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
         checks.check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
         checks.check_tokenizers(self)
+        checks.check_answers_fit(self)
         checks.check_environment(self)
         if stage != "predict":
             checks.check_judges(self)

@@ -228,6 +228,25 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
 
 
+def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
+    """Refuse fewer positions for vLLM than prompts and answers have.
+
+    Raises:
+        ValueError: as said.
+    """
+    data, main, settings = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy.settings
+    limit = settings.vllm.max_model_len
+    if settings.generator != "vllm" or not limit or data is None or not isinstance(main, Actor):
+        return
+    prompt, answer = max(data.prompt_lengths, default=0), main.sampling.max_new_tokens
+    if prompt + answer > limit:
+        raise ValueError(
+            f"strategy.settings.vllm.max_model_len={limit}: the longest prompt has {prompt} tokens, and "
+            f"sampling.max_new_tokens={answer} come behind it. Try {prompt + answer}, or 0 for all positions "
+            "of the model."
+        )
+
+
 def _check_stops(name: str, actor: Actor) -> None:
     """Refuse tokens to stop at that the model does not have.
 

@@ -6,11 +6,16 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
 from transformers import LlamaConfig, PreTrainedConfig
 
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
 from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Settings
 from tests.extras import generating
 
@@ -77,3 +82,27 @@ def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
     actor.check_layout(layout, Settings(engine="megatron"))
     with pytest.raises(ValueError, match="it generates in one stage"):
         actor.check_layout(layout, Settings(engine="megatron", generator="vllm"))
+
+
+class Started(Local):
+    """Fails once it is to start."""
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse."""
+        raise RuntimeError("started")
+
+
+@pytest.mark.parametrize(
+    ("positions", "told"),
+    [
+        (20, r"max_model_len=20: the longest prompt has 13 tokens, and .*=8 come behind it\. Try 21, or 0"),
+        (21, "started"),
+        (0, "started"),
+    ],
+)
+def test_fewer_positions_than_prompts_and_answers_have(positions: int, told: str, tmp_path: Path) -> None:
+    settings = Settings(generator="vllm", vllm=VLLM(max_model_len=positions))
+    run = Trainer(strategy=Started(settings=settings), logger=False, default_root_dir=tmp_path)
+    algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=2)
+    with pytest.raises((ValueError, RuntimeError), match=told):
+        run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
