@@ -322,7 +322,10 @@ def test_fewer_rows_than_a_batch_are_enough_to_answer(write_rows: Writer) -> Non
         data.setup("fit")
 
 
-def test_a_template_with_a_colon_is_quoted_twice(rlhf: Rlhf, write_rows: Writer) -> None:
+def test_a_template_with_a_colon_is_quoted_twice(
+    rlhf: Rlhf, write_rows: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     file = str(write_rows({"prompt": "a"}, {"prompt": "b"}))
     words = ("fit", "--algo", "grpo", "--data", "promptdata", "--data.path", file, "--data.batch_size", "3")
     said = rlhf.refused(*words, "--data.prompt_template", "Question: {prompt}")
