@@ -84,6 +84,17 @@ def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
         actor.check_layout(layout, Settings(engine="megatron", generator="vllm"))
 
 
+def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:
+    few = VLLM(max_num_batched_tokens=5, max_model_len=20)
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens=5: on a CPU .* takes 20 tokens\. Try 20"):
+        check_vllm(model(), ParallelLayout(), settings=few, on_cpu=True)
+    with pytest.raises(ValueError, match=r"takes 64 tokens"):
+        check_vllm(model(), ParallelLayout(), settings=VLLM(max_num_batched_tokens=5), on_cpu=True)
+    for enough in (VLLM(max_num_batched_tokens=20, max_model_len=20), VLLM(max_model_len=20)):
+        check_vllm(model(), ParallelLayout(), settings=enough, on_cpu=True)
+    check_vllm(model(head_dim=64), ParallelLayout(), settings=few, on_cpu=False)
+
+
 class Started(Local):
     """Fails once it is to start."""
 

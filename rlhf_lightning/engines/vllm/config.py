@@ -114,13 +114,21 @@ def check_vllm(
             f"strategy.settings.generator=vllm with generate t={generating.t}: t does not divide the {heads} "
             "attention heads. Take a divisor of both."
         )
-    _check_head(size, on_cpu=not torch.cuda.is_available() if on_cpu is None else on_cpu)
+    on_cpu = not torch.cuda.is_available() if on_cpu is None else on_cpu
+    _check_head(size, on_cpu=on_cpu)
     positions = getattr(text, "max_position_embeddings", None)
-    wanted = (settings or VLLM()).max_model_len
+    settings = settings or VLLM()
+    wanted = settings.max_model_len
     if positions and wanted > positions:
         raise ValueError(
             f"strategy.settings.vllm.max_model_len={wanted}: the model has {positions} positions. "
             "Use 0 for all of them."
+        )
+    longest, at_once = wanted or positions or 0, settings.max_num_batched_tokens
+    if on_cpu and 0 < at_once < longest:
+        raise ValueError(
+            f"strategy.settings.vllm.max_num_batched_tokens={at_once}: on a CPU vLLM computes a prompt at "
+            f"once, and takes {longest} tokens. Try {longest}, or a smaller max_model_len."
         )
 
 
