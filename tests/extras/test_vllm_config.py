@@ -15,9 +15,9 @@ from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Settings
 from tests.extras import generating
+from tests.unit.algos.short import Started
 
 
 def model(head_dim: int = 32) -> PreTrainedConfig:
@@ -93,14 +93,6 @@ def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:
     for enough in (VLLM(max_num_batched_tokens=20, max_model_len=20), VLLM(max_model_len=20)):
         check_vllm(model(), ParallelLayout(), settings=enough, on_cpu=True)
     check_vllm(model(head_dim=64), ParallelLayout(), settings=few, on_cpu=False)
-
-
-class Started(Local):
-    """Fails once it is to start."""
-
-    def setup(self, trainer: Trainer) -> None:
-        """Refuse."""
-        raise RuntimeError("started")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
+from tests.unit.algos.short import Started
 from tests.unit.algos.small import write_model, write_other, write_rows
 
 
@@ -42,14 +43,6 @@ class InItsOwnWay(Unjudged):
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         """Nothing."""
-
-
-class Started(Local):
-    """Fails once it is to start."""
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Refuse."""
-        raise RuntimeError("started")
 
 
 def refusal(

@@ -7,15 +7,13 @@ import os
 import signal
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import grpo, trainer
 
 JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "rlhf"}
 
@@ -56,22 +54,10 @@ class Impatient(Noted):
 
 
 def fit(kind: type[Noted], root: Path, *, steps: int = 3) -> Noted:
-    algorithm = kind(
-        actor=Actor(sampling=Sampling(max_new_tokens=2)),
-        reward=Reward(functions={"length": 1.0}),
-        group_size=2,
-    )
-    run = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        limit_val_batches=0,
-        default_root_dir=root,
-    )
-    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=8, num_val_rows=0))
+    algorithm = grpo(kind)
+    assert isinstance(algorithm, kind)
+    data = TaskData(batch_size=2, num_rows=8, num_val_rows=0)
+    trainer(Local(), root, steps=steps).fit(algorithm, datamodule=data)
     return algorithm
 
 

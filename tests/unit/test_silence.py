@@ -18,9 +18,9 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reference, Reward
+from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run as fitted
 from tests.unit.algos.small import write_model
-from tests.unit.test_strategy import grpo, trainer
 
 
 class Several(Caller):

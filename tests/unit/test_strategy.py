@@ -17,11 +17,10 @@ from lightning.pytorch.callbacks import (
 )
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import GRPO, PPO, SFT
+from rlhf_lightning.algos import PPO, SFT
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import RowData, TaskData
 from rlhf_lightning.engines import FSDP, VLLM, Megatron, Native, ZeRO
-from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import (
     Colocated,
     DeepSpeedChat,
@@ -32,28 +31,8 @@ from rlhf_lightning.strategies import (
     Standalone,
 )
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Reward, Settings
-
-
-def trainer(strategy: Strategy, root: Path, *, steps: int = 1) -> pl.Trainer:
-    return pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        limit_val_batches=0,
-        default_root_dir=root,
-    )
-
-
-def grpo() -> GRPO:
-    return GRPO(
-        actor=Actor(sampling=Sampling(max_new_tokens=2)),
-        reward=Reward(functions={"length": 1.0}),
-        group_size=2,
-    )
+from rlhf_lightning.workers import Actor, Settings
+from tests.unit.algos.short import grpo, trainer
 
 
 def test_the_process_of_the_trainer_needs_no_gpu(tmp_path: Path) -> None:

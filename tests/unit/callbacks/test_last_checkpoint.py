@@ -14,12 +14,10 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import grpo, trainer
 
 
 class Watch(Callback):
@@ -55,25 +53,18 @@ def fit(
     root: Path, steps: int, *, resume: Path | str | None = None, watch: Watch | None = None, every: int = 2
 ) -> None:
     """A run of a few iterations, which keeps every second one and the last, and validates where watched."""
-    algorithm = GRPO(
-        actor=Actor(sampling=Sampling(max_new_tokens=2)),
-        reward=Reward(functions={"length": 1.0}),
-        group_size=2,
-    )
-    run = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=steps,
-        logger=False,
-        enable_progress_bar=False,
+    run = trainer(
+        Local(),
+        root,
+        steps=steps,
+        enable_checkpointing=True,
         limit_val_batches=1 if watch else 0,
         num_sanity_val_steps=0,
         val_check_interval=2,
         check_val_every_n_epoch=None,
-        default_root_dir=root,
         callbacks=[*([watch] if watch else []), LastCheckpoint(root / "checkpoints", every_n_steps=every)],
     )
-    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=20, num_val_rows=2), ckpt_path=resume)
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=20, num_val_rows=2), ckpt_path=resume)
 
 
 def kept(root: Path) -> dict[str, int]:

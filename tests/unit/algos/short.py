@@ -1,0 +1,44 @@
+"""GRPO of the embedded model for a few iterations in this process, and runs that end before they start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Actor, Reward
+
+
+class Started(Local):
+    """Fails once it is to start."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Refuse."""
+        raise RuntimeError("started")
+
+
+def grpo(kind: type[GRPO] = GRPO) -> GRPO:
+    """Two answers of two tokens to each prompt."""
+    return kind(
+        actor=Actor(sampling=Sampling(max_new_tokens=2)),
+        reward=Reward(functions={"length": 1.0}),
+        group_size=2,
+    )
+
+
+def trainer(strategy: Strategy, root: Path, *, steps: int = 1, **options: object) -> pl.Trainer:
+    """One that leaves nothing, unless told so."""
+    usual: dict[str, object] = {"enable_checkpointing": False, "limit_val_batches": 0}
+    return pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_steps=steps,
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=root,
+        **{**usual, **options},  # type: ignore[arg-type]
+    )
