@@ -39,5 +39,5 @@ class DPO(RLHFAlgorithm):
         """Log loss, accuracy and margin on held-out pairs."""
         rows = Batch.of(batch)
         rows |= self.reference.compute_ref_log_prob(rows)
-        chosen = int(rows["response_mask"][::2].sum())
-        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows, sft_loss=chosen)
+        chosen = self.loss.count({"response_mask": rows["response_mask"]})
+        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows, sft_loss=chosen.tokens)

@@ -80,9 +80,9 @@ class KTO(RLHFAlgorithm):
         rows = Batch.of(batch)
         rows |= self.reference.compute_ref_log_prob(rows)
         metrics = self.actor.compute_loss(rows | self.baseline(rows), loss=self.loss)
-        desirable = int((rows["labels"] > 0).sum())
-        undesirable = len(rows) - desirable
-        self.log_held_out(metrics, rows, desirable_reward=desirable, undesirable_reward=undesirable, margin=0)
+        counts = self.loss.count({name: rows[name] for name in ("response_mask", "labels")})
+        good, bad = counts.groups, counts.sequences - counts.groups
+        self.log_held_out(metrics, rows, desirable_reward=good, undesirable_reward=bad, margin=0)
 
     def on_validation_epoch_end(self) -> None:
         """Log the margin between all held-out rows of the two labels."""

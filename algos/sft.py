@@ -53,6 +53,5 @@ class SFT(RLHFAlgorithm):
         """Log the loss on held-out rows."""
         rows = Batch.of(batch)
         metrics = self.actor.compute_loss(rows, loss=self.loss)
-        tokens = int(rows["response_mask"].sum())
-        loss = tokens if self.loss.aggregation == "token-mean" else len(rows)
-        self.log_held_out(metrics, rows, counted="response_mask", loss=loss)
+        own = {} if self.loss.aggregation == "token-mean" else {"loss": len(rows)}
+        self.log_held_out(metrics, rows, counted="response_mask", **own)

@@ -34,5 +34,5 @@ class SimPO(RLHFAlgorithm):
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         """Log loss, accuracy and margin on held-out pairs."""
         rows = Batch.of(batch)
-        chosen = int(rows["response_mask"][::2].sum())
-        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows, sft_loss=chosen)
+        chosen = self.loss.count({"response_mask": rows["response_mask"]})
+        self.log_held_out(self.actor.compute_loss(rows, loss=self.loss), rows, sft_loss=chosen.tokens)

@@ -55,10 +55,8 @@ def replacing(target: Path) -> Iterator[Path]:
         OSError: it cannot be written there; named after the target where the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target)
-    fresh, old = _unfinished(target), _replaced(target)
-    fresh.mkdir()
-    try:
+    old = _replaced(target)
+    with _beside(target, of=target, left="the checkpoint before it, if there is one, is as it was") as fresh:
         yield fresh
         _flush(*fresh.rglob("*"), fresh)
         if target.exists():
@@ -67,11 +65,6 @@ def replacing(target: Path) -> Iterator[Path]:
         fresh.rename(target)
         _flush(target.parent)
         remove(old)
-    except Exception as err:
-        _refuse_full(err, target, "the checkpoint before it, if there is one, is as it was")
-        raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 @contextmanager
@@ -88,29 +81,45 @@ def adding(target: Path, *, last: str, replaces: str) -> Iterator[Path]:
     """
     made = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
-    _sweep(target / last)
-    fresh = _unfinished(target / last)
+    try:
+        with _beside(target / last, of=target, left="nothing was written there") as fresh:
+            yield fresh
+            files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
+            _flush(*files)
+            (target / last).unlink(missing_ok=True)
+            for old in target.glob(replaces):
+                old.unlink()
+            for file in files:
+                file.replace(target / file.name)
+            _flush(target)
+    finally:
+        if made and not any(target.iterdir()):
+            target.rmdir()
+
+
+@contextmanager
+def _beside(place: Path, *, of: Path, left: str) -> Iterator[Path]:
+    """Give a fresh directory beside a place, which is gone at the end; what dead writers left goes first.
+
+    Args:
+        place: what is written stands there later.
+        of: what errors name.
+        left: what there is where the disk is full.
+    """
+    _sweep(place)
+    fresh = _unfinished(place)
     try:
         fresh.mkdir()
     except OSError as err:
-        raise OSError(err.errno, err.strerror, str(target)) from err
+        raise OSError(err.errno, err.strerror, str(of)) from err
     try:
         yield fresh
-        files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
-        _flush(*files)
-        (target / last).unlink(missing_ok=True)
-        for old in target.glob(replaces):
-            old.unlink()
-        for file in files:
-            file.replace(target / file.name)
-        _flush(target)
     except Exception as err:
-        _refuse_full(err, target, "nothing was written there")
+        if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
+            raise OSError(full, f"{os.strerror(full)}; {left}", str(of)) from err
         raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        if made and not any(target.iterdir()):
-            target.rmdir()
 
 
 def remove(target: Path) -> None:
@@ -258,12 +267,6 @@ def _is_alive(pid: int) -> bool:
 
 def _replaced(target: Path) -> Path:
     return target.with_name(f"{target.stem}-replaced{target.suffix}")
-
-
-def _refuse_full(err: Exception, target: Path, what: str) -> None:
-    """Say that the disk is full, where that is why something failed, and what is as it was."""
-    if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
-        raise OSError(full, f"{os.strerror(full)}; {what}", str(target)) from err
 
 
 def _flush(*paths: Path) -> None:

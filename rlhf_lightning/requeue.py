@@ -1,6 +1,7 @@
 """Slurm's warning before a job's end: heeded between two iterations, not within one.
 
-iteration 7  [ generate ... warning ... update ]  -> checkpoint of 7 iterations, `scontrol requeue`
+    iteration 7  [ generate ... warning ... update ]  -> checkpoint of 7 iterations, `scontrol requeue`
+Nothing is saved in the middle of one, whoever asks.
 """
 
 from __future__ import annotations

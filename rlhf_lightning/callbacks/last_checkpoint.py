@@ -1,8 +1,9 @@
 """The newest state of a fit under one name, for `--ckpt_path last`.
 
-checkpoints/
-last.ckpt       of the run that goes on or was the last
-last-v1.ckpt    what a run before it has left under that name; `last-v2.ckpt` the one after that
+    checkpoints/
+        last.ckpt       of the run that goes on or was the last
+        last-v1.ckpt    what a run before it has left under that name; `last-v2.ckpt` the one after that
+One run at a time writes there.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ class LastCheckpoint(ModelCheckpoint):
             ValueError: as said.
         """
         super().setup(trainer, pl_module, stage)
-        self._is_mine = False
         if stage == "fit" and leaves_files(trainer) and self.path.parent.is_dir():
             self._take()
 

@@ -26,6 +26,7 @@ from rlhf_lightning.parallel.weights import Bytes, Weights
 
 MODEL = "llama-7b"
 RULE = "hybridflow"
+NODE = 8
 BF16_BYTES = 2
 AXES: dict[str, GenerationAxis] = {"generation tensor": "t", "generation pipeline": "p", "micro-DP": "micro"}
 """What the groups are called."""
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str]) -> None:
     """
     options = _parser().parse_args(arguments)
     _refuse_unread(options)
-    options.rule, options.devices_per_node = options.rule or RULE, options.devices_per_node or 8
+    options.rule, options.devices_per_node = options.rule or RULE, options.devices_per_node or NODE
     if options.apart:
         sys.stdout.write(_apart(options))
         return
@@ -225,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--bytes", type=count, help="bytes of all parameters, in place of a model")
     add("--rule", choices=tuple(PLANNERS), help=f"with --generate: how weights are gathered ({RULE})")
     add("--order", choices=("tpd", "tdp"), default="tpd", help="axes of the ranks, fastest first")
-    add("--devices-per-node", type=count, help="with --apart: neighbours that share a node (8)")
+    add("--devices-per-node", type=count, help=f"with --apart: neighbours that share a node ({NODE})")
     add("--json", action="store_true", help="the groups and the bytes of each rank as JSON")
     add("--picture", default="", help="with --generate: file (.svg, .png) for a picture")
     return parser

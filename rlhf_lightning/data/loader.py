@@ -51,7 +51,6 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
             collate_fn=collate,
             num_workers=num_workers,
         )
-        self._sampler = sampler
         self._waiting: dict[str, object] | None = None  # a state that was loaded, until workers take it
 
     def __iter__(self) -> Iterator[RowBatch]:
@@ -65,12 +64,8 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
     def state_dict(self) -> dict[str, object]:
         """Where the batches that were taken end, and what decides the batches that follow."""
         state = super().state_dict() if self._waiting is None else self._waiting
-        drawn = {
-            "num_workers": self.num_workers,
-            "batch_size": self.batch_size,
-            "order": self._sampler.order(),
-        }
-        return {**state, **drawn}
+        options = {option: getattr(self, option) for option in _FIXED}
+        return {**state, **options, "order": self.sampler.order()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make the next iteration go on where the state was taken.
@@ -91,7 +86,7 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
                     f"data.{option}={here}: the checkpoint was taken in the middle of an epoch with {there}. "
                     f"Resume with --data.{option} {there}."
                 )
-        self._sampler.check(state_dict.get("order", {}))
+        self.sampler.check(state_dict.get("order", {}))
         self._waiting = state_dict if self.num_workers else None
         super().load_state_dict(state_dict)
 

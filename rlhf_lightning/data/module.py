@@ -200,28 +200,23 @@ class RowData(LightningDataModule, ABC):
         )
 
     def train_dataloader(self) -> RowLoader:
-        """Return a loader that can stop and go on in the middle of an epoch.
+        """Return a loader that can stop and go on in the middle of an epoch."""
+        return self.loader()
+
+    def loader(self) -> RowLoader:
+        """A loader of the training rows that can stop and go on in the middle of an epoch.
 
         With `trainer.overfit_batches` it is one in the order of the data, whose first batches come again and
         again, with draws of their own in every epoch.
         """
-        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
-            return self.loader(FirstRows(size=len(self._encoded()), seed=self.drawn_with))
-        return self.loader()
-
-    def loader(self, sampler: EpochSampler | None = None) -> RowLoader:
-        """A loader of the training rows that can stop and go on in the middle of an epoch.
-
-        Args:
-            sampler: their order; None is that of the options.
-        """
         train = self._encoded()
-        drawn = EpochSampler(size=len(train), shuffle=self.shuffle, seed=self.drawn_with)
+        overfits = self.trainer is not None and bool(self.trainer.overfit_batches)  # type: ignore[attr-defined]
+        kind = FirstRows if overfits else EpochSampler
         return RowLoader(
             train,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            sampler=sampler or drawn,
+            sampler=kind(size=len(train), shuffle=self.shuffle and not overfits, seed=self.drawn_with),
             collate=self._collate,
             num_workers=self.num_workers,
         )

@@ -137,9 +137,6 @@ class FirstRows(EpochSampler, SequentialSampler):
     Where Lightning overfits it puts a sampler of its own in the place of others.
     """
 
-    def __init__(self, *, size: int, seed: int) -> None:
-        super().__init__(size=size, shuffle=False, seed=seed)
-
 
 def permutation(size: int, *seeds: int) -> Tensor:
     """The numbers below `size`, [size] int64, in an order that some numbers decide together."""

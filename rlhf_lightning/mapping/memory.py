@@ -86,7 +86,7 @@ def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> P
 
 def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """While a model that does not train scores rows."""
-    tokens = min(math.ceil(workload.batch / layout.d), workload.micro_batch) * workload.row_tokens
+    tokens = workload.micro_batches(layout.d)[1] * workload.row_tokens
     layer = activation_bytes(shape, layout, workload) * tokens
     return Parts(
         parameters=_scoring_parameters(shape, layout, workload),
@@ -157,11 +157,10 @@ def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Wor
 
 
 def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    rows = math.ceil(workload.batch / (workload.mini_batches * layout.d))
-    size = min(rows, workload.micro_batch)
+    count, size = workload.micro_batches(layout.d, parts=workload.mini_batches)
     tokens = size * workload.row_tokens
     whole = activation_bytes(shape, layout, workload) * tokens
-    in_flight = min(layout.p, math.ceil(rows / size))
+    in_flight = min(layout.p, count)
     depth = stage_layers(shape, layout.p)
     if workload.recompute:
         inputs = workload.element * shape.hidden * tokens

@@ -41,8 +41,7 @@ def tensor_group(hardware: Hardware, layout: ParallelLayout) -> Group:
 
 def data_group(hardware: Hardware, layout: ParallelLayout) -> Group:
     """Ranks that hold the same shard of a model for other rows."""
-    stride = layout.t * layout.p
-    return Group(layout.d, _crosses(hardware, layout.num_ranks), min(stride, hardware.gpus_per_node))
+    return shard_group(hardware, layout, layout.d)
 
 
 def shard_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Group:

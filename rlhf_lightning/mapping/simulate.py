@@ -15,8 +15,6 @@ The optimizer reads gradients and states and writes states and parameters: memor
 
 from __future__ import annotations
 
-import math
-
 from rlhf_lightning.mapping import layers, network
 from rlhf_lightning.mapping.estimate import Estimate, add
 from rlhf_lightning.mapping.generate import GenerationSizes, generate
@@ -35,7 +33,7 @@ _OPTIMIZER_BYTES = 28
 def train(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Estimate:
     """All updates of one iteration."""
     at = Setting(hardware, shape, layout, workload)
-    count, size = _micro_batches(at, workload.batch / workload.mini_batches)
+    count, size = workload.micro_batches(layout.d, parts=workload.mini_batches)
     forward, backward = _stage(at, size)
     cost = forward.plus(backward)
     if workload.recompute:
@@ -51,7 +49,7 @@ def train(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
 def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Estimate:
     """One forward pass over the batch."""
     at = Setting(hardware, shape, layout, workload)
-    count, size = _micro_batches(at, workload.batch)
+    count, size = workload.micro_batches(layout.d)
     forward, _ = _stage(at, size)
     parts = _pipelined(at, forward, count=count, sends=size)
     if workload.sharding == "full":
@@ -83,13 +81,6 @@ def transition(
         add(parts, data.network, network.all_gather(hardware, data, whole / group.size))
     add(parts, "overhead", hardware.overhead.transition)
     return Estimate.of(parts)
-
-
-def _micro_batches(at: Setting, rows: float) -> tuple[int, int]:
-    """Micro-batches of the fullest replica, and rows of each."""
-    mine = max(1, math.ceil(rows / at.layout.d))
-    size = min(mine, at.workload.micro_batch)
-    return math.ceil(mine / size), size
 
 
 def _stage(at: Setting, rows: int) -> tuple[Cost, Cost]:

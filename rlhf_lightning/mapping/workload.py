@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlhf_lightning.parallel.layout import Sharding
@@ -97,6 +98,12 @@ class Workload:
     def micro_batch(self) -> int:
         """Rows of a micro-batch."""
         return max(1, int(self.micro_batch_tokens // self.row_tokens))
+
+    def micro_batches(self, d: int, *, parts: int = 1) -> tuple[int, int]:
+        """Micro-batches of the fullest of d replicas, and rows of each, for a part of the batch."""
+        rows = math.ceil(self.batch / (parts * d))
+        size = min(rows, self.micro_batch)
+        return math.ceil(rows / size), size
 
     @property
     def prompt_tokens(self) -> float:
