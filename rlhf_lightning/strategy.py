@@ -65,7 +65,7 @@ class Strategy(SingleDeviceStrategy):
     settings: Settings = unless_given(factory=Settings)
     """How the models compute."""
     offload: bool = False
-    """Keep only the role that computes on its devices, the others in host memory."""
+    """Where a device lacks room for all of its roles, keep those in host memory that compute last of all."""
     timeout_s: float = 1800.0
     """Longest wait for any remote call, seconds."""
 

@@ -8,7 +8,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from rlhf_lightning.controller.block import Block, decode, encode
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.register import Remote, Worker, methods_of
+from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
 
 
@@ -82,7 +83,8 @@ class Device:
         self.made: dict[str, int] = {}
         """Bytes of the columns that the last call of each `role.method` made."""
         self.offload = False
-        self._resident: str | None = None
+        self.gauge = GPUGauge() if self.gpu else None
+        self.residents = Residents(self.roles, self.gauge)
 
     def join(self, spec: WorldSpec, num_threads: int, *, offload: bool = False) -> None:
         """Take as many threads as this device may use, and join the job's world.
@@ -90,7 +92,7 @@ class Device:
         Args:
             spec: the world.
             num_threads: of computation.
-            offload: keep only the role that computes on the device.
+            offload: let roles make room for the one that computes.
         """
         torch.set_num_threads(num_threads)
         self.offload = offload
@@ -113,15 +115,6 @@ class Device:
         if self.offload:
             placement.role.offload()
 
-    def _make_resident(self, name: str) -> None:
-        """Bring a role to the device and send the one before it away."""
-        if not self.offload or self._resident == name:
-            return
-        if self._resident is not None:
-            self.roles[self._resident].offload()
-        self.roles[name].reload()
-        self._resident = name
-
     def call(self, call: Call, *blocks: Block) -> tuple[CallReport | Block, ...]:
         """Run one call.
 
@@ -138,7 +131,7 @@ class Device:
             raise self._failure(call.role, call.rank, call.method, err) from None
         seconds = time.perf_counter() - clock
         self.made[f"{call.role}.{call.method}"] = sum(column.size_bytes for column in columns)
-        peak = memory_bytes()
+        peak = memory_bytes() if self.gauge is None else self.gauge.highest_bytes()
         report = CallReport(
             call.role, call.method, self.rank, started, seconds, peak, value, num_rows=call.num_rows
         )
@@ -151,15 +144,15 @@ class Device:
 
     def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:
         role = self.roles[call.role]
-        self._make_resident(call.role)
         method = methods_of(type(role))[call.method]
         arguments = dict(call.arguments)
-        if not method.takes_rows:
-            value = method.function(role, **arguments)
-        else:
-            rows = assemble(call, blocks)
-            with unwritten(rows):
-                value = method.function(role, rows=rows, **arguments)
+        with self.residents.computing(call) if self.offload else nullcontext():
+            if not method.takes_rows:
+                value = method.function(role, **arguments)
+            else:
+                rows = assemble(call, blocks)
+                with unwritten(rows):
+                    value = method.function(role, rows=rows, **arguments)
         return (None, _columns(value, call)) if call.returns else (value, [])
 
     def close(self) -> None:
@@ -183,7 +176,5 @@ def _columns(value: object, call: Call) -> list[Block]:
 
 
 def memory_bytes() -> int:
-    """Peak memory so far: allocated on the accelerator where there is one, resident otherwise."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    """Peak memory of the process so far, in the host's memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

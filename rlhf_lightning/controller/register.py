@@ -82,7 +82,16 @@ class Remote(ABC):
         """Free the device until `reload`; nothing to free by default."""
 
     def reload(self) -> None:  # noqa: B027
-        """Come back to the device."""
+        """Come back to the device, as far as it has left; does nothing where all is there."""
+
+    def away_bytes(self) -> int:
+        """What `reload` would bring; nothing by default."""
+        return 0
+
+    def takes_all(self, method: str) -> bool:
+        """Whether calls of a method take whatever memory a device has; none by default."""
+        del method
+        return False
 
 
 class RemoteMethod:

@@ -74,8 +74,9 @@ class WeightSource(ABC):  # noqa: B024 - each says what it can give
 class TrainEngine(WeightSource):
     """One model, trained and evaluated by the ranks of one group, each with rows of its own.
 
-    Every method but `offload`, `reload` and `memory` is collective: all ranks of the group call it, with any
-    number of rows, zero included. Rows are TensorDicts of the columns that `docs/own_algorithm.md` lists.
+    Every method but `offload`, `reload`, `away_bytes` and `memory` is collective: all ranks of the group call
+    it, with any number of rows, zero included. Rows are TensorDicts of the columns that
+    `docs/own_algorithm.md` lists.
     """
 
     @abstractmethod
@@ -178,7 +179,11 @@ class TrainEngine(WeightSource):
         """Free the device of these parts until `reload`; an engine that cannot keeps them."""
 
     def reload(self, parts: Iterable[Part]) -> None:
-        """Bring these parts back."""
+        """Bring these parts back; those that are not away stay as they are."""
+
+    def away_bytes(self) -> int:
+        """What `reload` of all parts would take on the device."""
+        return 0
 
     def memory(self) -> dict[str, int]:
         """Bytes of each part that this rank holds on the device, and of all parts offloaded under `host`."""

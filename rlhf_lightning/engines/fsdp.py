@@ -206,6 +206,10 @@ class FSDPEngine(TrainEngine):
         """See `TrainEngine.reload`."""
         self._away.reload(parts)
 
+    def away_bytes(self) -> int:
+        """See `TrainEngine.away_bytes`."""
+        return self._away.size_bytes
+
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`."""
         return self._away.memory(self._tensors)

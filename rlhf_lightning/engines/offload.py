@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +58,11 @@ class Away:
         if away:
             raise RuntimeError(f"{self._path}: {', '.join(away)} are offloaded. Call reload({away}) first.")
 
+    @property
+    def size_bytes(self) -> int:
+        """What `reload` of all parts would take on the device."""
+        return sum(held.brings_bytes for held in self._parts.values() if held is not None)
+
     def memory(self, tensors: Tensors) -> dict[str, int]:
         """See `TrainEngine.memory`."""
         sizes = dict.fromkeys((*PARTS, "host"), 0)
@@ -74,36 +81,79 @@ class Parked:
     """Storages whose bytes wait on the host.
 
     Resizing a storage to 0 frees the device and keeps tensors, views and optimizer state as objects. Whoever
-    reads them before `restore` reads nothing, so their owner must refuse.
+    reads them before `restore` reads nothing, so their owner must refuse. From a GPU bytes leave beside what
+    is computed and brought next, and torch hands their memory on when they have left.
 
     Args:
         tensors: whole or sharded; views of one storage move together.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._parked = [(storage, _on_host(_bytes(storage))) for storage in storages(tensors)]
-        self._wait()
-        for storage, _ in self._parked:
-            storage.resize_(0)
+        found = storages(tensors)
+        self._leaving = _Leaving(found[0].device) if found and found[0].is_cuda else None
+        self._parked = [(storage, self._away(storage)) for storage in found]
 
     @property
     def size_bytes(self) -> int:
         """Bytes on the host."""
         return sum(size_bytes(host) for _, host in self._parked)
 
+    @property
+    def brings_bytes(self) -> int:
+        """Bytes that `restore` takes on the device."""
+        return self.size_bytes
+
     def restore(self) -> None:
         """Put the bytes back."""
+        if self._leaving is not None:
+            self._leaving.wait()
         for storage, host in self._parked:
             storage.resize_(size_bytes(host))
             for part, copy in zip(_bytes(storage).split(_PIECE), host, strict=True):
                 part.copy_(copy, non_blocking=True)
-        self._wait()
+        if self._leaving is not None:
+            self._leaving.settle()
         self._parked.clear()
 
-    def _wait(self) -> None:
-        """Until all bytes are where they go."""
-        if any(storage.is_cuda for storage, _ in self._parked):
-            torch.cuda.synchronize()
+    def _away(self, storage: torch.UntypedStorage) -> list[Tensor]:
+        whole = _bytes(storage)
+        with nullcontext() if self._leaving is None else self._leaving.of(whole):
+            host = _on_host(whole)
+        storage.resize_(0)
+        return host
+
+
+class _Leaving:
+    """The way from a GPU to the host, beside its computation.
+
+    Args:
+        device: whose work so far is waited for, on whatever stream it runs.
+    """
+
+    _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
+    """One a device, whatever leaves it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        self._stream = self._streams[device]
+        torch.cuda.synchronize(device)
+
+    @contextmanager
+    def of(self, tensor: Tensor) -> Iterator[None]:
+        """Copy a tensor, whose memory torch keeps until that is done."""
+        with torch.cuda.stream(self._stream):
+            yield
+        tensor.record_stream(self._stream)
+
+    def wait(self) -> None:
+        """Let what the computation does next begin when all that has left is there."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def settle(self) -> None:
+        """Until the computation has done what it was told, for whatever stream reads its results."""
+        torch.cuda.current_stream(self._device).synchronize()
 
 
 class Freed:
@@ -114,11 +164,17 @@ class Freed:
     """
 
     size_bytes = 0
+    """Bytes on the host."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._freed = [(storage, storage.nbytes()) for storage in storages(tensors)]
         for storage, _ in self._freed:
             storage.resize_(0)
+
+    @property
+    def brings_bytes(self) -> int:
+        """See `Parked.brings_bytes`."""
+        return sum(size for _, size in self._freed)
 
     def restore(self) -> None:
         """Make them again."""

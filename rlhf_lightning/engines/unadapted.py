@@ -92,5 +92,9 @@ class Unadapted(TrainEngine):
         """Bring the weights that the adapted model has."""
         self._engine.reload([part for part in parts if part == "parameters"])
 
+    def away_bytes(self) -> int:
+        """See `TrainEngine.away_bytes`; of all that the adapted model is, which is no less."""
+        return self._engine.away_bytes()
+
     def _refuse(self) -> NoReturn:
         raise RuntimeError("the model below an actor's adapters is frozen and only computes log_probs.")

@@ -156,6 +156,10 @@ class Actor(Role):
             self.place.generator.offload()
         super().offload()
 
+    def takes_all(self, method: str) -> bool:
+        """See `Remote.takes_all`: vLLM divides what is free, and what it takes torch does not count."""
+        return method == "generate_sequences" and self.settings.generator == "vllm"
+
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be trained, or cannot generate.
 

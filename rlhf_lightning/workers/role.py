@@ -290,6 +290,11 @@ class Role(ModelSpec, Remote):
         if self.path:
             self.engine.reload(PARTS)
 
+    def away_bytes(self) -> int:
+        """See `Remote.away_bytes`."""
+        engine = self.place.engine
+        return 0 if engine is None else engine.away_bytes()
+
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be divided, reading its config.json only.
 

@@ -6,10 +6,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 from transformers import LlamaConfig, PreTrainedConfig
 
 from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller import Worker
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
@@ -49,6 +51,16 @@ def test_a_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Settings(generator="vllm")
     Settings()
     assert importlib.util.find_spec("vllm")
+
+
+def test_generation_wants_the_device_for_itself() -> None:
+    actor, native = Actor(), Actor()
+    for role, settings in ((actor, Settings(generator="vllm")), (native, Settings())):
+        seat = (0, ParallelLayout(), torch.device("cpu"), None, None)
+        role.place.worker = Worker(*seat, settings=settings)
+    assert actor.takes_all("generate_sequences")
+    assert not actor.takes_all("update_actor")
+    assert not native.takes_all("generate_sequences")
 
 
 @pytest.mark.parametrize(

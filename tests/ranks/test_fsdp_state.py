@@ -211,6 +211,7 @@ def away(engine: FSDPEngine) -> None:
     during = engine.memory()
     assert [during[part] for part in PARTS] == [0, 0, 0]
     assert during["host"] == sum(before[part] for part in PARTS) > 0
+    assert engine.away_bytes() == (during["host"] if engine._away.frees else 0)
     if engine._away.frees:
         local = next(iter(engine._weights.masters.values())).detach()
         local = local.to_local() if isinstance(local, DTensor) else local
@@ -220,6 +221,7 @@ def away(engine: FSDPEngine) -> None:
     with pytest.raises(RuntimeError, match="parameters, gradients, optimizer are offloaded"):
         engine.optimizer_step()
     engine.reload(PARTS)
+    assert engine.away_bytes() == 0
     assert engine.memory() == before
 
 

@@ -180,6 +180,7 @@ def away(engine: MegatronEngine, *, gradients: bool) -> None:
     during = engine.memory()
     assert [during[part] for part in PARTS] == [0, 0, 0]
     assert during["host"] == sum(before.values()) - (0 if gradients else before["gradients"])
+    assert engine.away_bytes() == (sum(before.values()) if engine._away.frees else 0)
     assert {p.untyped_storage().nbytes() for p in engine.shards.values()} == {0}
     with pytest.raises(RuntimeError, match="parameters are offloaded"):
         engine.infer(tiny.rows(), temperature=1.0)

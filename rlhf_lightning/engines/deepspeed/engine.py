@@ -188,6 +188,10 @@ class ZeROEngine(TrainEngine):
         """See `TrainEngine.reload`."""
         self._away.reload(parts)
 
+    def away_bytes(self) -> int:
+        """See `TrainEngine.away_bytes`."""
+        return self._away.size_bytes
+
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`; masters count as the optimizer's, buckets not at all."""
         return self._away.memory(self._tensors)

@@ -244,6 +244,10 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.reload`."""
         self._away.reload(parts)
 
+    def away_bytes(self) -> int:
+        """See `TrainEngine.away_bytes`."""
+        return self._away.size_bytes
+
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`; masters that are no parameters count as the optimizer's."""
         return self._away.memory(self._tensors)

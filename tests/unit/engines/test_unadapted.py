@@ -63,6 +63,7 @@ def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
     assert below is not None
     before = below.infer(tiny.rows(), temperature=1.0)["log_probs"]
     actor.offload(("parameters", "gradients", "optimizer"))
+    assert below.away_bytes() == actor.away_bytes() > 0
     below.reload(("parameters", "gradients", "optimizer"))
     assert torch.equal(below.infer(tiny.rows(), temperature=1.0)["log_probs"], before)
     below.offload(("parameters", "gradients", "optimizer"))

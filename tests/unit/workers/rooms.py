@@ -1,0 +1,118 @@
+"""Three models on one device, whose bytes come and go as on a GPU, on a CPU too."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rlhf_lightning.controller import Batch, Remote, WorkerGroup
+from rlhf_lightning.controller.device import Device, Placement
+from rlhf_lightning.controller.in_process import InProcessTransport
+from rlhf_lightning.controller.residents import Gauge, Residents
+from rlhf_lightning.engines import PARTS, FSDPEngine
+from rlhf_lightning.parallel import ParallelLayout, World
+from rlhf_lightning.spec import LoRA, OptimizerSpec
+from rlhf_lightning.workers import Actor, Critic, Reference, Role, Settings
+from tests.unit.engines import tiny
+
+CPU = torch.device("cpu")
+MODEL_BYTES = 300_000
+"""Of the tiny model in float32, and a little more."""
+
+
+class Held:
+    """What lies on a device of so many bytes, and the most that has."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.device, self.size, self.before, self.most = device, size, 0, 0
+
+    def here(self) -> int:
+        sizes = [cast(Role, role).engine.memory() for role in self.device.roles.values()]
+        return sum(size[part] for size in sizes for part in PARTS)
+
+    def free_bytes(self) -> int:
+        return self.size - self.here()
+
+    def begin(self) -> None:
+        self.before = self.here()
+
+    def taken_bytes(self) -> int:
+        self.most = max(self.most, self.here())
+        return max(0, self.here() - self.before)
+
+
+class Job:
+    """An actor, its reference and a critic on one device, which learn for some iterations.
+
+    Args:
+        model: of all three.
+        lora: of the actor, whose reference then shares its weights.
+        gauge: of the device's memory; without one, one model is there at a time.
+        offload: whether any goes at all.
+        device: where they compute.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        lora: LoRA | None,
+        *,
+        gauge: Callable[[Device], Gauge] | None,
+        offload: bool = True,
+        device: torch.device = CPU,
+    ) -> None:
+        optimizer = OptimizerSpec(lr=1e-3)
+        actor = Actor(path=str(model), optimizer=optimizer, lora=lora, init_seed=0)
+        following = (role.following(actor).seeded(0) for role in (Reference(), Critic(optimizer=optimizer)))
+        self.device, layout = Device(0), ParallelLayout()
+        self.device.offload = offload
+        self.device.world = World(0, device, {(0,): None})
+        self.gauge = None if gauge is None else gauge(self.device)
+        self.device.residents = Residents(self.device.roles, self.gauge)
+        transport, handles = InProcessTransport(self.device), {}
+        for name, role in zip(("actor", "reference", "critic"), (actor, *following), strict=True):
+            self.device.host(name, Placement(replace(role), layout, (0,), Settings()))
+            handles[name] = role.bound(WorkerGroup(name, transport, layout, (0,)))
+        self.actor = cast(Actor, handles["actor"])
+        self.reference, self.critic = cast(Reference, handles["reference"]), cast(Critic, handles["critic"])
+        self.moves = 0
+        for hosted in self.device.roles.values():
+            self.watch(hosted)
+
+    def watch(self, role: Remote) -> None:
+        """Let bytes move on this CPU too, and count how often they come."""
+        engine = cast(Role, role).engine
+        if not isinstance(engine, FSDPEngine):
+            return
+        engine._away.frees = True
+        reload = engine._away.reload
+
+        def counted(parts: tuple[str, ...]) -> None:
+            self.moves += engine._away.size_bytes > 0
+            reload(parts)  # type: ignore[arg-type]
+
+        engine._away.reload = counted  # type: ignore[method-assign, assignment]
+
+    def iteration(self) -> list[torch.Tensor]:
+        """What the models say, and how far they are from it."""
+        rows = Batch.of({name: cast(torch.Tensor, column) for name, column in tiny.rows().items()})
+        said = [self.critic.compute_values(rows)["values"], self.actor.compute_log_prob(rows)["log_probs"]]
+        said.append(self.reference.compute_ref_log_prob(rows)["ref_log_probs"])
+        fit = tiny.Fit()
+        learned = self.critic.update_critic(rows, loss=fit) | self.actor.update_actor(rows, loss=fit)
+        numbers = learned.fetch()
+        return [*said, torch.tensor([numbers[name] for name in sorted(numbers)])]
+
+    def run(self) -> list[torch.Tensor]:
+        """What three iterations say."""
+        return [said for _ in range(3) for said in self.iteration()]
+
+    def close(self) -> None:
+        """Let the models go, which those of the next job would find."""
+        self.device.roles.clear()
+        gc.collect()
