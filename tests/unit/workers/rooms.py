@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from rlhf_lightning.spec import LoRA, OptimizerSpec
 from rlhf_lightning.workers import Actor, Critic, Reference, Role, Settings
 from tests.unit.engines import tiny
 
+T = TypeVar("T", bound=Role)
 CPU = torch.device("cpu")
 MODEL_BYTES = 300_000
 """Of the tiny model in float32, and a little more."""
@@ -66,23 +67,23 @@ class Job:
         offload: bool = True,
         device: torch.device = CPU,
     ) -> None:
-        optimizer = OptimizerSpec(lr=1e-3)
-        actor = Actor(path=str(model), optimizer=optimizer, lora=lora, init_seed=0)
-        following = (role.following(actor).seeded(0) for role in (Reference(), Critic(optimizer=optimizer)))
-        self.device, layout = Device(0), ParallelLayout()
+        self.device, self.moves = Device(0), 0
         self.device.offload = offload
         self.device.world = World(0, device, {(0,): None})
         self.gauge = None if gauge is None else gauge(self.device)
         self.device.residents = Residents(self.device.roles, self.gauge)
-        transport, handles = InProcessTransport(self.device), {}
-        for name, role in zip(("actor", "reference", "critic"), (actor, *following), strict=True):
-            self.device.host(name, Placement(replace(role), layout, (0,), Settings()))
-            handles[name] = role.bound(WorkerGroup(name, transport, layout, (0,)))
-        self.actor = cast(Actor, handles["actor"])
-        self.reference, self.critic = cast(Reference, handles["reference"]), cast(Critic, handles["critic"])
-        self.moves = 0
-        for hosted in self.device.roles.values():
-            self.watch(hosted)
+        optimizer = OptimizerSpec(lr=1e-3)
+        actor = Actor(path=str(model), optimizer=optimizer, lora=lora, init_seed=0)
+        self.actor = self.host("actor", actor)
+        self.reference = self.host("reference", Reference().following(actor))
+        self.critic = self.host("critic", Critic(optimizer=optimizer).following(actor).seeded(0))
+
+    def host(self, name: str, role: T) -> T:
+        """Build a role on the device; its handle."""
+        layout = ParallelLayout()
+        self.device.host(name, Placement(replace(role), layout, (0,), Settings()))
+        self.watch(self.device.roles[name])
+        return role.bound(WorkerGroup(name, InProcessTransport(self.device), layout, (0,)))
 
     def watch(self, role: Remote) -> None:
         """Let bytes move on this CPU too, and count how often they come."""
