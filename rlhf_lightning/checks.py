@@ -238,7 +238,7 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
     limit = settings.vllm.max_model_len
     if settings.generator != "vllm" or not limit or data is None or not isinstance(main, Actor):
         return
-    prompt, answer = max(data.prompt_lengths, default=0), main.sampling.max_new_tokens
+    prompt, answer = data.longest_prompt, main.sampling.max_new_tokens
     if prompt + answer > limit:
         raise ValueError(
             f"strategy.settings.vllm.max_model_len={limit}: the longest prompt has {prompt} tokens, and "

@@ -158,6 +158,11 @@ class MixedData(LightningDataModule):
         return self.main.prompt_lengths
 
     @property
+    def longest_prompt(self) -> int:
+        """That of the rows of `main`."""
+        return self.main.longest_prompt
+
+    @property
     def drop_last(self) -> bool:
         """That of `main`."""
         return self.main.drop_last

@@ -156,6 +156,11 @@ class RowData(LightningDataModule, ABC):
         return [] if self._train is None else [len(prompt) for prompt in self._train.prompts]
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt of all rows, held-out ones too; after `setup`."""
+        return max(part.longest(0) for part in self._parts())
+
+    @property
     def batch_rows(self) -> int:
         """Rows of a whole batch: `batch_size`, and twice that for pairs."""
         return self.batch_size * self.format().group
@@ -181,9 +186,8 @@ class RowData(LightningDataModule, ABC):
         Raises:
             ValueError: a prompt and what follows it are longer than that.
         """
-        parts = [self._encoded(), *([] if self._held_out is None else [self._held_out])]
         generates = generates or not self.has_responses
-        longest = max(part.longest(new_tokens if generates else None) for part in parts)
+        longest = max(part.longest(new_tokens if generates else None) for part in self._parts())
         if longest <= positions:
             return
         if not generates:
@@ -198,6 +202,10 @@ class RowData(LightningDataModule, ABC):
             f"{longest}, and the model has {positions} positions. Try {fewer}shorter prompts "
             "(data.max_prompt_tokens drops those that are longer)."
         )
+
+    def _parts(self) -> list[EncodedRows]:
+        """The training rows, and those that are held out."""
+        return [self._encoded(), *([] if self._held_out is None else [self._held_out])]
 
     def train_dataloader(self) -> RowLoader:
         """Return a loader that can stop and go on in the middle of an epoch."""

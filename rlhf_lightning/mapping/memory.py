@@ -8,8 +8,9 @@ N parameters of a device, as in `layers.device_parameters`:
     parameters   element N, and 4 N of float32 masters where they are kept beside
     gradients    4 N
     states       8 N, the moments of Adam
-Masters and states are divided by d where data-parallel ranks share them (`states`); all three, without a
-second copy in the computation's type, where they share everything (`full`), which gathers a layer at a time.
+Masters and states are divided by d where data-parallel ranks share them (`states`), gradients where they
+share those too (`gradients`); all three, without a second copy in the computation's type, where they share
+everything (`full`), which gathers a layer at a time.
 Activations: Korthikanti 2022 (see `layers.activation_bytes`) for the min(p, m) micro-batches in flight on
 the first stage (Narayanan 2021, section 2.2.1), or with recomputation the inputs of its layers and one layer
 whole.
@@ -74,7 +75,7 @@ def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> P
         gathered = 2 * shape.layer_parameters * workload.element / layout.t
     else:
         parameters = workload.element * count + masters
-    gradients = 4 * count / (shared if workload.sharding == "full" else 1)
+    gradients = 4 * count / (shared if workload.sharding in ("gradients", "full") else 1)
     return Parts(
         parameters=parameters,
         gradients=gradients,

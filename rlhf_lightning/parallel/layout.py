@@ -12,8 +12,9 @@ Order = Literal["tpd", "tdp"]
 """Axes from the fastest to the slowest: `tpd` numbers ranks as the paper does, `tdp` as Megatron does."""
 Rule = Literal["hybridflow", "vanilla"]
 """How generation shards are given to ranks: HybridFlow's way, or by counting (HybridFlow-V)."""
-Sharding = Literal["none", "states", "full"]
-"""What data-parallel ranks share out: nothing; optimizer states (ZeRO-1); parameters too (ZeRO-3, FSDP)."""
+Sharding = Literal["none", "states", "gradients", "full"]
+"""What data-parallel ranks share out: nothing; optimizer states (ZeRO-1); gradients too (ZeRO-2), reduced
+after every micro-batch; parameters too (ZeRO-3, FSDP)."""
 GenerationAxis = Literal["p", "t", "micro"]
 """An axis of a generation layout: pipeline, tensor, or micro data parallel."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Worker
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
 from rlhf_lightning.parallel import Generation, ParallelLayout
@@ -105,6 +106,21 @@ def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:
     for enough in (VLLM(max_num_batched_tokens=20, max_model_len=20), VLLM(max_model_len=20)):
         check_vllm(model(), ParallelLayout(), settings=enough, on_cpu=True)
     check_vllm(model(head_dim=64), ParallelLayout(), settings=few, on_cpu=False)
+
+
+def test_fewer_positions_than_a_held_out_prompt_and_its_answer_have(tmp_path: Path) -> None:
+    for name, prompts in (
+        ("train", ["a"] * 4),
+        ("val", ["b", "many more words than that, a sentence"]),
+    ):
+        lines = [json.dumps({"prompt": prompt, "answer": "x"}) for prompt in prompts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    settings = Settings(generator="vllm", vllm=VLLM(max_model_len=30))
+    run = Trainer(strategy=Started(settings=settings), logger=False, default_root_dir=tmp_path)
+    algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=2)
+    data = PromptData(batch_size=2, path=str(tmp_path / "train.jsonl"), val_path=str(tmp_path / "val.jsonl"))
+    with pytest.raises(ValueError, match=r"max_model_len=30: the longest prompt has \d\d tokens"):
+        run.fit(algorithm, datamodule=data)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ class ZeRO(TrainConfig):
     @property
     def sharding(self) -> Sharding:
         """See `TrainConfig.sharding`."""
-        return "full" if self.stage == 3 else "states"
+        stages: dict[int, Sharding] = {1: "states", 2: "gradients", 3: "full"}
+        return stages[self.stage]
 
     def for_frozen(self) -> FSDP:
         """What keeps as much of a model that nothing trains: all of it, or in stage 3 a share."""

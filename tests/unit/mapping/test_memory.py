@@ -76,12 +76,14 @@ def test_a_135m_model(tmp_path: Path) -> None:
 
 def test_what_ranks_share_out_is_divided() -> None:
     shape, layout = shapes.load("llama-7b"), ParallelLayout(p=1, t=2, d=4)
-    none, states, full = (
-        memory.training(shape, layout, Workload(sharding=how)) for how in ("none", "states", "full")
+    none, states, gradients, full = (
+        memory.training(shape, layout, Workload(sharding=how))
+        for how in ("none", "states", "gradients", "full")
     )  # fmt: skip
     whole = shape.num_parameters / 2
     assert (none.parameters, none.gradients, none.states) == (6 * whole, 4 * whole, 8 * whole)
     assert (states.parameters, states.gradients, states.states) == (3 * whole, 4 * whole, 2 * whole)
+    assert (gradients.parameters, gradients.gradients, gradients.states) == (3 * whole, whole, 2 * whole)
     assert (full.parameters, full.gradients, full.states) == (whole, whole, 2 * whole)
 
 

@@ -132,8 +132,9 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe(Actor(), megatron).held_once
     assert recipe(Actor(), divided).micro_batch_tokens == 99
     monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
-    zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (2, 3)]
-    assert [(one.sharding, one.gathered_once) for one in zero] == [("states", False), ("full", False)]
+    zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (1, 2, 3)]
+    assert [one.sharding for one in zero] == ["states", "gradients", "full"]
+    assert not any(one.gathered_once for one in zero)
     monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
     other = recipe(Actor(), Settings(generator="vllm", vllm=VLLM(max_num_seqs=7)))
     assert (other.max_resident, other.one_stage) == (7, True)

@@ -60,6 +60,14 @@ def test_replicas_share_the_network_of_a_node(sharding: str, bytes_each: int) ->
     assert parts["inter-node network"] == pytest.approx(8 * traffic / (25e9 / 8))
 
 
+def test_shared_gradients_are_reduced_after_every_micro_batch() -> None:
+    work = Workload(batch=64, mini_batches=8, sharding="gradients", micro_batch_tokens=2048)
+    parts = simulate.train(PLAIN, LLAMA, ParallelLayout(d=4), work).parts
+    assert parts["intra-node network"] == pytest.approx(
+        8 * (2 * 4 + 2) * LLAMA.num_parameters * 3 / 4 / 300e9
+    )
+
+
 def test_full_sharding_gathers_for_every_micro_batch() -> None:
     work = Workload(batch=64, mini_batches=8, sharding="full", micro_batch_tokens=2048)
     parts = simulate.train(PLAIN, LLAMA, ParallelLayout(d=4), work).parts
