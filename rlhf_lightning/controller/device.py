@@ -21,6 +21,11 @@ from rlhf_lightning.controller.register import Remote, Worker, methods_of
 from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
 
+_LESS = (
+    "a lower max_tokens_per_micro_batch (of --strategy.settings.train, .megatron or .zero), fewer "
+    "--strategy.settings.generate.slots, more devices"
+)
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -140,6 +145,9 @@ class Device:
     def _failure(self, role: str, rank: int, method: str, err: Exception) -> WorkerError:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
+        if isinstance(err, torch.OutOfMemoryError):
+            room = "" if self.offload else ", or --strategy.offload true"
+            said = f"{said.rstrip()} Try less at once: {_LESS}{room}."
         return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
 
     def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:

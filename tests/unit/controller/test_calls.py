@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -38,6 +40,11 @@ class Careless(Echo):
         """Return something else."""
         return 3  # type: ignore[return-value]
 
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def fill(self, rows: TensorDict) -> TensorDict:
+        """Ask for more than there is."""
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
 
 @pytest.fixture
 def role() -> Careless:
@@ -73,6 +80,17 @@ def test_drain_reports_every_call_once(role: Careless) -> None:
 def test_a_method_that_writes_into_its_input_is_refused(role: Careless, batch: Batch) -> None:
     with pytest.raises(WorkerError, match=r"echo\[rank 0, .*\].write: wrote in place .*\['x'\].*clone"):
         role.write(batch)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_device_without_memory_says_what_takes_less(role: Careless, *, offload: bool) -> None:
+    assert role.group is not None
+    cast(InProcessTransport, role.group.transport).device.offload = offload
+    with pytest.raises(
+        WorkerError, match=r"\.fill: CUDA out.* 2\.00 GiB\. Try less at once: a lower"
+    ) as failed:
+        role.fill(numbers(3))
+    assert ("more devices, or --strategy.offload true." in str(failed.value)) is not offload
 
 
 def test_a_method_may_put_new_tensors_into_its_rows(role: Careless) -> None:
