@@ -146,7 +146,7 @@ class Device:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
         if isinstance(err, torch.OutOfMemoryError):
-            room = "" if self.offload else ", or --strategy.offload true"
+            room = "" if self.offload else ", or --strategy colocated --strategy.offload true"
             said = f"{said.rstrip()} Try less at once: {_LESS}{room}."
         return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
 

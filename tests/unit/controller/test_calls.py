@@ -90,7 +90,7 @@ def test_a_device_without_memory_says_what_takes_less(role: Careless, *, offload
         WorkerError, match=r"\.fill: CUDA out.* 2\.00 GiB\. Try less at once: a lower"
     ) as failed:
         role.fill(numbers(3))
-    assert ("more devices, or --strategy.offload true." in str(failed.value)) is not offload
+    assert ("or --strategy colocated --strategy.offload true." in str(failed.value)) is not offload
 
 
 def test_a_method_may_put_new_tensors_into_its_rows(role: Careless) -> None:
