@@ -73,11 +73,10 @@ class GenerationAhead(Ahead):
         if self.pending is None and self.in_flight is not None:
             _check_restored(self.in_flight, batch, batches=(1,))
             self.pending = self.answers(self.in_flight, arguments), self.version
-        before, after = self.pending, self.answers(batch, arguments)
+        before, rows = self.pending, batch
         if before is None:
-            before = after, self.version
-            after = self.answers(_drawn_again(batch, 1), arguments)
-        self.pending, self.in_flight = (after, self.version), batch
+            before, rows = (self.answers(batch, arguments), self.version), _drawn_again(batch, 1)
+        self.pending, self.in_flight = (self.answers(rows, arguments), self.version), rows
         found, version = before
         _check_size(batch, len(found))
         self.staleness = self.version - version

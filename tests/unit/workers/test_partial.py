@@ -268,8 +268,9 @@ def test_the_generator_decodes_less_than_if_it_waited_for_the_longest() -> None:
     assert carrying.engines[0].steps < 0.7 * waiting.engines[0].steps
 
 
+@pytest.mark.parametrize("steps", [1, 2, 8])
 @pytest.mark.parametrize("max_staleness", [1, 2])
-def test_what_was_in_flight_is_answered_first(max_staleness: int) -> None:
+def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) -> None:
     def generation() -> GenerationAhead | PartialGeneration:
         replicas = Replicas(ParallelLayout(), uneven)
         if max_staleness == 1:
@@ -277,12 +278,13 @@ def test_what_was_in_flight_is_answered_first(max_staleness: int) -> None:
         return partial(replicas, max_staleness)
 
     before, after = generation(), generation()
-    seen = [row for found in iterations(before, 8, size=6, together=1) for row in found["row_ids"].tolist()]
+    first = iterations(before, steps, size=6, together=1)
+    seen = [row for found in first for row in found["row_ids"].tolist()]
     after.in_flight = before.in_flight
-    for found in iterations(after, 6, size=6, together=1, first=9):
+    for found in iterations(after, 6, size=6, together=1, first=steps + 1):
         seen += found["row_ids"].tolist()
-    assert len(seen) == len(set(seen)) == 14 * 6
-    assert set(range(1000, 1006)) | set(range(8000, 8006)) | set(range(9000, 9006)) <= set(seen)
+    assert len(seen) == len(set(seen)) == (steps + 6) * 6
+    assert {1000 * batch + row for batch in (1, steps, steps + 1) for row in range(6)} <= set(seen)
     wrong = generation()
     wrong.in_flight = rows_of(1, size=3, together=1)
     with pytest.raises(ValueError, match="3 rows in flight, and a batch has 6"):
