@@ -16,12 +16,12 @@ from lightning.pytorch.plugins import Precision
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
-from rlhf_lightning.data.tokenizer import numbered_alike, reads
+from rlhf_lightning.data.tokenizer import highest_token, numbered_alike, reads
 from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions, num_tokens
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
-from rlhf_lightning.workers import Actor, Judge, Role
+from rlhf_lightning.workers import Actor, Judge, Reward, Role
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -271,17 +271,32 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
     """
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
-        if role.path in ("", main.path) or not has_tokenizer(role) or reads(main.path, role.path):
+        if role.path in ("", main.path) or not has_tokenizer(role) or _reads(role, main.path):
             continue
         retelling = role.retelling if isinstance(role, Judge) else None
         if retelling is None:
-            alike, all_of_them = numbered_alike(main.path, role.path)
-            raise ValueError(
-                f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer "
-                f"knows {alike} of {all_of_them} by the same number. Take a model with the same tokenizer"
-                f"{', or score whole responses (per_token outcome).' if isinstance(role, Judge) else '.'}"
-            )
+            raise ValueError(_misread(name, role, main.path))
         _try_retelling(algorithm, f"{name}.path={role.path!r}", retelling)
+
+
+def _reads(role: Role, tokenizer: str) -> bool:
+    return reads(tokenizer, role.path, num_tokens=num_tokens(role))
+
+
+def _misread(name: str, role: Role, tokenizer: str) -> str:
+    """Why a model cannot read ids of the actor's tokenizer, and what to do."""
+    alike, all_of_them = numbered_alike(tokenizer, role.path)
+    highest, has = highest_token(tokenizer), num_tokens(role)
+    over = f"; they go up to {highest}, and the model has {has} tokens" if has and highest >= has else ""
+    fix = "Take a model with the same tokenizer"
+    if isinstance(role, Reward) and role.scores_steps:
+        fix += ", or score whole responses (per_token outcome)"
+    elif isinstance(role, Judge):
+        fix += f", or leave {name}.tokenizer out: it is told what was said in its own"
+    return (
+        f"{name}.path={role.path!r}: reads the token ids of {tokenizer!r}, and its tokenizer knows {alike} "
+        f"of {all_of_them} by the same number{over}. {fix}."
+    )
 
 
 def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -> None:

@@ -63,10 +63,22 @@ def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
     return sum(other.get(token) == number for token, number in own.items()), len(own)
 
 
-def reads(mine: str, theirs: str) -> bool:
-    """Whether a model with the second tokenizer can read ids of the first; added tokens may differ."""
+def reads(mine: str, theirs: str, *, num_tokens: int | None) -> bool:
+    """Whether a model with the second tokenizer can read ids of the first; added tokens may differ.
+
+    Args:
+        mine: as for `load_tokenizer`.
+        theirs: the other.
+        num_tokens: that the model has; None where nothing says so.
+    """
     alike, all_of_them = numbered_alike(mine, theirs)
-    return alike >= _ALIKE * all_of_them
+    return alike >= _ALIKE * all_of_them and (num_tokens is None or highest_token(mine) < num_tokens)
+
+
+@lru_cache(maxsize=8)
+def highest_token(path: str) -> int:
+    """The largest number of a tokenizer's tokens."""
+    return max(load_tokenizer(path).get_vocab().values())
 
 
 @lru_cache(maxsize=8)

@@ -11,8 +11,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
-from rlhf_lightning.data.tokenizer import load_tokenizer, reads
-from rlhf_lightning.engines import Head, TrainEngine, has_tokenizer, located, max_positions
+from rlhf_lightning.data.record import are_messages
+from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer, reads
+from rlhf_lightning.engines import Head, TrainEngine, has_tokenizer, located, max_positions, num_tokens
 from rlhf_lightning.functional import at_last_valid, last_valid, row_ends
 from rlhf_lightning.rewards import (
     RETRIES,
@@ -27,7 +28,7 @@ from rlhf_lightning.rewards import (
     score,
 )
 from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.workers.retelling import Retelling
+from rlhf_lightning.workers.retelling import ReadsTo, Retelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,9 @@ class Judge(Remote):
     """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
     tokenizer: str = ""
     """The actor's where empty; it turns ids into the texts that functions read."""
+    reads_to: ReadsTo = "template"
+    """Where a model that is told what was said in its own chat template has its number: at the end of that,
+    or, as models that are trained here, at the token that ends a turn, which the template may go on after."""
     http: HTTPOptions = field(default_factory=HTTPOptions)
     """How functions that are services are asked."""
     clip: float | None = None
@@ -101,7 +105,7 @@ class Judge(Remote):
     @property
     def retelling(self) -> Retelling | None:
         """Tells the model what the actor said, where its tokenizer is another; None where it reads ids."""
-        return _retelling(self.path, self.tokenizer) if self.path else None
+        return _retelling(self.path, self.tokenizer, self.reads_to) if self.path else None
 
     def judged(self, engine: TrainEngine, rows: TensorDict) -> Tensor:
         """[B] float32 on the host: the model's number at the end of each response, 0 where there is none.
@@ -110,14 +114,19 @@ class Judge(Remote):
             engine: holds the model.
             rows: the columns of whole sequences, and the raw rows.
         """
-        retelling = self.retelling
-        if retelling is not None:
-            ids, special = whole_ids(rows), load_tokenizer(self.tokenizer).all_special_ids
-            texts = [text if kept else None for text, kept in zip(self._texts(ids), ids, strict=True)]
-            ended = [bool(kept) and kept[-1] in special for kept in ids]
-            rows = retelling.rows(_raw(rows), texts, ended=ended)
+        rows = rows if self.retelling is None else self.told(rows, self.retelling)
         values = engine.infer(rows, temperature=1.0)["values"].cpu()
         return last_valid(values, rows["response_mask"])
+
+    def told(self, rows: TensorDict, retelling: Retelling) -> TensorDict:
+        """What a model with another tokenizer reads of whole sequences, given with the raw rows."""
+        ids, raw, ends = whole_ids(rows), _raw(rows), end_tokens(self.tokenizer)
+        alone, behind = self._texts(ids), self._texts_behind(rows, ids)
+        texts = [
+            (one if are_messages(row.get("prompt_messages")) else other) if kept else None
+            for row, kept, one, other in zip(raw, ids, alone, behind, strict=True)
+        ]
+        return retelling.rows(raw, texts, ended=[kept[-1:] != [] and kept[-1] in ends for kept in ids])
 
     def outcomes(self, rows: TensorDict, judged: Tensor | None) -> tuple[Tensor, Tensor]:
         """Score whole responses.
@@ -150,17 +159,28 @@ class Judge(Remote):
         tokenizer = load_tokenizer(self.tokenizer)
         return tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
 
+    def _texts_behind(self, rows: TensorDict, ids: list[list[int]]) -> list[str]:
+        """As they stand behind their prompts: a tokenizer may drop the space that a text begins with."""
+        pairs = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)
+        prompts = [every[mask].tolist() for every, mask in pairs]
+        wholes = self._texts([[*prompt, *kept] for prompt, kept in zip(prompts, ids, strict=True)])
+        texts = zip(self._texts(prompts), wholes, self._texts(ids), strict=True)
+        return [
+            whole.removeprefix(before) if whole.startswith(before) else alone
+            for before, whole, alone in texts
+        ]
+
     def limited(self, scores: Tensor) -> Tensor:
         """The scores within `clip`."""
         return scores if self.clip is None else scores.clamp(-self.clip, self.clip)
 
 
 @lru_cache(maxsize=8)
-def _retelling(path: str, tokenizer: str) -> Retelling | None:
+def _retelling(path: str, tokenizer: str, reads_to: ReadsTo) -> Retelling | None:
     model = ModelSpec(path=path)
-    if path == tokenizer or not has_tokenizer(model) or reads(tokenizer, path):
+    if path == tokenizer or not has_tokenizer(model) or reads(tokenizer, path, num_tokens=num_tokens(model)):
         return None
-    return Retelling(tokenizer=load_tokenizer(path), positions=max_positions(model))
+    return Retelling(tokenizer=load_tokenizer(path), positions=max_positions(model), reads_to=reads_to)
 
 
 def _raw(rows: TensorDict) -> list[dict[str, object]]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 from jinja2 import TemplateError
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.data.batch import padded
+from rlhf_lightning.data.encoding import turn_end
+from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.record import are_messages
+
+ReadsTo: TypeAlias = Literal["template", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,8 @@ class Retelling:
     """The judge's."""
     positions: int | None = None
     """Most tokens that it reads, the last ones; None where nothing says so."""
+    reads_to: ReadsTo = "template"
+    """Where its number is: at the end of its chat template, or at the token that ends a turn there."""
 
     def rows(
         self, raw: Sequence[Mapping[str, object]], responses: Sequence[str | None], *, ended: Sequence[bool]
@@ -34,7 +40,8 @@ class Retelling:
 
         Args:
             raw: the raw rows: `prompt`, and `prompt_messages` where the data has a chat template.
-            responses: texts without special tokens; None where there is none to judge.
+            responses: texts without special tokens, as they stand behind a prompt that is a text; None where
+                there is none to judge.
             ended: whether the actor ended a response itself.
 
         Returns:
@@ -59,8 +66,13 @@ class Retelling:
         Raises:
             ValueError: it refuses them, or there is none.
         """
+        return self._rendered(messages, answered=True)
+
+    def _rendered(self, messages: list[dict[str, str]], *, answered: bool) -> str:
         try:
-            told = self.tokenizer.apply_chat_template(messages, tokenize=False)
+            told = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not answered
+            )
         except (TemplateError, ValueError) as err:
             roles, why = ", ".join(message["role"] for message in messages), str(err).splitlines()[0]
             raise ValueError(
@@ -73,11 +85,16 @@ class Retelling:
         """The tokens of a prompt and a response, at least one."""
         messages = row.get("prompt_messages")
         if are_messages(messages):
-            told = self.render([*messages, {"role": "assistant", "content": response}])
-            return list(self.tokenizer.encode(told, add_special_tokens=False))
-        end = self.tokenizer.eos_token_id
+            if self.reads_to == "template":
+                return self._plain(self.render([*messages, {"role": "assistant", "content": response}]))
+            end = [turn_end(self.tokenizer, Format(chat_template=True))] if ended else []
+            return [*self._plain(self._rendered([*messages], answered=False)), *self._plain(response), *end]
+        eos = self.tokenizer.eos_token_id
         ids = list(self.tokenizer.encode(str(row["prompt"]) + response))
-        return [*ids, end] if ended and isinstance(end, int) and ids[-1:] != [end] else ids
+        return [*ids, eos] if ended and isinstance(eos, int) and ids[-1:] != [eos] else ids
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _cut(self, ids: list[int]) -> list[int]:
         if self.positions is None or len(ids) <= self.positions:

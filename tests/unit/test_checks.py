@@ -10,21 +10,24 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+)
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.algos import PPO, RewardModel, SafeRLHF
 from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
-from rlhf_lightning.data import PromptData, RowData, TaskData, load_tokenizer
+from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import LoRA, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
-from tests.unit.algos.short import Started
-from tests.unit.algos.small import write_model, write_other, write_rows
+from tests.unit.algos.short import Started, refusal
+from tests.unit.algos.small import write_model, write_rows
 
 
 class Unjudged(RLHFAlgorithm):
@@ -45,74 +48,9 @@ class InItsOwnWay(Unjudged):
         """Nothing."""
 
 
-def refusal(
-    algorithm: RLHFAlgorithm,
-    root: Path,
-    *,
-    held_out: int = 2,
-    limit: int | None = None,
-    data: RowData | None = None,
-) -> str:
-    run = pl.Trainer(
-        strategy=Started(),
-        logger=False,
-        limit_val_batches=limit,
-        default_root_dir=root,
-        enable_checkpointing=False,
-    )
-    with pytest.raises((ValueError, RuntimeError)) as error:
-        run.fit(algorithm, datamodule=data or TaskData(batch_size=2, num_rows=4, num_val_rows=held_out))
-    return str(error.value)
-
-
 def test_held_out_answers_need_a_reward(tmp_path: Path) -> None:
     told = refusal(Unjudged(), tmp_path)
     assert told.startswith("Unjudged has no field `reward: Reward`, which scores held-out answers.")
-
-
-@pytest.mark.parametrize("role", ["critic", "reward", "reference"])
-def test_another_tokenizer_is_refused(role: str, tmp_path: Path) -> None:
-    path = write_other(tmp_path / "other", 2)
-    steps = Reward(path=path, per_token="steps")  # noqa: S106
-    other = {"critic": Critic(path=path), "reward": steps, "reference": Reference(path=path)}
-    told = refusal(PPO(**{role: other[role]}), tmp_path)  # type: ignore[arg-type]
-    assert told.startswith(
-        f"{role}.path={path!r}: reads the token ids of 'embedded', and its tokenizer knows"
-    )
-    assert ("per_token outcome" in told) == (role == "reward")
-
-
-def test_a_judge_of_whole_responses_may_have_another_tokenizer(tmp_path: Path) -> None:
-    path = write_other(tmp_path / "other", 2)
-    config = AutoConfig.from_pretrained(path)
-    config.max_position_embeddings = 2  # too few for any row: it reads the ends
-    config.save_pretrained(path)
-    assert refusal(PPO(reward=Reward(path=path)), tmp_path) == "started"
-
-
-REFUSED = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "why"), [(REFUSED, "of system, assistant (no system)"), (None, "of user")]
-)
-def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_path: Path) -> None:
-    path = write_other(tmp_path / "other", 2)
-    rows: list[dict[str, object]] = [
-        {"prompt": [{"role": role, "content": "a"}]} for role in ("user", "system", "user")
-    ]
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    chats = PromptData(path=file, chat_template=True, batch_size=2)
-    assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats) == "started"
-    path = write_other(tmp_path / "strict", 2)
-    tokenizer = load_tokenizer(path)
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(path)
-    load_tokenizer.cache_clear()
-    told = refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats)
-    assert told.startswith(f"reward.path={path!r}: the tokenizer of {path} cannot render messages {why}")
-    texts = PromptData(path=write_rows(tmp_path / "texts.jsonl", [{"prompt": "a"}]), batch_size=1)
-    assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=texts) == "started"
 
 
 def test_a_judge_has_a_head(tmp_path: Path) -> None:

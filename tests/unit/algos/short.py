@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import lightning.pytorch as pl
+import pytest
 
+from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO
+from rlhf_lightning.data import RowData, TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.strategy import Strategy
@@ -42,3 +45,24 @@ def trainer(strategy: Strategy, root: Path, *, steps: int = 1, **options: object
         default_root_dir=root,
         **{**usual, **options},  # type: ignore[arg-type]
     )
+
+
+def refusal(
+    algorithm: RLHFAlgorithm,
+    root: Path,
+    *,
+    held_out: int = 2,
+    limit: int | None = None,
+    data: RowData | None = None,
+) -> str:
+    """What an algorithm is refused with, or that it has started."""
+    run = pl.Trainer(
+        strategy=Started(),
+        logger=False,
+        limit_val_batches=limit,
+        default_root_dir=root,
+        enable_checkpointing=False,
+    )
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        run.fit(algorithm, datamodule=data or TaskData(batch_size=2, num_rows=4, num_val_rows=held_out))
+    return str(error.value)

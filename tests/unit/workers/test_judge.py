@@ -8,8 +8,10 @@ from typing import Literal, TypeVar
 
 import pytest
 import torch
+from tensordict import NonTensorStack, TensorDict
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, GenerationConfig, PreTrainedTokenizerFast
 
 from rlhf_lightning.controller import Batch, WorkerGroup
 from rlhf_lightning.controller.device import Placement
@@ -18,6 +20,7 @@ from rlhf_lightning.parallel import ParallelLayout, World
 from rlhf_lightning.rewards import RETRIES, HTTPOptions
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Cost, Reward, Settings
+from rlhf_lightning.workers.retelling import Retelling
 from tests.unit.algos.small import write_other
 from tests.unit.controller.devices import Devices
 from tests.unit.rewards.services import LENGTHS, Answer, service
@@ -167,6 +170,47 @@ def test_a_model_with_another_tokenizer_reads_what_was_said(model: Path, tmp_pat
     first = {name: column[:1] for name, column in rows.items()}
     alone = compute(Reward(path=other), first, ranks=ranks)  # the second rank has none
     torch.testing.assert_close(alone, expected[:1], atol=1e-5, rtol=1e-5)
+
+
+def write_words(directory: Path) -> str:
+    """A tokenizer that begins words with a space and strips that of a text, as Llama 2's."""
+    characters = ["<s>", "</s>", "<stop>", "\u2581", *(chr(code) for code in range(97, 123))]
+    tokenizer = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(characters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",  # noqa: S106
+        eos_token="</s>",  # noqa: S106
+        additional_special_tokens=["<stop>"],
+    )
+    fast.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize("also_ends", [False, True])
+@pytest.mark.parametrize(("last", "ends"), [([1], {False, True}), ([2], {True}), ([], set())])
+def test_a_model_is_told_a_response_as_it_stands_behind_its_prompt(
+    tmp_path: Path, last: list[int], ends: set[bool], *, also_ends: bool
+) -> None:
+    """Cut off, ended, or ended by a token that generation_config.json names, where it does."""
+    path = write_words(tmp_path / f"words-{also_ends}")
+    if also_ends:
+        GenerationConfig(eos_token_id=[1, 2]).save_pretrained(path)
+    tokenizer = load_tokenizer(path)
+    prompt, response = tokenizer.encode("the capital is"), [*tokenizer.encode("paris"), *last]
+    assert tokenizer.decode(response, skip_special_tokens=True) == "paris"
+    columns = {
+        "prompt_ids": torch.tensor([[0, 0, *prompt]]),
+        "prompt_mask": torch.tensor([[False, True] + [True] * len(prompt)]),
+        "response_ids": torch.tensor([[*response, 9]]),
+        "response_mask": torch.tensor([[True] * len(response) + [False]]),
+    }
+    rows = TensorDict({**columns, "rows": NonTensorStack({"prompt": "the capital is"})}, batch_size=1)
+    role = Reward(path="embedded", tokenizer=path)
+    told = role.told(rows, Retelling(tokenizer=load_tokenizer("embedded")))
+    ids = [*told["prompt_ids"][0].tolist(), *told["response_ids"][0].tolist()]
+    assert ids == [*b"the capital is paris", *([258] if also_ends in ends else [])]
 
 
 def test_what_each_part_of_a_score_says(model: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from rlhf_lightning.data.drafts import Answer, Draft
+from rlhf_lightning.data.encoding import encode_drafts
+from rlhf_lightning.data.format import Format
+from rlhf_lightning.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from rlhf_lightning.workers.retelling import Retelling
 
 END = 258
@@ -39,6 +44,31 @@ def test_the_end_that_a_tokenizer_adds_stands_once(monkeypatch: pytest.MonkeyPat
 def test_messages_are_rendered_in_the_judges_template() -> None:
     row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": MESSAGES}
     assert told(row, "cd", ended=False) == [259, *b"s", 260, *b"ab", 261, *b"cd", END]
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<user>' if m['role'] == 'user' else '<assistant>' }}"
+    "{{ m['content'] + '<eos>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+"""A line break behind the end of each turn, as Qwen has it."""
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_number_may_stand_where_models_trained_here_have_it(tmp_path: Path, *, ended: bool) -> None:
+    plain = build_byte_tokenizer()
+    plain.chat_template = CHATML
+    plain.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    messages = MESSAGES[1:]
+    draft = Draft(row={}, prompt=messages, prompt_field="prompt", answers=(Answer(pieces=("cd",)),))
+    encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
+    trained = [*encoded.prompts[0], *(encoded.responses or [])[0]]
+    assert trained == [260, *b"ab", END, 10, 261, *b"cd", END]
+    row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": messages}
+    for reads_to, expected in (("end", trained if ended else trained[:-1]), ("template", [*trained, 10])):
+        retelling = Retelling(tokenizer=tokenizer, reads_to=reads_to)  # type: ignore[arg-type]
+        rows = retelling.rows([row], ["cd"], ended=[ended])
+        assert [*rows["prompt_ids"][0].tolist(), *rows["response_ids"][0].tolist()] == expected
 
 
 def test_a_response_without_tokens_is_not_judged() -> None:

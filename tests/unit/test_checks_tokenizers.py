@@ -1,0 +1,102 @@
+"""Models with another tokenizer than the actor's: which are refused, and why, before anything is placed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from rlhf_lightning.algos import PPO
+from rlhf_lightning.data import PromptData, load_tokenizer
+from rlhf_lightning.data.tokenizer import build_byte_tokenizer, embedded_directory
+from rlhf_lightning.workers import Critic, Reference, Reward
+from tests.unit.algos.short import refusal
+from tests.unit.algos.small import write_other, write_rows
+
+
+@pytest.mark.parametrize("role", ["critic", "reward", "reference"])
+def test_another_tokenizer_is_refused(role: str, tmp_path: Path) -> None:
+    path = write_other(tmp_path / "other", 2)
+    steps = Reward(path=path, per_token="steps")  # noqa: S106
+    other = {"critic": Critic(path=path), "reward": steps, "reference": Reference(path=path)}
+    told = refusal(PPO(**{role: other[role]}), tmp_path)  # type: ignore[arg-type]
+    assert told.startswith(
+        f"{role}.path={path!r}: reads the token ids of 'embedded', and its tokenizer knows"
+    )
+    assert ("per_token outcome" in told) == (role == "reward")
+
+
+def test_a_judge_that_is_not_told_is_advised_to_be(tmp_path: Path) -> None:
+    path = write_other(tmp_path / "other", 2)
+    told = refusal(PPO(reward=Reward(path=path, tokenizer=path)), tmp_path)
+    assert "or leave reward.tokenizer out" in told
+    assert "per_token" not in told
+
+
+@pytest.mark.parametrize("role", ["critic", "reward", "reference"])
+def test_a_model_without_the_actors_last_tokens_does_not_read_its_ids(role: str, tmp_path: Path) -> None:
+    """It knows 262 of 264 tokens, and would look for the others behind its last."""
+    path = str(tmp_path / "fewer")
+    tokenizer = build_byte_tokenizer()
+    kept = json.loads(tokenizer.backend_tokenizer.to_str())
+    last = ("<extra_0>", "<extra_1>")
+    kept["model"]["vocab"] = {token: n for token, n in kept["model"]["vocab"].items() if token not in last}
+    kept["added_tokens"] = [token for token in kept["added_tokens"] if token["content"] not in last]
+    names = {"eos_token": "<eos>", "pad_token": "<pad>"}
+    fewer = Tokenizer.from_str(json.dumps(kept))
+    PreTrainedTokenizerFast(tokenizer_object=fewer, **names).save_pretrained(path)
+    config = AutoConfig.from_pretrained(embedded_directory(), vocab_size=263, num_labels=1)
+    if role == "reference":
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    else:
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    role_of = {"critic": Critic, "reward": Reward, "reference": Reference}[role]
+    told = refusal(PPO(**{role: role_of(path=path)}), tmp_path)
+    if role == "reward":
+        assert told == "started"
+        retelling = Reward(path=path, tokenizer="embedded", reads_to="end").retelling
+        assert retelling is not None
+        assert retelling.reads_to == "end"
+    else:
+        assert "knows 262 of 264 by the same number; they go up to 263, and the model has 263 tokens" in told
+
+
+def test_a_judge_of_whole_responses_may_have_another_tokenizer(tmp_path: Path) -> None:
+    path = write_other(tmp_path / "other", 2)
+    config = AutoConfig.from_pretrained(path)
+    config.max_position_embeddings = 2  # too few for any row: it reads the ends
+    config.save_pretrained(path)
+    assert refusal(PPO(reward=Reward(path=path)), tmp_path) == "started"
+
+
+REFUSED = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"), [(REFUSED, "of system, assistant (no system)"), (None, "of user")]
+)
+def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_path: Path) -> None:
+    path = write_other(tmp_path / "other", 2)
+    rows: list[dict[str, object]] = [
+        {"prompt": [{"role": role, "content": "a"}]} for role in ("user", "system", "user")
+    ]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    chats = PromptData(path=file, chat_template=True, batch_size=2)
+    assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats) == "started"
+    path = write_other(tmp_path / "strict", 2)
+    tokenizer = load_tokenizer(path)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(path)
+    load_tokenizer.cache_clear()
+    told = refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats)
+    assert told.startswith(f"reward.path={path!r}: the tokenizer of {path} cannot render messages {why}")
+    texts = PromptData(path=write_rows(tmp_path / "texts.jsonl", [{"prompt": "a"}]), batch_size=1)
+    assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=texts) == "started"
