@@ -63,7 +63,7 @@ class MixedLoader:
         """Make the next iteration go on where the state was taken.
 
         Raises:
-            ValueError: the state is that of a run without a second loader.
+            ValueError: the state is that of a run without a second loader, or of other rows or options.
         """
         if "ptx" not in state_dict:
             raise ValueError(
@@ -72,8 +72,12 @@ class MixedLoader:
             )
         self._ptx_batches = None
         states = cast("dict[str, dict[str, object]]", state_dict)
-        self._main.load_state_dict(states["main"])
-        self._ptx.load_state_dict(states["ptx"])
+        for name, loader in (("main", self._main), ("ptx", self._ptx)):
+            try:
+                loader.load_state_dict(states[name])
+            except ValueError as err:
+                told = re.sub(r"\bdata\.(?=\w)", f"data.{name}.", str(err))
+                raise ValueError(told if f"data.{name}." in told else f"data.{name}: {told}") from err
 
     def close(self) -> None:
         """End the workers of both."""
@@ -103,11 +107,18 @@ class MixedData(LightningDataModule):
         """Set both up.
 
         Raises:
-            ValueError: one of them refuses its data, `ptx` has no responses, or the trainer is to overfit.
+            ValueError: one of them refuses its data, `ptx` has no responses, or the trainer is to overfit
+                or to reload.
         """
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
             raise ValueError(
                 "trainer.overfit_batches: a second data module goes round by itself. Try --data.main alone."
+            )
+        often = 0 if self.trainer is None else self.trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if often:
+            raise ValueError(
+                f"trainer.reload_dataloaders_every_n_epochs={often}: a second data module would begin anew "
+                "each time, and its last rows never be read. Leave it out."
             )
         for name, part in (("main", self.main), ("ptx", self.ptx)):
             part.trainer = self.trainer

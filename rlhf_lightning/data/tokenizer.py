@@ -12,6 +12,8 @@ from rlhf_lightning.spec import EMBEDDED
 
 _ALIKE = 0.99
 """Share of a tokenizer's tokens that another has to number alike to read its ids."""
+_MARK = "\n"
+"""Ends a token wherever it stands alone."""
 NUM_BYTES = 256
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
 """Tokens 256 to 263: 264 in all, so that a vocabulary divides by 2, 4 and 8 devices."""
@@ -94,6 +96,14 @@ def end_tokens(path: str) -> tuple[int, ...]:
         named = None
     found = [load_tokenizer(path).eos_token_id, *(named if isinstance(named, list) else [named])]
     return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def encode_behind(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of a text that stands behind another: tokenizers such as Llama 2's begin each with a space."""
+    alone, mark, both = (
+        tokenizer.encode(part, add_special_tokens=False) for part in (text, _MARK, _MARK + text)
+    )
+    return list(both[len(mark) :] if both[: len(mark)] == mark else alone)
 
 
 def build_byte_tokenizer(max_tokens: int = 512) -> PreTrainedTokenizerFast:

@@ -80,10 +80,10 @@ class Environment:
                 "where the response is whole."
             )
         for reply in found:
-            if not isinstance(reply, str | None):
+            if why := _no_text(reply):
                 raise ValueError(
-                    f"{whose}: returned {repr(reply)[:60]}, which is no text. Return a text, or None where "
-                    "the response is whole."
+                    f"{whose}: returned {repr(reply)[:60]}, which is no text{why} Return a text, or None "
+                    "where the response is whole."
                 )
         return found
 
@@ -99,3 +99,14 @@ class Environment:
         prompts = [str(row.get("prompt", "")) for row in picked]
         if picked:
             self.replies(prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)
+
+
+def _no_text(reply: object) -> str:
+    """Why a reply cannot be said; empty where it can, or is None."""
+    if not isinstance(reply, str | None):
+        return "."
+    try:
+        (reply or "").encode()
+    except UnicodeEncodeError as err:  # half a character, which tokenizers refuse
+        return f": {err}."
+    return ""

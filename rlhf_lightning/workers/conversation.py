@@ -9,6 +9,7 @@ B is the number of rows, R the width of the responses.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +19,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lightning.data.tokenizer import encode_behind
 from rlhf_lightning.engines import GenerationEngine
 from rlhf_lightning.parallel import ModelGroups
 from rlhf_lightning.parallel.groups import several
@@ -95,13 +97,13 @@ class Conversation:
         chosen, groups = going.nonzero()[:, 0].tolist(), self._shared()
         if chosen and all(dist.get_rank(group) == 0 for group in groups):
             raw = cast(list[dict[str, object]], rows.get("rows").tolist())
-            picked = [raw[row] for row in chosen]
+            picked = deepcopy([raw[row] for row in chosen])  # a function may write
             pairs = zip(said["response_ids"][going], said["response_mask"][going], strict=True)
             responses = self.tokenizer.batch_decode([ids[mask].tolist() for ids, mask in pairs])
             texts = self.environment.replies([str(row["prompt"]) for row in picked], responses, picked)
             for row, text in zip(chosen, texts, strict=True):
                 if text is not None:
-                    replies[row] = self.tokenizer.encode(text, add_special_tokens=False)
+                    replies[row] = encode_behind(text, self.tokenizer)
         for group in groups:
             every = [replies]
             dist.broadcast_object_list(every, group=group, group_src=0)

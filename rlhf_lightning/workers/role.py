@@ -67,6 +67,9 @@ class Settings:
     """Let runs repeat bit by bit; `--trainer.deterministic true` says so too."""
 
     def __post_init__(self) -> None:
+        for option, kinds in (("engine", _TRAINING), ("generator", _GENERATING)):
+            if (kind := getattr(self, option)) not in kinds:
+                raise ValueError(f"strategy.settings.{option}={kind}: there is none. Try {', '.join(kinds)}.")
         self.training.require()
         if self.generator == "vllm":
             require_vllm()

@@ -312,6 +312,14 @@ def test_vllm_that_keeps_its_memory_makes_no_room(monkeypatch: pytest.MonkeyPatc
         Colocated(settings=awake, offload=True)
 
 
+@pytest.mark.parametrize(
+    ("option", "kinds"), [("engine", "fsdp, megatron, zero"), ("generator", "native, vllm")]
+)
+def test_an_engine_that_there_is_not(option: str, kinds: str) -> None:
+    with pytest.raises(ValueError, match=rf"^strategy\.settings\.{option}=deepspeed: .*Try {kinds}\.$"):
+        Settings(**{option: "deepspeed"})  # type: ignore[arg-type]
+
+
 def test_errors_name_the_sizes_that_were_written() -> None:
     with pytest.raises(ValueError, match=r"^Sizes\(p=0, t=1\): every size is at least 1"):
         NeMoAligner(parallel=Sizes(p=0))

@@ -65,6 +65,24 @@ def silent(prompts: list[str], responses: list[str], rows: list[dict[str, object
     return [None] * len(insists(prompts, responses, rows))
 
 
+def halves(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """Cuts a character in two."""
+    return ["\ud83d tool"] * len(insists(prompts, responses, rows))
+
+
+def writes(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """Keeps notes where others read."""
+    for row in rows:
+        row["seen"] = row["prompt"] = "by the environment"
+    return silent(prompts, responses, rows)
+
+
+def seen(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """What an environment has noted."""
+    del prompts, responses
+    return [float("seen" in row or "environment" in str(row["prompt"])) for row in rows]
+
+
 def numbers(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     """Is a reward function."""
     return [1.0] * len(insists(prompts, responses, rows))
@@ -205,6 +223,7 @@ def elsewhere(data_source: list[str], solution_str: list[str], ground_truth: lis
 @pytest.mark.parametrize(
     ("function", "words"),
     [
+        (halves, r"returned '\\ud83d tool', which is no text: .*surrogates not allowed"),
         (numbers, r"returned 1.0, which is no text. Return a text, or None"),
         ("rewards", "environment rewards: it is no dotted path. For your own function give"),
         ("tests.unit.algos.test_turns.nobody", "defines no 'nobody'"),
@@ -214,6 +233,11 @@ def elsewhere(data_source: list[str], solution_str: list[str], ground_truth: lis
 def test_it_is_tried_out_before_anything_starts(model: str, function: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run(grpo(model, function), data())
+
+
+def test_what_an_environment_writes_nobody_reads(model: str) -> None:
+    algorithm = Kept(actor=actor(model, writes), reward=Reward(functions=seen), group_size=4)
+    assert run(algorithm, data()).numbers[0]["reward/mean"] == 0
 
 
 def test_an_environment_that_fails_is_named(model: str) -> None:

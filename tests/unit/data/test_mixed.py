@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
 
 from rlhf_lightning.data import CompletionData, MixedData, PromptData, RowData, TextData
 from rlhf_lightning.data.loader import RowLoader
@@ -130,6 +131,33 @@ def test_states_of_other_runs_are_refused(file: Path) -> None:
         ValueError, match=r"data\.num_workers=1: .*with 0\. Resume with --data\.num_workers 0"
     ):
         loaders[2].load_state_dict(loaders[1].state_dict())
+
+
+@pytest.mark.parametrize("whose", ["main", "ptx"])
+def test_a_state_that_is_refused_says_whose_option_it_is(file: Path, whose: str) -> None:
+    def begun(size: int, rows: int = 5) -> MixedLoader:
+        own, plain = {"batch_size": size, "limit": rows}, {"batch_size": 2}
+        options = own if whose == "ptx" else plain
+        second = CompletionData(path=str(file), tokenizer="embedded", **options)  # type: ignore[arg-type]
+        data = mixed(file, second, **(own if whose == "main" else plain))
+        data.setup("fit")
+        return data.train_dataloader()
+
+    loader = begun(2)
+    next(iter(loader))
+    state = loader.state_dict()
+    named = rf"data\.{whose}\.batch_size"
+    with pytest.raises(ValueError, match=rf"^{named}=1: .*--{named} 2\."):
+        begun(1).load_state_dict(state)
+    with pytest.raises(ValueError, match=rf"^data\.{whose}: .*5 rows"):
+        begun(2, rows=4).load_state_dict(state)
+
+
+def test_reloading_would_read_the_seconds_first_rows_again(file: Path) -> None:
+    data = mixed(file)
+    data.trainer = Trainer(reload_dataloaders_every_n_epochs=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(ValueError, match=r"^trainer\.reload_dataloaders_every_n_epochs=1: .* Leave it out"):
+        data.setup("fit")
 
 
 def test_workers_end_with_the_run(file: Path) -> None:

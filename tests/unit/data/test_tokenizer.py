@@ -8,10 +8,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from rlhf_lightning.data.embedded import write_embedded
-from rlhf_lightning.data.tokenizer import embedded_directory, end_tokens, load_tokenizer
+from rlhf_lightning.data.tokenizer import embedded_directory, encode_behind, end_tokens, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,19 @@ def test_generation_config_names_more_ends(
     if named is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
     assert end_tokens(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("text", ["84", " 84", "\n84\n", "", "8 4"])
+def test_a_text_behind_another_begins_without_a_space_of_its_own(
+    text: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert encode_behind(text, tokenizer) == [*text.encode()]
+    characters = ["\n", "\u2581", "8", "4"]
+    words = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(characters)}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    other = PreTrainedTokenizerFast(tokenizer_object=words)
+    assert other.encode("84") == [1, 2, 3]
+    assert [characters[token] for token in encode_behind(text, other)] == [*text.replace(" ", "\u2581")]
 
 
 def test_shipped_files_are_what_the_code_writes(tmp_path: Path) -> None:
