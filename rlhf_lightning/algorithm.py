@@ -71,6 +71,8 @@ class RLHFAlgorithm(LightningModule):
     """Whether an update of the whole batch leaves rows where they were evaluated; the strategy sets it."""
     pretraining: Batch | None = None
     """The second batch of this iteration, where the data module gives one under `ptx`."""
+    iterations_here = 0
+    """Iterations that were begun in this process."""
     needs: tuple[str, ...] = ()
     """Columns that the data has to give, beside prompts."""
     needs_pairs = False
@@ -186,14 +188,10 @@ class RLHFAlgorithm(LightningModule):
         main, seed = self.main_model, run_seed()
         seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
         self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
-        checks.check_models(self, generates=stage == "predict" or "response_ids" not in self.needs)
-        checks.check_tokenizers(self)
-        checks.check_answers_fit(self)
-        checks.check_environment(self)
+        checks.check_roles(self, generates=stage == "predict" or "response_ids" not in self.needs)
         if stage != "predict":
             checks.check_judges(self)
             self._check_held_out()
-        checks.check_correction(self)
         self.save_hyperparameters(plain(self))
 
     def configure_optimizers(self) -> RemoteOptimizer | None:
@@ -203,6 +201,7 @@ class RLHFAlgorithm(LightningModule):
 
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
+        self.iterations_here += 1
         started = time.perf_counter()
         rows, self.pretraining = _both(batch)
         metrics = returned(type(self).__name__, self.step, rows)

@@ -130,6 +130,12 @@ def remove(target: Path) -> None:
         shutil.rmtree(rest, ignore_errors=True)
 
 
+def standing(target: Path) -> Path | None:
+    """Where the whole checkpoint of a path is, aside if its writer died between two names; None: nowhere."""
+    places = (target, _replaced(target))
+    return next((place for place in places if (place / STATE).is_file()), None)
+
+
 def find(path: str | os.PathLike[str]) -> Path:
     """The directory of a checkpoint.
 
@@ -137,9 +143,8 @@ def find(path: str | os.PathLike[str]) -> Path:
         ValueError: there is no complete checkpoint at the path.
     """
     target = Path(path)
-    for place in (target, _replaced(target)):
-        if (place / STATE).is_file():
-            return place
+    if found := standing(target):
+        return found
     what = "is not there" if not target.exists() else f"holds no {STATE}"
     beside = sorted(p.name for p in target.parent.glob("*.ckpt")) if target.parent.is_dir() else []
     raise ValueError(f"checkpoint {str(path)!r} {what}; beside it: {beside or 'no checkpoint'}.")

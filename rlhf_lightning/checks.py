@@ -1,18 +1,9 @@
-"""What is refused before any worker starts: fields, data, models, rewards and a trainer that cannot be."""
+"""What is refused before any worker starts: fields, data, models and rewards that cannot be."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import TYPE_CHECKING, cast
-
-from lightning.pytorch.callbacks import (
-    ModelCheckpoint,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
-from lightning.pytorch.plugins import Precision
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
@@ -25,12 +16,9 @@ from rlhf_lightning.workers import Actor, Judge, Reward, Role
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
     from rlhf_lightning.data.rows import Row
-    from rlhf_lightning.engines import TrainConfig
-    from rlhf_lightning.strategy import Strategy
     from rlhf_lightning.workers.retelling import Retelling
 
 
@@ -64,99 +52,6 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := own.get(name, least)) < least:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
-
-
-def check_options(strategy: Strategy) -> None:
-    """Refuse a job without devices or time, and offloading that would keep vLLM where it is.
-
-    Raises:
-        ValueError: as said.
-    """
-    if strategy.devices is not None and strategy.devices < 1:
-        raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")
-    if strategy.timeout_s <= 0:
-        raise ValueError(f"strategy.timeout_s={strategy.timeout_s}: must be above 0. Try 1800.")
-    settings = strategy.settings
-    if strategy.offload and settings.generator == "vllm" and not settings.vllm.sleep:
-        raise ValueError(
-            "strategy.settings.vllm.sleep=false with strategy.offload=true: vLLM is to keep its memory, and "
-            "to make room for other models. Leave one of them out."
-        )
-
-
-def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
-    """Refuse a trainer that was told what its strategy or the models decide: nothing would come of it.
-
-    Raises:
-        ValueError: as said.
-    """
-    told = trainer._accelerator_connector
-    devices = told._devices_flag if isinstance(told._devices_flag, int) else len(told._devices_flag)
-    if devices not in (1, told.accelerator.auto_device_count(), strategy.devices):
-        takes = "devices" in inspect.signature(type(strategy)).parameters
-        name = type(strategy).__name__ if takes else "Colocated"
-        raise ValueError(
-            f"Trainer(devices={devices}): the strategy divides the devices. Type "
-            f"Trainer(strategy={name}(devices={devices})) instead."
-        )
-    if (nodes := told._num_nodes_flag) != 1:
-        raise ValueError(
-            f"Trainer(num_nodes={nodes}): the nodes are those of the Ray cluster. Leave num_nodes out, and "
-            'type Trainer(strategy=Colocated(address="HOST:PORT")) for a cluster that runs.'
-        )
-    if type(trainer.precision_plugin) is not Precision:
-        raise ValueError(
-            f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
-            'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
-        )
-    _check_callbacks(trainer)
-    _check_gradients(trainer, strategy.settings.training)
-
-
-def _check_callbacks(trainer: Trainer) -> None:
-    """Refuse callbacks that average weights on the controller, or save what a failed iteration leaves.
-
-    Raises:
-        ValueError: as said.
-    """
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        name = type(callback).__name__
-        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-            raise ValueError(
-                f"{name}: it averages the controller's module, and the weights are on the devices. Leave it "
-                "out; --algo.reference.decay averages the reference."
-            )
-        on_exception = isinstance(callback, ModelCheckpoint) and callback.save_on_exception
-        if on_exception or isinstance(callback, OnExceptionCheckpoint):
-            callbacks.remove(callback)  # else it would save at this error, and what it says would be read
-            raise ValueError(
-                f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
-                "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
-                "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
-            )
-
-
-def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
-    """Refuse options about gradients, which are with the models: their optimizers clip and add up.
-
-    Raises:
-        ValueError: as said.
-    """
-    if clip := trainer.gradient_clip_val:
-        raise ValueError(
-            f"Trainer(gradient_clip_val={clip}): each model has an optimizer of its own, which clips. Type "
-            f"--algo.actor.optimizer.grad_clip {clip}, in Python "
-            f"Actor(optimizer=OptimizerSpec(grad_clip={clip}))."
-        )
-    if (count := trainer.accumulate_grad_batches) != 1:
-        field = training.option.rpartition(".")[2]
-        raise ValueError(
-            f"Trainer(accumulate_grad_batches={count}): an optimizer's step is over a whole mini-batch, of "
-            "which as many tokens as fit are computed at a time. Type --algo.mini_batch_size ROWS, and "
-            f"--{training.option}.max_tokens_per_micro_batch TOKENS, in Python "
-            f"Settings({field}={type(training).__name__}(max_tokens_per_micro_batch=TOKENS))."
-        )
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:
@@ -195,6 +90,23 @@ def check_held_out(data: RowData | MixedData, *, what: str) -> None:
             f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try data.val_rows, "
             "data.num_val_rows or data.val_path, whichever it has."
         )
+
+
+def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
+    """Refuse models, tokenizers, an environment and a correction that cannot be.
+
+    Args:
+        algorithm: whose roles are complete.
+        generates: whether the actor answers the rows.
+
+    Raises:
+        ValueError: as said.
+    """
+    check_models(algorithm, generates=generates)
+    check_tokenizers(algorithm)
+    check_answers_fit(algorithm)
+    check_environment(algorithm)
+    check_correction(algorithm)
 
 
 def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:

@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.checks import check_options, check_trainer
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
 from rlhf_lightning.controller.collector import rest
@@ -37,6 +36,7 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import leave_out
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
+from rlhf_lightning.strategy_checks import check_goes_on, check_options, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 
 MODELS = "models"
@@ -220,6 +220,7 @@ class Strategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
+        check_goes_on(self.algorithm)
         task, roles = trainer.state.fn, self.models()
         if task != "fit":
             also = self.algorithm.validates if task == "validate" else ()
@@ -244,8 +245,7 @@ class Strategy(SingleDeviceStrategy):
         }
         callers = self.callers(self.workers)
         self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
-        own = self.algorithm.roles()
-        self.algorithm.bind({name: handle for name, handle in self._handles.items() if name in own})
+        self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
         self.algorithm.rows_stay = self.settings.training.kept_tokens > 0
 

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.callbacks.output import leaves_files
+from rlhf_lightning.checkpoint import standing
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class LastCheckpoint(ModelCheckpoint):
         """Take the directory, and see whether the run goes on from what is there."""
         super().on_train_start(trainer, pl_module)
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
-        self._is_mine = str(self.path) in (resumed, self.best_model_path)
+        own = {str(self.path), str(standing(self.path))}
+        self._is_mine = bool(resumed) and not own.isdisjoint((resumed, self.best_model_path))
         if leaves_files(trainer):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._take()
@@ -99,12 +101,11 @@ class LastCheckpoint(ModelCheckpoint):
         self._leave()
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        if not self._is_mine and self.path.exists():
-            other = next(
-                path for n in count(1) if not (path := self.path.with_stem(f"{_NAME}-v{n}")).exists()
-            )
-            self.path.rename(other)
-            logger.warning("%s is of another run; it is %s now.", self.path, other.name)
+        others = self.path if self.path.exists() else standing(self.path)
+        if others is not None and not self._is_mine:
+            kept = next(path for n in count(1) if not (path := self.path.with_stem(f"{_NAME}-v{n}")).exists())
+            others.rename(kept)
+            logger.warning("%s is of another run; it is %s now.", others, kept.name)
         self._is_mine = True
         super()._save_checkpoint(trainer, filepath)
 

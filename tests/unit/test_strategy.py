@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     EMAWeightAveraging,
+    LearningRateFinder,
     ModelCheckpoint,
     ModelSummary,
     OnExceptionCheckpoint,
@@ -187,6 +190,15 @@ def test_what_an_error_leaves_is_not_saved(tmp_path: Path) -> None:
     assert "LastCheckpoint with every_n_steps 1" in said
     said = told(Started(), tmp_path, accelerator="cpu", callbacks=OnExceptionCheckpoint(tmp_path))
     assert said.startswith("OnExceptionCheckpoint: an error comes")
+
+
+def test_what_lightning_would_do_to_a_module_that_steps_itself_is_refused(tmp_path: Path) -> None:
+    by_the_clock = ModelCheckpoint(tmp_path, train_time_interval=timedelta(minutes=1))
+    said = told(Started(), tmp_path, accelerator="cpu", callbacks=by_the_clock)
+    assert said.startswith("ModelCheckpoint(train_time_interval=...): Lightning would never save")
+    for finder in (BatchSizeFinder(), LearningRateFinder()):
+        said = told(Started(), tmp_path, accelerator="cpu", callbacks=finder)
+        assert said.startswith(f"{type(finder).__name__}: its trials train the models")
 
 
 @pytest.mark.parametrize(

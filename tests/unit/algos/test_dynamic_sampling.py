@@ -127,6 +127,7 @@ def test_groups_that_cannot_wait_with_others(
 def test_a_second_run_begins_with_no_groups(model: str, tmp_path: Path) -> None:
     algorithm, data = dapo(model), prompts(tmp_path, [False, True, True, False])
     for run_number in range(2):
+        algorithm.iterations_here = 0  # as if nothing were lost
         fit(algorithm, data, tmp_path / str(run_number), steps=3)
     assert algorithm.learned == 2 * [[1, 2, 5, 6]]
 

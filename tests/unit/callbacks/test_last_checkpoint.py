@@ -90,6 +90,26 @@ def test_what_another_run_has_left_is_kept(tmp_path: Path, caplog: pytest.LogCap
     assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 3, "last-v2.ckpt": 1}
 
 
+def test_what_a_run_that_was_killed_between_two_names_has_left_is_kept(tmp_path: Path) -> None:
+    fit(tmp_path, 3)
+    place = tmp_path / "checkpoints"
+    (place / "last.ckpt").rename(place / "last-replaced.ckpt")
+    fit(tmp_path, 1)
+    assert kept(tmp_path) == {"last.ckpt": 1, "last-v1.ckpt": 3}
+    (place / "last.ckpt").rename(place / "last-replaced.ckpt")
+    fit(tmp_path, 2, resume="last")
+    assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 3}
+
+
+def test_another_run_of_the_same_trainer_is_another_run(tmp_path: Path) -> None:
+    own = LastCheckpoint(tmp_path / "checkpoints")
+    run = trainer(Local(), tmp_path, steps=3, enable_checkpointing=True, callbacks=[own])
+    for steps in (3, 5):
+        run.fit_loop.epoch_loop.max_steps = steps
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=20, num_val_rows=2))
+    assert kept(tmp_path) == {"last.ckpt": 5, "last-v1.ckpt": 3}
+
+
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize("by_path", [True, False])
 def test_a_run_that_goes_on_replaces_its_own(by_path: bool, every: int, tmp_path: Path) -> None:

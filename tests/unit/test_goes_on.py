@@ -1,0 +1,50 @@
+"""Calls of a trainer after a fit, whose models are gone with its devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import OptimizerSpec, Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor
+from tests.unit.algos.short import trainer
+
+
+def spoilt(root: Path) -> tuple[GRPO, TaskData, pl.Trainer, float]:
+    """An algorithm that has learned too fast in three iterations, and what it was worth then."""
+    actor = Actor(optimizer=OptimizerSpec(lr=3e-2), sampling=Sampling(max_new_tokens=8))
+    algorithm = GRPO(actor=actor, group_size=4)
+    data = TaskData(batch_size=4, num_rows=16, num_val_rows=8)
+    own = LastCheckpoint(root / "checkpoints", every_n_steps=1)
+    run = trainer(Local(), root, steps=3, enable_checkpointing=True, limit_val_batches=None, callbacks=[own])
+    run.fit(algorithm, datamodule=data)
+    return (
+        algorithm,
+        data,
+        run,
+        run.validate(algorithm, data, ckpt_path="last", verbose=False)[0]["val/reward"],
+    )
+
+
+def test_what_was_learned_is_not_left_behind_in_silence(tmp_path: Path) -> None:
+    algorithm, data, run, worth = spoilt(tmp_path)
+    says = (
+        r"^GRPO was trained for 3 iterations in this process\. .*: trainer\.{}\(\.\.\., ckpt_path=\"last\"\)"
+    )
+    for name in ("fit", "validate", "predict"):
+        with pytest.raises(ValueError, match=says.format(name)):
+            getattr(run, name)(algorithm, datamodule=data)
+    fresh = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=4)
+    (before,) = run.validate(fresh, data, verbose=False)
+    assert before["val/reward"] != worth
+    (again,) = run.validate(algorithm, data, ckpt_path="last", verbose=False)
+    assert again["val/reward"] == worth
+    run.fit_loop.epoch_loop.max_steps = 4
+    run.fit(algorithm, datamodule=data, ckpt_path="last")
+    assert (run.global_step, algorithm.iterations_here) == (4, 4)
