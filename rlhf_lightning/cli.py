@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Trace
+from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
@@ -321,9 +322,10 @@ def main() -> None:
         sys.stderr.write(f"rlhf: error: {err}\n")
         sys.exit(1)
     except OSError as err:
-        if err.filename is None:  # not of a file
+        if err.filename is None and err.errno not in FULL:  # not of a file
             raise
-        sys.stderr.write(f"rlhf: error: {err.filename}: {err.strerror}.\n")
+        where = err.filename or "the disk of trainer.default_root_dir, or of a logger"
+        sys.stderr.write(f"rlhf: error: {where}: {err.strerror}.\n")
         sys.exit(1)
 
 

@@ -100,10 +100,16 @@ def run_loss(
     """Call a loss.
 
     Raises:
-        ValueError: it returned something else than a number to learn from, and numbers by name.
+        ValueError: it returned something else than a number to learn from, and numbers by name, or looked
+            for what is not there.
     """
-    found: object = loss(outputs, rows, counts)
     whose = type(loss).__name__
+    try:
+        found: object = loss(outputs, rows, counts)
+    except KeyError as err:
+        if {*err.args} & (outputs.keys() | rows.keys()):
+            raise
+        raise ValueError(_lacking(whose, str(err.args[0]), outputs, rows)) from err
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ValueError(
             f"{whose} returned a {type(found).__name__}: a loss returns what to learn from and metrics by "
@@ -125,6 +131,13 @@ def run_loss(
             "rows are constants: log_probs that learn are outputs['log_probs']."
         )
     return value, dict(metrics)
+
+
+def _lacking(whose: str, name: str, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> str:
+    """What to do where a loss looks for an output or a column in vain."""
+    fix = "`needs_entropy` has to be True" if name == "entropy" else "a column has to stand in its `columns`"
+    given = f"outputs {sorted(outputs)} and rows {sorted(rows)}"
+    return f"{whose} reads {name!r}, and is given {given}: for it {fix}."
 
 
 def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, horizon: int = 0) -> Tensor:

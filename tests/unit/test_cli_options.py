@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -129,3 +131,20 @@ def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 143
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_a_full_disk_is_named_without_a_file(
+    number: int, rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))  # as a write does, which knows no name
+
+    monkeypatch.setattr(cli, "CommandLine", fails)
+    if number == errno.ENOSPC:
+        assert rlhf.refused(*FIT) == (
+            "the disk of trainer.default_root_dir, or of a logger: No space left on device."
+        )
+    else:
+        with pytest.raises(BrokenPipeError):
+            rlhf.run(*FIT)

@@ -103,6 +103,27 @@ def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> Non
         run_loss(Returning(made=made), outputs, {}, counts)
 
 
+@dataclass(frozen=True)
+class Looking(Loss):
+    """Looks for something."""
+
+    wanted: str
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return outputs[self.wanted].sum() + rows[self.wanted].sum(), {}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fix"), [("entropy", "`needs_entropy` has to be True"), ("values", "in its `columns`")]
+)
+def test_what_a_loss_looks_for_in_vain_is_named(wanted: str, fix: str) -> None:
+    given = {"log_probs": torch.ones(2, 3)}
+    with pytest.raises(ValueError, match=rf"^Looking reads '{wanted}', .*\['log_probs'\].*{fix}"):
+        run_loss(Looking(wanted), given, given, Counts(6, 2, 2))
+
+
 def test_a_loss_is_called_without_gradients_too() -> None:
     loss = Returning(made=lambda x: (x.sum(), {"n": x.sum()}))
     value, metrics = run_loss(loss, {"log_probs": torch.ones(2, 3)}, {}, Counts(6, 2, 2))
