@@ -36,6 +36,8 @@ class Away:
 
     def offload(self, parts: Iterable[Part], tensors: Tensors, *, zeros: Collection[Part] = ()) -> None:
         """Move parts to the host; those that are all `zeros` are freed and made again."""
+        if self._device.type == "cuda":  # whatever stream has used them
+            torch.cuda.synchronize(self._device)
         for part in parts:
             if part not in self._parts:
                 kind = Freed if part in zeros else Parked
@@ -127,7 +129,7 @@ class _Leaving:
     """The way from a GPU to the host, beside its computation.
 
     Args:
-        device: whose work so far is waited for, on whatever stream it runs.
+        device: whose work so far is done.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
@@ -138,7 +140,6 @@ class _Leaving:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         self._stream = self._streams[device]
-        torch.cuda.synchronize(device)
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:
