@@ -149,7 +149,8 @@ class Decode:
             output = self._weighted(self._weights(grouped, keys, mask, layer), values)
         else:
             output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
-        return output.view(rows, -1).to(query.dtype)
+        # A GPU's kernel may lay out its result as [n, G, K, D].
+        return output.reshape(rows, -1).to(query.dtype)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, layer: Layer) -> Tensor:
         """Softmax of queries [n, K, G, D] times keys [n, K, L, D] -> [n K, G, L]; mask [n, 1, 1, L]."""

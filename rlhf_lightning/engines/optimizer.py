@@ -32,18 +32,18 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
     return spec.lr * (1 - done if spec.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def gradient_norm(gradients: Iterable[Tensor], *, group: dist.ProcessGroup | None) -> Tensor:
+def gradient_norm(
+    gradients: Iterable[Tensor], *, group: dist.ProcessGroup | None, device: torch.device
+) -> Tensor:
     """L2 norm of all gradients, over the ranks of the group that hold shards of them: scalar, float32.
 
-    A shard that several of these ranks hold counts once.
+    A shard that several of these ranks hold counts once. The ranks meet on their devices, with or without.
     """
     shards: dict[int, list[Tensor]] = {1: []}
-    device = torch.device("cpu")
     for gradient in gradients:
-        device = local(gradient).device
         if local(gradient).numel():
             shards.setdefault(_holders(gradient, group), []).append(local(gradient))
-    # The norm of nothing is on the CPU, and ranks that have something meet on their devices.
+    # The norm of nothing is on the CPU.
     norms = {count: nn.utils.get_total_norm(held).to(device) for count, held in shards.items()}
     if group is None:
         return norms[1]
@@ -161,6 +161,8 @@ class ClippedAdamW:
         self.spec, self._counters = spec, Counters(spec)
         self._parameters = dict(parameters)
         self._group = group
+        devices = {local(parameter.detach()).device for parameter in self._parameters.values()}
+        self._device = devices.pop() if devices else torch.device("cpu")
         self._adamw = torch.optim.AdamW(
             [{"params": list(self._parameters.values())}],  # there may be none
             lr=spec.lr,
@@ -173,7 +175,7 @@ class ClippedAdamW:
     def step(self) -> dict[str, float]:
         """Clip, step and clear the gradients."""
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        norm = float(gradient_norm(gradients, group=self._group))
+        norm = float(gradient_norm(gradients, group=self._group, device=self._device))
         if math.isfinite(norm):
             if 0 < self.spec.grad_clip < norm:
                 torch._foreach_mul_([local(gradient) for gradient in gradients], self.spec.grad_clip / norm)

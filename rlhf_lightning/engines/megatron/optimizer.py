@@ -105,7 +105,9 @@ class ShardedAdamW:
 
     def _norm(self) -> float:
         """Of all gradients of the model, each number once."""
-        norm = gradient_norm(self._optimizer.get_main_grads_for_grad_norm(), group=self._groups.replica)
+        gradients = self._optimizer.get_main_grads_for_grad_norm()
+        device = next(iter(self._parameters.values())).device
+        norm = gradient_norm(gradients, group=self._groups.replica, device=device)
         if self._distributed:
             squared = norm.square()
             dist.all_reduce(squared, group=self._groups.data)

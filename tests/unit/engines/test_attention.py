@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines import kv
 from rlhf_lightning.engines.attention import IMPLEMENTATION, Layer, Packed, use_interface
 from rlhf_lightning.engines.kv import Cache, Decode
 from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
@@ -170,3 +171,29 @@ def test_other_models_are_refused(kind: str) -> None:
     name = type(module).__name__
     with pytest.raises(ValueError, match=rf"{name} \(model_type={kind}\) .*{reason}.*Take a decoder"):
         use_interface(module)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("longest", [2, 3])
+def test_a_kernel_that_returns_its_heads_apart(
+    heads: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of GPUs do: [n, K, G, D] whose memory is [n, G, K, D]; here without numbers."""
+
+    def apart(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float) -> Tensor:
+        bias = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+        found: Tensor = kernel(query, key, value, bias, False, scale=scale)[0]
+        return found
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(*shape, device="meta")
+
+    monkeypatch.setattr(kv, "scaled_dot_product_attention", apart)
+    places = torch.zeros(3, dtype=torch.int64, device="meta")
+    step = Decode(Cache(3, 32), places, shortest=2, longest=longest)
+    key, value = empty(3, heads, 16), empty(3, heads, 16)
+    assert step.attend_by_token(empty(3, heads, 4 // heads, 16), key, value, Layer(0, 0.25, 0)).shape == (
+        3,
+        64,
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_lightning.engines.optimizer import ClippedAdamW, learning_rate
+from rlhf_lightning.engines.optimizer import ClippedAdamW, gradient_norm, learning_rate
 from rlhf_lightning.spec import OptimizerSpec
 
 
@@ -90,3 +90,11 @@ def test_the_state_of_other_parameters_is_refused() -> None:
     optimizer = ClippedAdamW(_parameters(), OptimizerSpec(), group=None)
     with pytest.raises(ValueError, match="of another model, this one has no c"):
         optimizer.restore({"steps": 1, "skipped_steps": 0, "moment_steps": {"a": 1, "c": 1}})
+
+
+def test_ranks_without_gradients_meet_the_others_on_their_device() -> None:
+    elsewhere = torch.device("meta")
+    assert gradient_norm([], group=None, device=elsewhere).device == elsewhere
+    parameters = {"a": torch.nn.Parameter(torch.zeros(2, device=elsewhere))}
+    optimizer = ClippedAdamW(parameters, OptimizerSpec(), group=None)
+    assert optimizer._device == elsewhere
