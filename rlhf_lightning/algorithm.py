@@ -72,7 +72,7 @@ class RLHFAlgorithm(LightningModule):
     pretraining: Batch | None = None
     """The second batch of this iteration, where the data module gives one under `ptx`."""
     iterations_here = 0
-    """Iterations that were begun in this process."""
+    """Iterations that it has learned from in this process, but for those that try a run out."""
     needs: tuple[str, ...] = ()
     """Columns that the data has to give, beside prompts."""
     needs_pairs = False
@@ -201,7 +201,6 @@ class RLHFAlgorithm(LightningModule):
 
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
-        self.iterations_here += 1
         started = time.perf_counter()
         rows, self.pretraining = _both(batch)
         metrics = returned(type(self).__name__, self.step, rows)
@@ -223,6 +222,7 @@ class RLHFAlgorithm(LightningModule):
         optimizer.show({k.removesuffix("/lr"): v for k, v in numbers.items() if k.endswith("/lr")})
         self.log_dict(numbers, batch_size=len(rows))
         optimizer.step()
+        self.iterations_here += not self.trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def validation_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]] | None:
         """Answer held-out prompts greedily and score them; the samples go to callbacks.

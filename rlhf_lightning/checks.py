@@ -183,22 +183,22 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
     """
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
-        if role.path in ("", main.path) or not has_tokenizer(role) or _reads(role, main.path):
+        if role.path in ("", main.path) or not has_tokenizer(role) or _reads(role, main):
             continue
         retelling = role.retelling if isinstance(role, Judge) else None
         if retelling is None:
-            raise ValueError(_misread(name, role, main.path))
+            raise ValueError(_misread(name, role, main))
         _try_retelling(algorithm, f"{name}.path={role.path!r}", retelling)
 
 
-def _reads(role: Role, tokenizer: str) -> bool:
-    return reads(tokenizer, role.path, num_tokens=num_tokens(role))
+def _reads(role: Role, main: Role) -> bool:
+    return reads(main.path, role.path, said=num_tokens(main), known=num_tokens(role))
 
 
-def _misread(name: str, role: Role, tokenizer: str) -> str:
-    """Why a model cannot read ids of the actor's tokenizer, and what to do."""
-    alike, all_of_them = numbered_alike(tokenizer, role.path)
-    highest, has = highest_token(tokenizer), num_tokens(role)
+def _misread(name: str, role: Role, main: Role) -> str:
+    """Why a model cannot read the ids of the main one, and what to do."""
+    alike, all_of_them = numbered_alike(main.path, role.path)
+    highest, has = highest_token(main.path, said=num_tokens(main)), num_tokens(role)
     over = f"; they go up to {highest}, and the model has {has} tokens" if has and highest >= has else ""
     fix = "Take a model with the same tokenizer"
     if isinstance(role, Reward) and role.scores_steps:
@@ -206,7 +206,7 @@ def _misread(name: str, role: Role, tokenizer: str) -> str:
     elif isinstance(role, Judge):
         fix += f", or leave {name}.tokenizer out: it is told what was said in its own"
     return (
-        f"{name}.path={role.path!r}: reads the token ids of {tokenizer!r}, and its tokenizer knows {alike} "
+        f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer knows {alike} "
         f"of {all_of_them} by the same number{over}. {fix}."
     )
 
@@ -222,7 +222,7 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
     }
     for messages in of_roles.values():
         try:
-            retelling.render([*messages, {"role": "assistant", "content": PREFLIGHT_RESPONSE}])
+            retelling.rows([{"prompt_messages": messages}], [PREFLIGHT_RESPONSE], ended=[True])
         except ValueError as err:
             raise ValueError(f"{whose}: {err}") from err
 

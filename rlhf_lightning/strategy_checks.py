@@ -81,7 +81,7 @@ def check_goes_on(algorithm: RLHFAlgorithm) -> None:
     if done and not trainer.ckpt_path:
         raise ValueError(
             f"{name} was trained for {done} iterations in this process. Its models ended with that run's "
-            "devices, and would be those of their paths again. Go on from a checkpoint: "
+            "devices, and would be those of their paths again. Go on from a checkpoint, if there is one: "
             f'trainer.{called}(..., ckpt_path="last"), or another path; or give a new {name}(...).'
         )
 
@@ -101,6 +101,7 @@ def _check_callbacks(trainer: Trainer) -> None:
                 "out; --algo.reference.decay averages the reference."
             )
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            callbacks.remove(callback)  # a tuner's, which would stay
             raise ValueError(
                 f"{name}: its trials train the models, and leave them so. Leave it out; type "
                 "--data.batch_size ROWS and --algo.actor.optimizer.lr RATE."

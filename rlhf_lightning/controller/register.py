@@ -88,6 +88,11 @@ class Remote(ABC):
         """What `reload` would bring; nothing by default."""
         return 0
 
+    def lies_in(self, other: Remote) -> bool:
+        """Whether it has no memory but that of another role on its device; not by default."""
+        del other
+        return False
+
     def takes_all(self, method: str) -> bool:
         """Whether calls of a method take whatever memory a device has; none by default."""
         del method

@@ -65,22 +65,27 @@ def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
     return sum(other.get(token) == number for token, number in own.items()), len(own)
 
 
-def reads(mine: str, theirs: str, *, num_tokens: int | None) -> bool:
+def reads(mine: str, theirs: str, *, said: int | None, known: int | None) -> bool:
     """Whether a model with the second tokenizer can read ids of the first; added tokens may differ.
 
     Args:
         mine: as for `load_tokenizer`.
         theirs: the other.
-        num_tokens: that the model has; None where nothing says so.
+        said: tokens of the model that says the ids; None where nothing says so.
+        known: tokens of the model that reads them, likewise.
     """
     alike, all_of_them = numbered_alike(mine, theirs)
-    return alike >= _ALIKE * all_of_them and (num_tokens is None or highest_token(mine) < num_tokens)
+    return alike >= _ALIKE * all_of_them and (known is None or highest_token(mine, said=said) < known)
 
 
 @lru_cache(maxsize=8)
-def highest_token(path: str) -> int:
-    """The largest number of a tokenizer's tokens."""
-    return max(load_tokenizer(path).get_vocab().values())
+def highest_token(path: str, *, said: int | None) -> int:
+    """The largest number of a tokenizer's tokens that a model of so many tokens can say.
+
+    A tokenizer may have more, as Gemma 3's, whose smallest model has none for images.
+    """
+    highest = max(load_tokenizer(path).get_vocab().values())
+    return highest if said is None else min(highest, said - 1)
 
 
 @lru_cache(maxsize=8)

@@ -185,6 +185,11 @@ class TrainEngine(WeightSource):
         """What `reload` of all parts would take on the device."""
         return 0
 
+    @property
+    def lies_in(self) -> TrainEngine:
+        """The engine whose memory it computes in."""
+        return self
+
     def memory(self) -> dict[str, int]:
         """Bytes of each part that this rank holds on the device, and of all parts offloaded under `host`."""
         return dict.fromkeys((*PARTS, "host"), 0)

@@ -94,6 +94,8 @@ class Parked:
         found = storages(tensors)
         self._leaving = _Leaving(found[0].device) if found and found[0].is_cuda else None
         self._parked = [(storage, self._away(storage)) for storage in found]
+        if self._leaving is not None:
+            self._leaving.end()
 
     @property
     def size_bytes(self) -> int:
@@ -140,6 +142,7 @@ class _Leaving:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         self._stream = self._streams[device]
+        self._sent = torch.cuda.Event()
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:
@@ -148,9 +151,13 @@ class _Leaving:
             yield
         tensor.record_stream(self._stream)
 
+    def end(self) -> None:
+        """Note that all has been sent."""
+        self._sent = self._stream.record_event()
+
     def wait(self) -> None:
-        """Let what the computation does next begin when all that has left is there."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        """Let what the computation does next begin when all that was sent is there."""
+        torch.cuda.current_stream(self._device).wait_event(self._sent)
 
     def settle(self) -> None:
         """Until the computation has done what it was told, for whatever stream reads its results."""

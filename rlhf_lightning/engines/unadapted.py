@@ -96,5 +96,10 @@ class Unadapted(TrainEngine):
         """See `TrainEngine.away_bytes`; of all that the adapted model is, which is no less."""
         return self._engine.away_bytes()
 
+    @property
+    def lies_in(self) -> TrainEngine:
+        """See `TrainEngine.lies_in`: the adapted model's."""
+        return self._engine
+
     def _refuse(self) -> NoReturn:
         raise RuntimeError("the model below an actor's adapters is frozen and only computes log_probs.")

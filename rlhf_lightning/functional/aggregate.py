@@ -107,7 +107,7 @@ def run_loss(
     try:
         found: object = loss(outputs, rows, counts)
     except KeyError as err:
-        if {*err.args} & (outputs.keys() | rows.keys()):
+        if not err.args or {*err.args} & {*outputs, *rows}:
             raise
         raise ValueError(_lacking(whose, str(err.args[0]), outputs, rows)) from err
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):

@@ -28,6 +28,7 @@ from rlhf_lightning.rewards import (
     score,
 )
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.retelling import ReadsTo, Retelling
 
 
@@ -47,6 +48,8 @@ class Judge(Remote):
     """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
     tokenizer: str = ""
     """The actor's where empty; it turns ids into the texts that functions read."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens at which the actor stops beside its end tokens; those of its sampling where there are none."""
     reads_to: ReadsTo = "template"
     """Where a model that is told what was said in its own chat template has its number: at the end of that,
     or, as models that are trained here, at the token that ends a turn, which the template may go on after."""
@@ -85,8 +88,11 @@ class Judge(Remote):
         return any(name.startswith(SCHEMES) for name in self.spec.names())
 
     def following(self, actor: ModelSpec) -> Self:
-        """The same role with the actor's tokenizer where it names none."""
-        return self if self.tokenizer else replace(self, tokenizer=actor.path)
+        """The same role with the actor's tokenizer, and the tokens at which it stops, where it names none."""
+        stops = actor.sampling.stop_token_ids if isinstance(actor, Actor) else ()
+        return replace(
+            self, tokenizer=self.tokenizer or actor.path, stop_token_ids=self.stop_token_ids or tuple(stops)
+        )
 
     def located(self) -> Self:
         """The same role with absolute paths."""
@@ -120,12 +126,13 @@ class Judge(Remote):
 
     def told(self, rows: TensorDict, retelling: Retelling) -> TensorDict:
         """What a model with another tokenizer reads of whole sequences, given with the raw rows."""
-        ids, raw, ends = whole_ids(rows), _raw(rows), end_tokens(self.tokenizer)
+        ids, raw = whole_ids(rows), _raw(rows)
         alone, behind = self._texts(ids), self._texts_behind(rows, ids)
         texts = [
             (one if are_messages(row.get("prompt_messages")) else other) if kept else None
             for row, kept, one, other in zip(raw, ids, alone, behind, strict=True)
         ]
+        ends = {*end_tokens(self.tokenizer), *self.stop_token_ids}
         return retelling.rows(raw, texts, ended=[kept[-1:] != [] and kept[-1] in ends for kept in ids])
 
     def outcomes(self, rows: TensorDict, judged: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -177,8 +184,10 @@ class Judge(Remote):
 
 @lru_cache(maxsize=8)
 def _retelling(path: str, tokenizer: str, reads_to: ReadsTo) -> Retelling | None:
-    model = ModelSpec(path=path)
-    if path == tokenizer or not has_tokenizer(model) or reads(tokenizer, path, num_tokens=num_tokens(model)):
+    model, actor = ModelSpec(path=path), ModelSpec(path=tokenizer)
+    if path == tokenizer or not has_tokenizer(model):
+        return None
+    if reads(tokenizer, path, said=num_tokens(actor), known=num_tokens(model)):
         return None
     return Retelling(tokenizer=load_tokenizer(path), positions=max_positions(model), reads_to=reads_to)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias, cast
 
 from jinja2 import TemplateError
@@ -60,14 +61,6 @@ class Retelling:
         last = {"response_ids": ids[:, -1:], "response_mask": mask[:, -1:]}
         return TensorDict(parts | last, batch_size=[len(told)])
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """Messages in the judge's chat template.
-
-        Raises:
-            ValueError: it refuses them, or there is none.
-        """
-        return self._rendered(messages, answered=True)
-
     def _rendered(self, messages: list[dict[str, str]], *, answered: bool) -> str:
         try:
             told = self.tokenizer.apply_chat_template(
@@ -86,12 +79,18 @@ class Retelling:
         messages = row.get("prompt_messages")
         if are_messages(messages):
             if self.reads_to == "template":
-                return self._plain(self.render([*messages, {"role": "assistant", "content": response}]))
-            end = [turn_end(self.tokenizer, Format(chat_template=True))] if ended else []
+                return self._plain(
+                    self._rendered([*messages, {"role": "assistant", "content": response}], answered=True)
+                )
+            end = [self._end] if ended else []
             return [*self._plain(self._rendered([*messages], answered=False)), *self._plain(response), *end]
         eos = self.tokenizer.eos_token_id
         ids = list(self.tokenizer.encode(str(row["prompt"]) + response))
         return [*ids, eos] if ended and isinstance(eos, int) and ids[-1:] != [eos] else ids
+
+    @cached_property
+    def _end(self) -> int:
+        return turn_end(self.tokenizer, Format(chat_template=True))
 
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -238,7 +238,8 @@ class Role(ModelSpec, Remote):
     def evaluate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
         """The metrics of a loss on this rank's share, times d on each rank; nothing is learned."""
         outputs = self.engine.infer(rows, temperature=temperature, entropy=loss.needs_entropy)
-        _, metrics = run_loss(loss, outputs, rows, self.count(rows, loss))
+        said, given = (cast(dict[str, Tensor], dict(table.items())) for table in (outputs, rows))
+        _, metrics = run_loss(loss, said, given, self.count(rows, loss))
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}
 
     def count(self, rows: TensorDict, loss: Loss) -> Counts:
@@ -297,6 +298,11 @@ class Role(ModelSpec, Remote):
         """See `Remote.away_bytes`."""
         engine = self.place.engine
         return 0 if engine is None else engine.away_bytes()
+
+    def lies_in(self, other: Remote) -> bool:
+        """See `Remote.lies_in`."""
+        engine, its = self.place.engine, other.place.engine if isinstance(other, Role) else None
+        return engine is not None and engine.lies_in is its
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be divided, reading its config.json only.

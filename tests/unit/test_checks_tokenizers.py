@@ -17,7 +17,7 @@ from transformers import (
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import PromptData, load_tokenizer
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer, embedded_directory
-from rlhf_lightning.workers import Critic, Reference, Reward
+from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 from tests.unit.algos.short import refusal
 from tests.unit.algos.small import write_other, write_rows
 
@@ -67,6 +67,39 @@ def test_a_model_without_the_actors_last_tokens_does_not_read_its_ids(role: str,
         assert retelling.reads_to == "end"
     else:
         assert "knows 262 of 264 by the same number; they go up to 263, and the model has 263 tokens" in told
+
+
+@pytest.mark.parametrize("role", ["critic", "reward", "reference"])
+def test_a_token_that_the_actor_has_none_for_is_not_said(role: str, tmp_path: Path) -> None:
+    """As in Gemma 3, whose tokenizers have one for images behind the last of the smallest models."""
+    paths = [str(tmp_path / name) for name in ("actor", "other")]
+    for path in paths:
+        tokenizer = build_byte_tokenizer()
+        tokenizer.add_tokens(["<image>"], special_tokens=True)
+        tokenizer.save_pretrained(path)
+        config = AutoConfig.from_pretrained(embedded_directory(), num_labels=1)
+        if role == "reference" or path == paths[0]:
+            AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        else:
+            AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    actor, kinds = Actor(path=paths[0]), {"critic": Critic, "reward": Reward, "reference": Reference}
+    other = kinds[role](path=paths[1])
+    assert refusal(PPO(actor=actor, **{role: other}), tmp_path) == "started"
+    if isinstance(other, Reward):
+        assert other.following(actor).retelling is None
+
+
+def test_where_a_judge_reads_to_is_tried_out(tmp_path: Path) -> None:
+    path = write_other(tmp_path / "other", 2)
+    tokenizer = load_tokenizer(path)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(path)
+    load_tokenizer.cache_clear()
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": [{"role": "user", "content": "a"}]}] * 2)
+    chats = PromptData(path=file, chat_template=True, batch_size=2)
+    assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats) == "started"
+    told = refusal(PPO(reward=Reward(path=path, reads_to="end")), tmp_path, data=chats)
+    assert told.startswith(f"reward.path={path!r}: the tokenizer {path!r} has no end token")
 
 
 def test_a_judge_of_whole_responses_may_have_another_tokenizer(tmp_path: Path) -> None:

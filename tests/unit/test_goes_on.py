@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
@@ -48,3 +49,30 @@ def test_what_was_learned_is_not_left_behind_in_silence(tmp_path: Path) -> None:
     run.fit_loop.epoch_loop.max_steps = 4
     run.fit(algorithm, datamodule=data, ckpt_path="last")
     assert (run.global_step, algorithm.iterations_here) == (4, 4)
+
+
+class Fails(GRPO):
+    """Fails in its first iteration, once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fails = True
+
+    def step(self, batch: Batch) -> Metrics:
+        if self.fails:
+            self.fails = False
+            raise KeyError("out of luck")
+        return super().step(batch)
+
+
+def test_who_has_learned_nothing_may_begin_again(tmp_path: Path) -> None:
+    data = TaskData(batch_size=4, num_rows=16, num_val_rows=2)
+    actor = Actor(sampling=Sampling(max_new_tokens=2))
+    unlucky = Fails(actor=actor, group_size=2)
+    with pytest.raises(KeyError, match="out of luck"):
+        trainer(Local(), tmp_path).fit(unlucky, datamodule=data)
+    trainer(Local(), tmp_path).fit(unlucky, datamodule=data)
+    tried = GRPO(actor=actor, group_size=2)
+    for options in ({"fast_dev_run": True}, {}):
+        trainer(Local(), tmp_path, **options).fit(tried, datamodule=data)
+    assert (unlucky.iterations_here, tried.iterations_here) == (1, 1)

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.tuner.tuning import Tuner
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO, SFT
@@ -199,6 +200,12 @@ def test_what_lightning_would_do_to_a_module_that_steps_itself_is_refused(tmp_pa
     for finder in (BatchSizeFinder(), LearningRateFinder()):
         said = told(Started(), tmp_path, accelerator="cpu", callbacks=finder)
         assert said.startswith(f"{type(finder).__name__}: its trials train the models")
+    run = pl.Trainer(strategy=Started(), logger=False, default_root_dir=tmp_path, accelerator="cpu")
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    with pytest.raises(ValueError, match="its trials train"):
+        Tuner(run).scale_batch_size(grpo(), datamodule=data)
+    with pytest.raises(KeyError, match="it would start"):
+        run.fit(grpo(), datamodule=data)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,17 @@ def test_what_the_environment_says_stands_between_the_turns(model: str) -> None:
     assert found >= {(2, True), (1, True)}, "three turns, and no room for a third"
 
 
+def test_what_the_environment_says_stands_behind_what_was_said(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tokens that stand behind others, which are not those of a text alone with every tokenizer."""
+    monkeypatch.setattr("rlhf_lightning.workers.conversation.encode_behind", lambda *_: [97, 98])
+    algorithm = grpo(model, patient)
+    run(algorithm, data(), steps=1)
+    said = {text for turns in turns_of(algorithm.batches[0], algorithm) for own, text in turns if not own}
+    assert said == {"ab"}
+
+
 def test_log_probs_are_of_the_tokens_in_their_place(model: str) -> None:
     algorithm = grpo(model, insists)
     algorithm.actor = replace(algorithm.actor, recompute_log_probs=True)

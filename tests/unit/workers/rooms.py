@@ -67,7 +67,7 @@ class Job:
         offload: bool = True,
         device: torch.device = CPU,
     ) -> None:
-        self.device, self.moves = Device(0), 0
+        self.device, self.came = Device(0), list[str]()
         self.device.offload = offload
         self.device.world = World(0, device, {(0,): None})
         self.gauge = None if gauge is None else gauge(self.device)
@@ -82,11 +82,11 @@ class Job:
         """Build a role on the device; its handle."""
         layout = ParallelLayout()
         self.device.host(name, Placement(replace(role), layout, (0,), Settings()))
-        self.watch(self.device.roles[name])
+        self.watch(name, self.device.roles[name])
         return role.bound(WorkerGroup(name, InProcessTransport(self.device), layout, (0,)))
 
-    def watch(self, role: Remote) -> None:
-        """Let bytes move on this CPU too, and count how often they come."""
+    def watch(self, name: str, role: Remote) -> None:
+        """Let bytes move on this CPU too, and note whose come back."""
         engine = cast(Role, role).engine
         if not isinstance(engine, FSDPEngine):
             return
@@ -94,14 +94,19 @@ class Job:
         reload = engine._away.reload
 
         def counted(parts: tuple[str, ...]) -> None:
-            self.moves += engine._away.size_bytes > 0
+            self.came += [name] * (engine._away.size_bytes > 0)
             reload(parts)  # type: ignore[arg-type]
 
         engine._away.reload = counted  # type: ignore[method-assign, assignment]
 
+    @staticmethod
+    def rows() -> Batch:
+        """Of every iteration."""
+        return Batch.of({name: cast(torch.Tensor, column) for name, column in tiny.rows().items()})
+
     def iteration(self) -> list[torch.Tensor]:
         """What the models say, and how far they are from it."""
-        rows = Batch.of({name: cast(torch.Tensor, column) for name, column in tiny.rows().items()})
+        rows = self.rows()
         said = [self.critic.compute_values(rows)["values"], self.actor.compute_log_prob(rows)["log_probs"]]
         said.append(self.reference.compute_ref_log_prob(rows)["ref_log_probs"])
         fit = tiny.Fit()

@@ -18,8 +18,8 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.data.tokenizer import embedded_directory, load_tokenizer
 from rlhf_lightning.parallel import ParallelLayout, World
 from rlhf_lightning.rewards import RETRIES, HTTPOptions
-from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.workers import Cost, Reward, Settings
+from rlhf_lightning.spec import ModelSpec, Sampling
+from rlhf_lightning.workers import Actor, Cost, Reward, Settings
 from rlhf_lightning.workers.retelling import Retelling
 from tests.unit.algos.small import write_other
 from tests.unit.controller.devices import Devices
@@ -207,6 +207,12 @@ def test_a_model_is_told_a_response_as_it_stands_behind_its_prompt(
         "response_mask": torch.tensor([[True] * len(response) + [False]]),
     }
     rows = TensorDict({**columns, "rows": NonTensorStack({"prompt": "the capital is"})}, batch_size=1)
+    if last == [2] and not also_ends:
+        stopping = Actor(path=path, sampling=Sampling(stop_token_ids=(2,)))
+        role = Reward(path="embedded").following(stopping)
+        assert (role.tokenizer, role.stop_token_ids) == (path, (2,))
+        told = role.told(rows, Retelling(tokenizer=load_tokenizer("embedded")))
+        assert int(told["response_ids"]) == 258
     role = Reward(path="embedded", tokenizer=path)
     told = role.told(rows, Retelling(tokenizer=load_tokenizer("embedded")))
     ids = [*told["prompt_ids"][0].tolist(), *told["response_ids"][0].tolist()]

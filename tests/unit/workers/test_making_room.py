@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from rlhf_lightning.controller import WorkerError
+from rlhf_lightning.functional import Counts, Loss
 from rlhf_lightning.spec import LoRA
+from rlhf_lightning.workers import Actor
 from tests.unit.engines import tiny
 from tests.unit.workers.rooms import MODEL_BYTES, Held, Job
+
+
+@dataclass(frozen=True)
+class Looking(Loss):
+    """Looks for an output, or for something of its own."""
+
+    wanted: str
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self.wanted:
+            raise KeyError
+        return outputs[self.wanted].sum(), {}
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +46,34 @@ def test_numbers_do_not_depend_on_the_room(model: Path, lora: LoRA | None, model
     size = 0 if models is None else models * MODEL_BYTES
     with closing(Job(model, lora, gauge=None, offload=False)) as job:
         expected = job.run()
-        assert job.moves == 0
+        assert not job.came
     with closing(Job(model, lora, gauge=partial(Held, size=size) if size else None)) as job:
         found = job.run()
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
         assert not isinstance(job.gauge, Held) or job.gauge.most <= size
-        job.moves = 0
+        job.came.clear()
         job.iteration()
-        assert (job.moves == 0) == (models == 100)
+        assert (not job.came) == (models == 100)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["whole", "adapters"])
+def test_what_lies_in_a_model_makes_no_room_for_it(
+    model: Path, lora: LoRA | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reference below adapters is the actor: all but both leave where the actor takes all memory."""
+    monkeypatch.setattr(Actor, "takes_all", lambda _, method: method == "compute_log_prob")
+    with closing(Job(model, lora, gauge=partial(Held, size=100 * MODEL_BYTES))) as job:
+        job.run()
+        job.came.clear()
+        job.iteration()
+        assert sorted(job.came) == (["critic", "reference"] if lora is None else ["critic"])
+
+
+def test_a_loss_that_looks_for_what_is_not_there_is_told_so_where_nothing_is_learned(model: Path) -> None:
+    with closing(Job(model, None, gauge=None, offload=False)) as job:
+        for wanted, said in (
+            ("entropy", r"Looking reads 'entropy', .* outputs \['log_prob"),
+            ("", "KeyError"),
+        ):
+            with pytest.raises(WorkerError, match=said):
+                job.actor.compute_loss(job.rows(), loss=Looking(wanted)).fetch()
