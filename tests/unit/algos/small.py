@@ -55,12 +55,13 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> str:
 
 
 class Keep(Callback):
-    """Metrics of every iteration, and the weights of the trained models after the first and at the end."""
+    """Metrics of every iteration, weights of the trained models after the first and at the end, and where."""
 
     def __init__(self) -> None:
         self.numbers: list[Numbers] = []
         self.first: Weights = {}
         self.weights: Weights = {}
+        self.devices: set[torch.device] = set()
         self.reference = torch.empty(0)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
@@ -71,6 +72,8 @@ class Keep(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Copy the weights."""
         self.weights = trained(pl_module)
+        engines = [role.engine for role in built(pl_module).values() if role.path]
+        self.devices = {engine._device for engine in engines if isinstance(engine, FSDPEngine)}
         if "reference" in (roles := built(pl_module)):
             self.reference = roles["reference"].engine.give_weights()
 

@@ -22,6 +22,7 @@ from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Scorer
 from tests.unit.algos.small import run, write_rows
+from tests.unit.pretended import GPU, pretended
 
 NUM_ROWS = 12
 FAST = OptimizerSpec(lr=3e-3)
@@ -90,6 +91,17 @@ def test_the_loss_falls(name: str, model: str, rows: str) -> None:
         assert all(math.isfinite(value) for value in numbers.values()), numbers
     losses = [numbers[metric] for numbers in kept.numbers]
     assert losses[-1] < losses[0] - 0.05 * abs(losses[0])  # found: 0.14 (SFT) to 0.97 of it
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_pretended_gpu_says_the_same(name: str, model: str, rows: str) -> None:
+    make, data, metric = CASES[name]
+    expected = run(make(model), data(rows), steps=2)
+    with pretended():
+        found = run(make(model), data(rows), steps=2)
+    assert found.devices == {GPU}
+    losses, ours = ([numbers[metric] for numbers in kept.numbers] for kept in (expected, found))
+    assert ours == pytest.approx(losses, rel=1e-3)
 
 
 def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:

@@ -15,6 +15,7 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from tests.unit.algos.small import run
+from tests.unit.pretended import GPU, pretended
 
 OFFLINE = ("CostModel", "DPO", "KTO", "ProcessRewardModel", "RewardModel", "SFT", "SimPO")
 ONLINE = [name for name in algos.__all__ if name not in OFFLINE]
@@ -67,6 +68,20 @@ def test_what_was_cut_off_teaches_nothing(model: str) -> None:
     assert 0 < share < float(mask[:, -1].float().mean())
     assert kept.numbers[0]["response/truncated"] == pytest.approx(share)
     assert kept.numbers[0]["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_it_learns_the_same_on_a_pretended_gpu(name: str, model: str) -> None:
+    expected = run(make(name, model), data(), steps=1)
+    with pretended():
+        found = run(make(name, model), data(), steps=1)
+    assert found.devices == {GPU}
+    assert expected.devices == {torch.device("cpu")}
+    measured = ("time/", "throughput/", "memory/")
+    numbers = {k: v for k, v in expected.numbers[0].items() if not k.startswith(measured)}
+    assert {k: v for k, v in found.numbers[0].items() if not k.startswith(measured)} == pytest.approx(
+        numbers, abs=1e-4, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ONLINE)

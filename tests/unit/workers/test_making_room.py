@@ -73,7 +73,7 @@ def test_a_loss_that_looks_for_what_is_not_there_is_told_so_where_nothing_is_lea
     with closing(Job(model, None, gauge=None, offload=False)) as job:
         for wanted, said in (
             ("entropy", r"Looking reads 'entropy', .* outputs \['log_prob"),
-            ("", "KeyError"),
+            ("", "compute_loss: KeyError"),
         ):
             with pytest.raises(WorkerError, match=said):
                 job.actor.compute_loss(job.rows(), loss=Looking(wanted)).fetch()

@@ -1,0 +1,114 @@
+"""On a GPU that is pretended engines compute what they do on a CPU, and no tensor is where it must not be.
+
+`tests/gpu` asks a real one, which has kernels, memory and streams of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.engines import FSDPEngine, Head, Native, NativeGenerator
+from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
+from tests.unit.engines import tiny
+from tests.unit.pretended import GPU, pretended
+
+SAME = 1e-5
+CPU = torch.device("cpu")
+DRAWN = Sampling(max_new_tokens=6, temperature=0.8, top_k=40, top_p=0.95, min_p=0.01)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return tiny.write_models(tmp_path_factory.mktemp("models"))
+
+
+def learned(engine: FSDPEngine) -> dict[str, Tensor]:
+    """What an engine says before and after two steps, and its weights."""
+    head = engine._head
+    found = {"before": engine.infer(tiny.rows(), temperature=0.7, entropy=head == "lm", keep=True)}
+    for _ in range(2):
+        engine.accumulate(tiny.rows(), tiny.Fit(needs_entropy=head == "lm"), tiny.counts(), temperature=0.7)
+        assert engine.optimizer_step()["grad_norm"] > 0
+    found["after"] = engine.infer(tiny.rows(), temperature=0.7, entropy=head == "lm")
+    said = {f"{when}.{name}": rows[str(name)] for when, rows in found.items() for name in rows.keys()}  # noqa: SIM118
+    return {**said, "weights": engine.give_weights()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("kind", "head"), [("lm", "lm"), ("tied", "lm"), ("scalar", "scalar")])
+def test_it_learns_the_same(models: dict[str, Path], kind: str, head: Head, *, checkpointing: bool) -> None:
+    spec = tiny.spec(models[kind], gradient_checkpointing=checkpointing, eps=1e-4)
+    expected = learned(FSDPEngine(spec, head=head))
+    with pretended():
+        engine = FSDPEngine(spec, head=head, device=GPU)
+        assert {master.device for master in engine._weights.masters.values()} == {GPU}
+        found = learned(engine)
+        assert {tensor.device for tensor in found.values()} == {CPU}
+        assert {moment.device for moment in engine._optimizer.tensors().values()} == {GPU}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=SAME, rtol=SAME, msg=name)
+
+
+@pytest.mark.parametrize("spec_of", ["bfloat16", "adapters"])
+def test_other_weights_learn(models: dict[str, Path], spec_of: str) -> None:
+    spec = tiny.spec(models["lm"], dtype="bfloat16" if spec_of == "bfloat16" else "float32")
+    if spec_of == "adapters":
+        spec = ModelSpec(path=spec.path, lora=LoRA(rank=2), optimizer=spec.optimizer)
+    with pretended():
+        found = learned(FSDPEngine(spec, device=GPU))
+    assert all(bool(value.isfinite().all()) for value in found.values())
+    assert not torch.equal(found["before.log_probs"], found["after.log_probs"])
+
+
+def said(spec: ModelSpec, device: torch.device, *, slots: int, sampling: Sampling) -> TensorDict:
+    """Answers to prompts of several lengths."""
+    rows = tiny.rows().select("prompt_ids", "prompt_mask")
+    rows["row_ids"] = torch.arange(len(rows))
+    with FSDPEngine(spec, device=device).generating() as decoder:
+        native = NativeGenerator(
+            decoder, device=device, pad_token_id=0, eos_token_ids=(3,), config=Native(slots=slots)
+        )
+        return native.generate(rows, sampling=sampling, seed=5)
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(max_new_tokens=6, temperature=0.0), DRAWN], ids=["greedy", "drawn"]
+)
+def test_it_says_the_same(models: dict[str, Path], slots: int, sampling: Sampling) -> None:
+    spec = tiny.spec(models["lm"])
+    expected = said(spec, CPU, slots=slots, sampling=sampling)
+    with pretended():
+        found = said(spec, GPU, slots=slots, sampling=sampling)
+    assert torch.equal(found["response_ids"], expected["response_ids"])
+    assert torch.equal(found["response_mask"], expected["response_mask"])
+    torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
+
+
+def test_what_is_on_two_devices_does_not_meet() -> None:
+    with pretended():
+        there, here = torch.arange(6, device=GPU).view(2, 3), torch.arange(3)
+        assert there.device == there[0].device == (there + 1).device == there.float().device == GPU
+        assert (there.is_cuda, there.is_cpu, here.is_cpu) == (True, False, True)
+        assert (there + torch.tensor(2)).device == GPU
+        assert there.cpu().device == torch.zeros(1).device == CPU
+        assert there[:, here].device == here.to(GPU).device == torch.zeros_like(there).device == GPU
+        with pytest.raises(RuntimeError, match="same device"):
+            there + here
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.cat([there[0], here])
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.where(here > 0, there, 0)
+        with pytest.raises(TypeError, match="can't convert cuda"):
+            np.asarray(there.numpy())
+        weight = torch.ones(3, device=GPU, requires_grad=True)
+        (weight * 2).sum().backward()
+        assert weight.grad is not None
+        assert (weight.grad + weight).device == GPU
+    assert there.device == CPU

@@ -1,0 +1,168 @@
+"""A GPU that is not there: tensors remember the device they were made for, and refuse to meet others.
+
+    with pretended():
+        engine = FSDPEngine(spec, device=GPU)       computes here, as a GPU's rules allow
+
+A storage is marked where its tensors are said to be on the GPU, or on the CPU, and has no mark where nobody
+said it: what a backward pass makes. The numbers are real, and the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import _allowed_determinism_checks_to_fns
+
+GPU = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_ANSWERS = {
+    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")),
+    **dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated"), 0),
+    "is_available": True,
+    "mem_get_info": (1 << 34, 1 << 34),
+}
+"""What functions of `torch.cuda` say."""
+_FIELDS = vars(torch._C.TensorBase)
+_ANYWHERE = {torch._has_compatible_shallow_copy_type, _FIELDS["data"].__set__, Tensor.copy_}
+"""Take tensors of several devices."""
+_INDEXED = {torch.index_put, Tensor.index_put_}
+"""Take indices of the CPU; so does `[...]`."""
+_PROPERTIES: dict[object, Callable[[Tensor], object]] = {
+    _FIELDS["is_cuda"].__get__: lambda tensor: mark_of(tensor) == "cuda",
+    _FIELDS["is_cpu"].__get__: lambda tensor: mark_of(tensor) != "cuda",
+}
+
+
+def mark_of(tensor: Tensor) -> str | None:
+    """Where a tensor is said to be: `cuda`, `cpu`, or None."""
+    with torch._C.DisableTorchFunction():
+        mark: str | None = getattr(tensor.untyped_storage(), "pretended", None)
+    return mark
+
+
+def mark(found: object, kind: str | None) -> None:
+    """Say where the tensors in a result are, of which nobody has said it."""
+    for tensor in _tensors(found):
+        if kind is not None and mark_of(tensor) is None:
+            with torch._C.DisableTorchFunction():
+                tensor.untyped_storage().pretended = kind  # type: ignore[attr-defined]
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and type(value) is not torch.nn.parameter.UninitializedParameter:
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from _tensors(item)
+
+
+class _Pretending(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        given = dict(kwargs or {})
+        first = args[0] if args else None
+        if isinstance(first, Tensor):
+            if func == _FIELDS["device"].__get__ and mark_of(first) == "cuda":
+                return GPU
+            if func in _PROPERTIES:
+                return _PROPERTIES[func](first)
+            if func is Tensor.numpy and mark_of(first) == "cuda":
+                raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+            if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
+                return _moved(func, first, args[1:], given)
+        if func in {Tensor.backward, torch.autograd.backward}:
+            self._backward(next(_tensors([first])))
+            return None
+        return _called(func, args, given)
+
+    def _backward(self, loss: Tensor) -> None:
+        """Go back from a number, pretending on the way, too: layers may be computed once more."""
+        with self:
+            ones = (torch.ones_like(loss),)
+            _engine_run_backward(
+                (loss,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+
+def _called(func: Callable[..., object], args: Sequence[object], given: dict[str, object]) -> object:
+    meeting = [] if func in _ANYWHERE else list(_meeting(func, args, given))
+    kinds = {mark_of(tensor) for tensor in meeting} - {None}
+    if len(kinds) > 1:
+        raise RuntimeError(f"{func}: Expected all tensors to be on the same device, found cuda:0 and cpu")
+    target = given.get("device")
+    if isinstance(target, str | torch.device) and torch.device(target).type != "meta":
+        given["device"], kinds = _CPU, {torch.device(target).type}
+    elif next(_tensors([args, given]), None) is None:
+        kinds = {"cpu"}
+    found = func(*args, **given)
+    if func is scaled_dot_product_attention and "cuda" in kinds and isinstance(found, Tensor):
+        found = found.transpose(1, 2).contiguous().transpose(1, 2)  # in the layout of a GPU's kernels
+    mark(found, next(iter(kinds), None))
+    return found
+
+
+def _meeting(func: Callable[..., object], args: Sequence[object], given: object) -> Iterator[Tensor]:
+    """Those that have to be on one device: a scalar of the CPU goes with all, and so do indices."""
+    if func is Tensor.__getitem__ or (func is Tensor.__setitem__ and not _gathers(args[1])):
+        args = args[:1]  # what is written to a slice is copied
+    elif func in _INDEXED or func is Tensor.__setitem__:
+        args = (args[0], args[-1])
+    for tensor in _tensors([args, given]):
+        if tensor.dim() or mark_of(tensor) == "cuda":
+            yield tensor
+
+
+def _gathers(index: object) -> bool:
+    """Whether an index picks places by their numbers."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, list | Tensor) for part in parts)
+
+
+def _moved(
+    func: Callable[..., object], source: Tensor, rest: Sequence[object], given: dict[str, object]
+) -> object:
+    before, places = mark_of(source), [*rest]
+    where = {Tensor.cpu: "cpu", Tensor.cuda: "cuda"}.get(func, before)
+    for number, value in enumerate(rest):
+        if isinstance(value, torch.device | str):
+            where, places[number] = torch.device(value).type, _CPU
+        elif isinstance(value, Tensor):
+            where = mark_of(value)
+    target = given.get("device")
+    if isinstance(target, str | torch.device):
+        where, given["device"] = torch.device(target).type, _CPU
+    found = source if func is not Tensor.to else source.to(*places, **given)  # type: ignore[call-overload]
+    shared = found.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    found = found.clone() if shared and where != before else found
+    mark(found, where)
+    return found
+
+
+@contextmanager
+def pretended() -> Iterator[None]:
+    """Until the end there is a GPU, whose memory is the CPU's."""
+    with ExitStack() as stack:
+        for name, answer in _ANSWERS.items():
+            stack.enter_context(mock.patch(f"torch.cuda.{name}", return_value=answer))
+        # What a layer keeps is looked at within an operation, where nobody pretends.
+        checks = mock.patch.dict(
+            _allowed_determinism_checks_to_fns, {"default": lambda kept: {"dtype": kept.dtype}}
+        )
+        stack.enter_context(checks)
+        stack.enter_context(_Pretending())
+        yield
