@@ -10,7 +10,8 @@ said it: what a backward pass makes. The numbers are real, and the CPU's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -47,6 +48,10 @@ def mark_of(tensor: Tensor) -> str | None:
     return mark
 
 
+def _is_there(storage: torch.UntypedStorage) -> bool:
+    return getattr(storage, "pretended", None) == "cuda"
+
+
 def mark(found: object, kind: str | None) -> None:
     """Say where the tensors in a result are, of which nobody has said it."""
     for tensor in _tensors(found):
@@ -64,6 +69,32 @@ def _tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for item in value:
             yield from _tensors(item)
+
+
+class Stream:
+    """One in whose turn all is done at once; `told` notes what it and its like were asked."""
+
+    told: ClassVar[list[str]] = []
+
+    def __init__(self, device: object = None) -> None:
+        del device
+
+    def record_event(self) -> Stream:
+        """Itself, which is never late."""
+        self.told.append("record_event")
+        return self
+
+    def wait_event(self, _: Stream) -> None:
+        """Goes on."""
+        self.told.append("wait_event")
+
+    def synchronize(self) -> None:
+        """Goes on."""
+        self.told.append("synchronize")
+
+
+def _record_stream(_: Tensor, stream: Stream) -> None:
+    stream.told.append("record_stream")
 
 
 class _Pretending(TorchFunctionMode):
@@ -109,6 +140,7 @@ def _called(func: Callable[..., object], args: Sequence[object], given: dict[str
         given["device"], kinds = _CPU, {torch.device(target).type}
     elif next(_tensors([args, given]), None) is None:
         kinds = {"cpu"}
+    given.pop("pin_memory", None)
     found = func(*args, **given)
     if func is scaled_dot_product_attention and "cuda" in kinds and isinstance(found, Tensor):
         found = found.transpose(1, 2).contiguous().transpose(1, 2)  # in the layout of a GPU's kernels
@@ -159,6 +191,13 @@ def pretended() -> Iterator[None]:
     with ExitStack() as stack:
         for name, answer in _ANSWERS.items():
             stack.enter_context(mock.patch(f"torch.cuda.{name}", return_value=answer))
+        streams = {"Stream": Stream, "Event": Stream, "current_stream": Stream, "stream": nullcontext}
+        for name, kind in streams.items():
+            stack.enter_context(mock.patch(f"torch.cuda.{name}", kind))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", _record_stream))
+        where = {"is_cuda": property(_is_there), "device": property(lambda s: GPU if _is_there(s) else _CPU)}
+        for name, field in where.items():
+            stack.enter_context(mock.patch.object(torch.UntypedStorage, name, field, create=True))
         # What a layer keeps is looked at within an operation, where nobody pretends.
         checks = mock.patch.dict(
             _allowed_determinism_checks_to_fns, {"default": lambda kept: {"dtype": kept.dtype}}

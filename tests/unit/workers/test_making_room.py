@@ -7,16 +7,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlhf_lightning.controller import WorkerError
+from rlhf_lightning.engines import PARTS, FSDPEngine
 from rlhf_lightning.functional import Counts, Loss
 from rlhf_lightning.spec import LoRA
-from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers import Actor, Role
 from tests.unit.engines import tiny
+from tests.unit.pretended import GPU, Stream, pretended
 from tests.unit.workers.rooms import MODEL_BYTES, Held, Job
 
 
@@ -54,6 +57,28 @@ def test_numbers_do_not_depend_on_the_room(model: Path, lora: LoRA | None, model
         job.came.clear()
         job.iteration()
         assert (not job.came) == (models == 100)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["whole", "adapters"])
+def test_bytes_leave_a_pretended_gpu_beside_its_computation(model: Path, lora: LoRA | None) -> None:
+    with closing(Job(model, lora, gauge=None, offload=False)) as job:
+        expected = job.run()
+    with pretended(), closing(Job(model, lora, gauge=None, device=GPU)) as job:
+        found = job.run()
+        Stream.told.clear()
+        engine = cast(Role, job.device.roles["actor"]).engine
+        assert isinstance(engine, FSDPEngine)
+        masters = engine._weights.masters.values()
+        held = sum(engine.memory()[part] for part in PARTS)
+        engine.offload(PARTS)
+        assert engine.away_bytes() == held > 0
+        assert {master.untyped_storage().nbytes() for master in masters} == {0}
+        assert set(Stream.told) == {"record_stream", "record_event"}, "nobody waits"
+        engine.reload(PARTS)
+        assert engine.away_bytes() == 0
+        assert Stream.told[-2:] == ["wait_event", "synchronize"]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["whole", "adapters"])
