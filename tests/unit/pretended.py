@@ -27,6 +27,7 @@ _ANSWERS = {
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")),
     **dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated"), 0),
     "is_available": True,
+    "current_device": 0,
     "mem_get_info": (1 << 34, 1 << 34),
 }
 """What functions of `torch.cuda` say."""
@@ -117,16 +118,16 @@ class _Pretending(TorchFunctionMode):
             if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
                 return _moved(func, first, args[1:], given)
         if func in {Tensor.backward, torch.autograd.backward}:
-            self._backward(next(_tensors([first])))
+            self._backward(*_tensors([first]), back=[*_tensors([args[1:], given])])
             return None
         return _called(func, args, given)
 
-    def _backward(self, loss: Tensor) -> None:
-        """Go back from a number, pretending on the way, too: layers may be computed once more."""
+    def _backward(self, found: Tensor, *, back: Sequence[Tensor]) -> None:
+        """Go back from a tensor, pretending on the way, too: layers may be computed once more."""
         with self:
-            ones = (torch.ones_like(loss),)
+            gradients = tuple(back) or (torch.ones_like(found),)
             _engine_run_backward(
-                (loss,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True
+                (found,), gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
             )
 
 
@@ -136,8 +137,8 @@ def _called(func: Callable[..., object], args: Sequence[object], given: dict[str
     if len(kinds) > 1:
         raise RuntimeError(f"{func}: Expected all tensors to be on the same device, found cuda:0 and cpu")
     target = given.get("device")
-    if isinstance(target, str | torch.device) and torch.device(target).type != "meta":
-        given["device"], kinds = _CPU, {torch.device(target).type}
+    if isinstance(target, int | str | torch.device) and _type(target) != "meta":
+        given["device"], kinds = _CPU, {_type(target)}
     elif next(_tensors([args, given]), None) is None:
         kinds = {"cpu"}
     given.pop("pin_memory", None)
@@ -159,6 +160,10 @@ def _meeting(func: Callable[..., object], args: Sequence[object], given: object)
             yield tensor
 
 
+def _type(device: int | str | torch.device) -> str:
+    return "cuda" if isinstance(device, int) else torch.device(device).type
+
+
 def _gathers(index: object) -> bool:
     """Whether an index picks places by their numbers."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -176,8 +181,8 @@ def _moved(
         elif isinstance(value, Tensor):
             where = mark_of(value)
     target = given.get("device")
-    if isinstance(target, str | torch.device):
-        where, given["device"] = torch.device(target).type, _CPU
+    if isinstance(target, int | str | torch.device):
+        where, given["device"] = _type(target), _CPU
     found = source if func is not Tensor.to else source.to(*places, **given)  # type: ignore[call-overload]
     shared = found.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     found = found.clone() if shared and where != before else found
