@@ -243,7 +243,16 @@ class Role(ModelSpec, Remote):
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}
 
     def count(self, rows: TensorDict, loss: Loss) -> Counts:
-        """What the loss counts in the mini-batch, over all ranks."""
+        """What the loss counts in the mini-batch, over all ranks.
+
+        Raises:
+            TypeError: it is no loss.
+        """
+        if not isinstance(loss, Loss):
+            raise TypeError(
+                f"loss={getattr(loss, '__name__', loss)}: is a {type(loss).__name__}. Derive a frozen "
+                "dataclass from rlhf_lightning.functional.Loss, whose __call__ is what you have."
+            )
         mine = loss.count(cast(Mapping[str, Tensor], rows))
         if self.worker.dp_group is None:
             return mine

@@ -102,3 +102,5 @@ def test_a_loss_that_looks_for_what_is_not_there_is_told_so_where_nothing_is_lea
         ):
             with pytest.raises(WorkerError, match=said):
                 job.actor.compute_loss(job.rows(), loss=Looking(wanted)).fetch()
+        with pytest.raises(WorkerError, match=r"update_actor: loss=run: is a function\. Derive"):
+            job.actor.update_actor(job.rows(), loss=Job.run).fetch()  # type: ignore[arg-type]
