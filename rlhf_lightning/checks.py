@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
-from rlhf_lightning.data.tokenizer import highest_token, numbered_alike, reads
-from rlhf_lightning.engines import check_head, check_model, has_tokenizer, max_positions, num_tokens
+from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
+from rlhf_lightning.engines import check_head, check_model, max_positions, num_tokens
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
-from rlhf_lightning.workers import Actor, Judge, Reward, Role
+from rlhf_lightning.workers import Actor, Judge, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -183,16 +183,12 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
     """
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
-        if role.path in ("", main.path) or not has_tokenizer(role) or _reads(role, main):
+        if not role.path or reads_ids(role, of=main):
             continue
         retelling = role.retelling if isinstance(role, Judge) else None
         if retelling is None:
             raise ValueError(_misread(name, role, main))
         _try_retelling(algorithm, f"{name}.path={role.path!r}", retelling)
-
-
-def _reads(role: Role, main: Role) -> bool:
-    return reads(main.path, role.path, said=num_tokens(main), known=num_tokens(role))
 
 
 def _misread(name: str, role: Role, main: Role) -> str:

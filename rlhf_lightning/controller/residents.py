@@ -111,6 +111,6 @@ class Residents:
         past = [*self._past]
         since = past[len(past) - past[::-1].index(key) :] if key in past else []
         wanted = [role for role, _ in since]
-        role = self._roles[key[0]]
-        others = [name for name in self._here if name != key[0] and not self._roles[name].lies_in(role)]
+        called = self._roles[key[0]]
+        others = [name for name in self._here if name != key[0] and not self._roles[name].lies_in(called)]
         return sorted(others, key=lambda n: wanted.index(n) if n in wanted else len(wanted), reverse=True)

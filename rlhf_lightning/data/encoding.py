@@ -114,7 +114,7 @@ def render(
         ValueError: the tokenizer's chat template refuses them.
     """
     try:
-        return _templated(messages, tokenizer, form, answered=False)
+        return templated(messages, tokenizer, form, answered=False)
     except TemplateError as err:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
@@ -122,10 +122,15 @@ def render(
         ) from err
 
 
-def _templated(
+def templated(
     messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, form: Format, *, answered: bool
 ) -> str:
-    """The text of messages, with the beginning of the model's turn unless they are answered."""
+    """The text of messages, with the beginning of the model's turn unless they are answered.
+
+    Raises:
+        TemplateError: the template refuses them.
+        ValueError: there is none.
+    """
     rendered = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=not answered, **form.template_options
     )
@@ -179,7 +184,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
         return end
     said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     try:
-        rendered = _templated(said, tokenizer, form, answered=True)
+        rendered = templated(said, tokenizer, form, answered=True)
     except TemplateError:  # of a template that wants something else first
         return end
     behind = rendered.rpartition(answer)[2]

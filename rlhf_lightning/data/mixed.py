@@ -76,7 +76,7 @@ class MixedLoader:
             try:
                 loader.load_state_dict(states[name])
             except ValueError as err:
-                told = re.sub(r"\bdata\.(?=\w)", f"data.{name}.", str(err))
+                told = str(_renamed(err, name, RowData))
                 raise ValueError(told if f"data.{name}." in told else f"data.{name}: {told}") from err
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ def row_data(trainer: Trainer) -> RowData | MixedData | None:
     return data if isinstance(data, RowData | MixedData) else None
 
 
-def _renamed(err: ValueError, name: str, part: RowData) -> ValueError:
+def _renamed(err: ValueError, name: str, part: RowData | type[RowData]) -> ValueError:
     """The same complaint with the options as they are typed here: data.batch_size is data.ptx.batch_size."""
     options = "|".join(option.name for option in fields(part))
     return ValueError(re.sub(rf"\bdata\.(?=({options})\b)", f"data.{name}.", str(err)))

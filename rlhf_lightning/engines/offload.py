@@ -94,8 +94,6 @@ class Parked:
         found = storages(tensors)
         self._leaving = _Leaving(found[0].device) if found and found[0].is_cuda else None
         self._parked = [(storage, self._away(storage)) for storage in found]
-        if self._leaving is not None:
-            self._leaving.end()
 
     @property
     def size_bytes(self) -> int:
@@ -142,7 +140,6 @@ class _Leaving:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         self._stream = self._streams[device]
-        self._sent = torch.cuda.Event()
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:
@@ -150,9 +147,6 @@ class _Leaving:
         with torch.cuda.stream(self._stream):
             yield
         tensor.record_stream(self._stream)
-
-    def end(self) -> None:
-        """Note that all has been sent."""
         self._sent = self._stream.record_event()
 
     def wait(self) -> None:

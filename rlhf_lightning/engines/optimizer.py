@@ -161,8 +161,8 @@ class ClippedAdamW:
         self.spec, self._counters = spec, Counters(spec)
         self._parameters = dict(parameters)
         self._group = group
-        devices = {local(parameter.detach()).device for parameter in self._parameters.values()}
-        self._device = devices.pop() if devices else torch.device("cpu")
+        devices = (local(parameter.detach()).device for parameter in self._parameters.values())
+        self._device = next(devices, torch.device("cpu"))
         self._adamw = torch.optim.AdamW(
             [{"params": list(self._parameters.values())}],  # there may be none
             lr=spec.lr,

@@ -111,11 +111,9 @@ def _gradients(at: Setting, micro_batches: int) -> float:
     if at.workload.sharding == "none":
         return added
     scatter, gather = network.all_gather(at.hardware, _sharers(at), gradients) + added, _gather_parameters(at)
-    if at.workload.sharding == "states":
-        return scatter + gather
     if at.workload.sharding == "gradients":
         return micro_batches * scatter + gather
-    if at.workload.gathered_once:
+    if at.workload.sharding == "states" or at.workload.gathered_once:
         return scatter + gather
     return micro_batches * (scatter + gather * (2 if at.workload.recompute else 1))
 

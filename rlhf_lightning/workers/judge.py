@@ -127,7 +127,8 @@ class Judge(Remote):
     def told(self, rows: TensorDict, retelling: Retelling) -> TensorDict:
         """What a model with another tokenizer reads of whole sequences, given with the raw rows."""
         ids, raw = whole_ids(rows), _raw(rows)
-        alone, behind = self._texts(ids), self._texts_behind(rows, ids)
+        alone = self._texts(ids)
+        behind = self._texts_behind(rows, ids, alone)
         texts = [
             (one if are_messages(row.get("prompt_messages")) else other) if kept else None
             for row, kept, one, other in zip(raw, ids, alone, behind, strict=True)
@@ -166,15 +167,14 @@ class Judge(Remote):
         tokenizer = load_tokenizer(self.tokenizer)
         return tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
 
-    def _texts_behind(self, rows: TensorDict, ids: list[list[int]]) -> list[str]:
+    def _texts_behind(self, rows: TensorDict, ids: list[list[int]], alone: list[str]) -> list[str]:
         """As they stand behind their prompts: a tokenizer may drop the space that a text begins with."""
         pairs = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)
         prompts = [every[mask].tolist() for every, mask in pairs]
         wholes = self._texts([[*prompt, *kept] for prompt, kept in zip(prompts, ids, strict=True)])
-        texts = zip(self._texts(prompts), wholes, self._texts(ids), strict=True)
+        texts = zip(self._texts(prompts), wholes, alone, strict=True)
         return [
-            whole.removeprefix(before) if whole.startswith(before) else alone
-            for before, whole, alone in texts
+            whole.removeprefix(before) if whole.startswith(before) else one for before, whole, one in texts
         ]
 
     def limited(self, scores: Tensor) -> Tensor:
@@ -184,12 +184,17 @@ class Judge(Remote):
 
 @lru_cache(maxsize=8)
 def _retelling(path: str, tokenizer: str, reads_to: ReadsTo) -> Retelling | None:
-    model, actor = ModelSpec(path=path), ModelSpec(path=tokenizer)
-    if path == tokenizer or not has_tokenizer(model):
-        return None
-    if reads(tokenizer, path, said=num_tokens(actor), known=num_tokens(model)):
+    model = ModelSpec(path=path)
+    if reads_ids(model, of=ModelSpec(path=tokenizer)):
         return None
     return Retelling(tokenizer=load_tokenizer(path), positions=max_positions(model), reads_to=reads_to)
+
+
+def reads_ids(model: ModelSpec, *, of: ModelSpec) -> bool:
+    """Whether a model can be given the ids of another: it has no tokenizer that numbers them otherwise."""
+    if model.path == of.path or not has_tokenizer(model):
+        return True
+    return reads(of.path, model.path, said=num_tokens(of), known=num_tokens(model))
 
 
 def _raw(rows: TensorDict) -> list[dict[str, object]]:

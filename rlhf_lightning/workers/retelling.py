@@ -9,18 +9,19 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from jinja2 import TemplateError
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.data.batch import padded
-from rlhf_lightning.data.encoding import turn_end
+from rlhf_lightning.data.encoding import templated, turn_end
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.record import are_messages
 
 ReadsTo: TypeAlias = Literal["template", "end"]
+_FORM = Format(chat_template=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +64,13 @@ class Retelling:
 
     def _rendered(self, messages: list[dict[str, str]], *, answered: bool) -> str:
         try:
-            told = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not answered
-            )
+            return templated(messages, self.tokenizer, _FORM, answered=answered)
         except (TemplateError, ValueError) as err:
             roles, why = ", ".join(message["role"] for message in messages), str(err).splitlines()[0]
             raise ValueError(
                 f"the tokenizer of {self.tokenizer.name_or_path} cannot render messages of {roles} ({why}). "
                 "Take a model with a chat template for them, or one with the actor's tokenizer."
             ) from err
-        return cast(str, told)
 
     def _ids(self, row: Mapping[str, object], response: str, *, ended: bool) -> list[int]:
         """The tokens of a prompt and a response, at least one."""
@@ -90,7 +88,7 @@ class Retelling:
 
     @cached_property
     def _end(self) -> int:
-        return turn_end(self.tokenizer, Format(chat_template=True))
+        return turn_end(self.tokenizer, _FORM)
 
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -56,13 +56,7 @@ def refusal(
     data: RowData | None = None,
 ) -> str:
     """What an algorithm is refused with, or that it has started."""
-    run = pl.Trainer(
-        strategy=Started(),
-        logger=False,
-        limit_val_batches=limit,
-        default_root_dir=root,
-        enable_checkpointing=False,
-    )
+    run = trainer(Started(), root, limit_val_batches=limit)
     with pytest.raises((ValueError, RuntimeError)) as error:
         run.fit(algorithm, datamodule=data or TaskData(batch_size=2, num_rows=4, num_val_rows=held_out))
     return str(error.value)

@@ -160,6 +160,20 @@ class Broken(Loss):
 
 
 @dataclass(frozen=True)
+class Looking(Loss):
+    """A loss that looks for an output, or for something of its own."""
+
+    wanted: str
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self.wanted:
+            raise KeyError
+        return outputs[self.wanted].sum(), {}
+
+
+@dataclass(frozen=True)
 class Fit(Loss):
     """A loss in each output: advantages times log-probabilities plus entropy, or squared errors."""
 

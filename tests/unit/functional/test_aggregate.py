@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.functional import Aggregation, Counts, Loss, aggregate, run_loss
+from tests.unit.engines import tiny
 from tests.unit.functional.cases import close, mask_of, noise, valid
 
 MODES: tuple[Aggregation, ...] = (
@@ -103,25 +104,13 @@ def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> Non
         run_loss(Returning(made=made), outputs, {}, counts)
 
 
-@dataclass(frozen=True)
-class Looking(Loss):
-    """Looks for something."""
-
-    wanted: str
-
-    def __call__(
-        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return outputs[self.wanted].sum() + rows[self.wanted].sum(), {}
-
-
 @pytest.mark.parametrize(
     ("wanted", "fix"), [("entropy", "`needs_entropy` has to be True"), ("values", "in its `columns`")]
 )
 def test_what_a_loss_looks_for_in_vain_is_named(wanted: str, fix: str) -> None:
     given = {"log_probs": torch.ones(2, 3)}
     with pytest.raises(ValueError, match=rf"^Looking reads '{wanted}', .*\['log_probs'\].*{fix}"):
-        run_loss(Looking(wanted), given, given, Counts(6, 2, 2))
+        run_loss(tiny.Looking(wanted), given, given, Counts(6, 2, 2))
 
 
 def test_a_loss_is_called_without_gradients_too() -> None:

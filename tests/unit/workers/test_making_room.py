@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.engines import PARTS, FSDPEngine
-from rlhf_lightning.functional import Counts, Loss
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.workers import Actor, Role
 from tests.unit.engines import tiny
 from tests.unit.pretended import GPU, Stream, pretended
 from tests.unit.workers.rooms import MODEL_BYTES, Held, Job
-
-
-@dataclass(frozen=True)
-class Looking(Loss):
-    """Looks for an output, or for something of its own."""
-
-    wanted: str
-
-    def __call__(
-        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        if not self.wanted:
-            raise KeyError
-        return outputs[self.wanted].sum(), {}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +83,6 @@ def test_a_loss_that_looks_for_what_is_not_there_is_told_so_where_nothing_is_lea
             ("", "compute_loss: KeyError"),
         ):
             with pytest.raises(WorkerError, match=said):
-                job.actor.compute_loss(job.rows(), loss=Looking(wanted)).fetch()
+                job.actor.compute_loss(job.rows(), loss=tiny.Looking(wanted)).fetch()
         with pytest.raises(WorkerError, match=r"update_actor: loss=run: is a function\. Derive"):
             job.actor.update_actor(job.rows(), loss=Job.run).fetch()  # type: ignore[arg-type]
