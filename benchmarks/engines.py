@@ -2,6 +2,7 @@
 
     python -m benchmarks.engines                    a Llama of 100 M; a CPU's float32, a GPU's bfloat16
     python -m benchmarks.engines --model 1b         one of 1.1 B
+    python -m benchmarks.engines --compile          training with compiled layers
     python -m benchmarks.engines --model tiny --rounds 1
 
 Matrix products and copies of large tensors are timed before, between and after; the best counts. The bound
@@ -25,7 +26,7 @@ from transformers import LlamaConfig
 
 from benchmarks import environments
 from benchmarks.spread import Spread, machine, spread
-from rlhf_lightning.engines import FSDPEngine, Native, NativeGenerator
+from rlhf_lightning.engines import FSDP, FSDPEngine, Native, NativeGenerator
 from rlhf_lightning.engines.engine import PARTS
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -114,10 +115,10 @@ class Rates:
 class Bench:
     """One device, one model."""
 
-    def __init__(self, size: Size, device: torch.device, directory: Path, rounds: int) -> None:
-        self.size, self.device, self.rounds = size, device, rounds
+    def __init__(self, size: Size, device: torch.device, directory: Path, config: FSDP) -> None:
+        self.size, self.device, self.rounds = size, device, 0
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        config = LlamaConfig(
+        llama = LlamaConfig(
             architectures=["LlamaForCausalLM"],
             hidden_size=size.hidden,
             num_hidden_layers=size.layers,
@@ -127,9 +128,10 @@ class Bench:
             vocab_size=size.vocabulary,
             max_position_embeddings=size.prompt + size.response,
         )
-        config.save_pretrained(directory)
+        llama.save_pretrained(directory)
         name = str(self.dtype).removeprefix("torch.")
-        self.engine = FSDPEngine(ModelSpec(path=str(directory), dtype=name), device=device)  # type: ignore[arg-type]
+        spec = ModelSpec(path=str(directory), dtype=name)  # type: ignore[arg-type]
+        self.engine = FSDPEngine(spec, device=device, config=config)
         self.rows = self._rows()
 
     def _rows(self) -> TensorDict:
@@ -260,10 +262,12 @@ def record(file: str, device: str, model: str, found: Mapping[str, object]) -> N
     print(f"written: {environments.write_result(file, {**where, **found, 'machine': machine()})}")
 
 
-def opened(model: str, device: torch.device, rounds: int) -> Bench:
+def opened(model: str, device: torch.device, rounds: int, *, compiled: bool = False) -> Bench:
     """A model of SIZES on a device, which has read its files."""
     with tempfile.TemporaryDirectory() as directory:
-        return Bench(SIZES[model], device, Path(directory), rounds)
+        bench = Bench(SIZES[model], device, Path(directory), FSDP(compile_layers=compiled))
+    bench.rounds = rounds
+    return bench
 
 
 def main() -> None:
@@ -275,12 +279,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{args.threads} threads"
     print(f"{device} ({name}), {args.model}: ", end="")
-    found = measure(opened(args.model, device, args.rounds))
+    found = measure(opened(args.model, device, args.rounds, compiled=args.compile))
     show(found)
     record(f"engines-{device.type}", name, args.model, asdict(found))
 

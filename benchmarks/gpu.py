@@ -3,9 +3,10 @@
     python -m benchmarks.gpu
     python -m benchmarks.gpu --model tiny --rounds 1 --device cpu      whether it runs, where there is no GPU
 
-What `engines.py` measures, with a Llama of 1.1 B parameters in bfloat16, and the seconds from training to
-generation and back, and of parameters, gradients and moments to the host and back. Needs what the engines
-import: torch, transformers, tensordict. Writes results/gpu.json.
+What `engines.py` measures, with a Llama of 1.1 B parameters in bfloat16 whose layers are compiled for
+training, an update without that, and the seconds from training to generation and back, and of parameters,
+gradients and moments to the host and back. Needs what the engines import: torch, transformers, tensordict.
+Writes results/gpu.json.
 """
 
 import argparse
@@ -14,8 +15,14 @@ from dataclasses import asdict
 import torch
 
 from benchmarks.engines import SIZES, measure, opened, record, show
-from benchmarks.spread import spread
+from benchmarks.spread import Spread, spread
 from rlhf_lightning.engines.engine import PARTS
+
+
+def eager_s(model: str, device: torch.device, rounds: int) -> Spread:
+    """Seconds of an update with layers as they are, of an engine that goes away again."""
+    bench = opened(model, device, rounds)
+    return spread(bench.seconds(bench.train))
 
 
 def main() -> None:
@@ -32,16 +39,19 @@ def main() -> None:
         parser.error("--device cuda: this machine has no GPU that PyTorch can use. Try --device cpu.")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, {args.model}: ", end="", flush=True)
-    bench = opened(args.model, device, args.rounds)
+    bench = opened(args.model, device, args.rounds, compiled=True)
     found = measure(bench)
     show(found)
+    plain = eager_s(args.model, device, args.rounds)
+    share = bench.size.training_flop / found.rates.flops / plain.median
+    print(f"training    {plain} s, {share:.0%} of the matrix rate, layers as they are")
     bench.train()  # so that there are moments
     size_bytes = sum(bench.engine.memory()[part] for part in PARTS)
     turn, away = spread(bench.seconds(bench.turn)), spread(bench.seconds(bench.send_away))
-    print(f"turn        {turn} s from training to generation and back")
+    print(f"turn        {turn.median * 1e3:.2f} ms from training to generation and back")
     print(f"host        {away} s there and back with {size_bytes / 2**30:.2f} GiB")
     moved = {"turn_s": turn.as_dict(), "host_s": away.as_dict(), "host_bytes": size_bytes}
-    record("gpu", name, args.model, asdict(found) | moved)
+    record("gpu", name, args.model, {**asdict(found), "eager_s": plain.as_dict(), **moved})
 
 
 if __name__ == "__main__":

@@ -12,13 +12,17 @@ T is the number of tokens of all sequences, H heads, K key-value heads, D the si
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
-from typing import NamedTuple, Protocol, cast
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from rlhf_lightning.engines.flash import Spans, flashes
+from rlhf_lightning.engines.layer import Layer
 
 IMPLEMENTATION = "rlhf"
 """Name under which the attention function is registered with transformers."""
@@ -27,17 +31,6 @@ _TAKE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OPTIONS = ("sequences", "scaling", "sliding_window")
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-
-
-class Layer(NamedTuple):
-    """What an attention layer says of itself."""
-
-    number: int
-    """Its place in the model, from 0."""
-    scaling: float
-    """Factor of query times key."""
-    window: int
-    """A token sees this many tokens, itself included; 0: all before it."""
 
 
 class Sequences(Protocol):
@@ -51,8 +44,9 @@ class Sequences(Protocol):
 class Packed:
     """Whole sequences, one behind the other: a token attends to its own sequence, up to itself.
 
-    Sequences that are computed together form a group, padded to its longest. With `waste` 0 a group holds
-    neighbours of one length, so that it is a view of the tokens; with more, sequences of like length.
+    Flash attention takes them as they are. Elsewhere those that are computed together form a group, padded to
+    its longest. With `waste` 0 a group holds neighbours of one length, so that it is a view of the tokens;
+    with more, sequences of like length.
 
     Example:
         `Packed([3, 2]).position_ids` is `[[0, 1, 2, 0, 1]]`.
@@ -75,38 +69,53 @@ class Packed:
         self.lengths = tuple(int(length) for length in lengths)
         if min(self.lengths, default=1) < 1:
             raise ValueError(f"Packed(lengths={self.lengths}): a sequence has a token. Leave the row out.")
-        device = torch.device(device)
+        self._device = torch.device(device)
         self.position_ids = _aranges(self.lengths)[None].to(device)
         """[1, T] int64, the place of each token in its sequence."""
-        waste = (0.0 if device.type == "cpu" else 0.25) if waste is None else waste
-        self._groups, place = _padded(self.lengths, waste) if waste else (_runs(self.lengths), None)
-        self._place = None if place is None else place.to(device)
+        self._waste = (0.0 if self._device.type == "cpu" else 0.25) if waste is None else waste
         self._bands: dict[tuple[int, int], Tensor] = {}
         self.spoken: Tensor | None = None
         """[any] int64, the tokens whose outputs are read; None: all, or as good as all."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
-        if not self._groups:
+        if not self.lengths:
             return query.transpose(1, 2)
+        if flashes(query):
+            q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+            return self._spans.attend(q, k, v, layer)[None]
+        groups, place = self._grouped
         spread = [self._spread(x) for x in (query, key, value)]
-        sizes = [count * length for count, length in self._groups]
+        sizes = [count * length for count, length in groups]
         outputs = []
-        for (count, length), *parts in zip(
-            self._groups, *(torch.split(x, sizes, 1) for x in spread), strict=True
-        ):
+        for (count, length), *parts in zip(groups, *(torch.split(x, sizes, 1) for x in spread), strict=True):
             q, k, v = (x.unflatten(1, (count, length)).transpose(0, 1) for x in parts)
             outputs.append(self._causal(q, k, v, layer).transpose(1, 2).flatten(0, 1))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return (output if self._place is None else output.index_select(0, self._place))[None]
+        return (output if place is None else output.index_select(0, place))[None]
+
+    @cached_property
+    def _spans(self) -> Spans:
+        starts = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32).to(self._device)
+        longest = max(self.lengths)
+        return Spans(queries=starts, keys=starts, most_queries=longest, most_keys=longest)
+
+    @cached_property
+    def _grouped(self) -> tuple[list[tuple[int, int]], Tensor | None]:
+        """(count, padded length) of each group, and where each token goes among the padded ones."""
+        if not self._waste:
+            return _runs(self.lengths), None
+        groups, place = _padded(self.lengths, self._waste)
+        return groups, None if place is None else place.to(self._device)
 
     def _spread(self, x: Tensor) -> Tensor:
         """[1, H, T, D] -> [H, P, D] with P the tokens of all groups, padding included."""
-        if self._place is None:
+        groups, place = self._grouped
+        if place is None:
             return x[0]
         tokens = x[0].transpose(0, 1)
-        padded = tokens.new_zeros(sum(c * n for c, n in self._groups), *tokens.shape[1:])
-        return padded.index_copy(0, self._place, tokens).transpose(0, 1)
+        padded = tokens.new_zeros(sum(c * n for c, n in groups), *tokens.shape[1:])
+        return padded.index_copy(0, place, tokens).transpose(0, 1)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Causal attention of [count, H, length, D]; beyond the window a band replaces the triangle."""

@@ -14,6 +14,7 @@ from rlhf_lightning.engines.attention import IMPLEMENTATION
 from rlhf_lightning.engines.host_linear import packed
 from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.record import Record
+from rlhf_lightning.engines.rotary import is_steady
 
 
 class Drawn(NamedTuple):
@@ -58,6 +59,11 @@ class Decoder(Protocol):
         """Where products go that an update may want; None: nobody does."""
         ...
 
+    @property
+    def replays(self) -> bool:
+        """Whether a GPU can replay its steps: they wait for no other rank, and ask the GPU nothing."""
+        ...
+
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
         ...
@@ -90,6 +96,11 @@ class WholeDecoder:
     def record(self) -> Record | None:
         """Nobody wants its products."""
         return None
+
+    @property
+    def replays(self) -> bool:
+        """See `Decoder.replays`."""
+        return is_steady(self.config)
 
     @property
     def config(self) -> PreTrainedConfig:

@@ -10,13 +10,14 @@ being decoded, which hold the slots 0..n-1.
 
 from __future__ import annotations
 
-from functools import cache
+from abc import ABC, abstractmethod
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from rlhf_lightning.engines.attention import Layer, Packed
+from rlhf_lightning.engines.attention import Packed
+from rlhf_lightning.engines.layer import Layer
 
 _ROUND = 16
 """Ragged rows attend to a multiple of this many places, so that kernels see few shapes."""
@@ -31,11 +32,12 @@ class Cache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys [slots, K, capacity, D] and values of each layer; 0 where nothing was written, never NaN."""
 
-    def write(self, layer: int, key: Tensor, value: Tensor, place: Tensor) -> None:
-        """Write key and value [T, K, D] at `place` [T, K] int64 of the block as [slots * K * capacity, D]."""
+    def write(self, layer: int, key: Tensor, value: Tensor, places: Places) -> None:
+        """Write key and value [T, K, D] at the places of T tokens."""
+        place = places.of(key.shape[1]).view(-1)
         for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
             rows = tokens.flatten(0, 1).to(block.dtype)
-            block.view(-1, rows.shape[-1]).index_put_((place.view(-1),), rows)
+            block.view(-1, rows.shape[-1]).index_put_((place,), rows)
 
     def append(self, layer: int, key: Tensor, value: Tensor, position: int) -> None:
         """Write key and value [n, K, D] at one position of the slots 0..n-1."""
@@ -59,20 +61,25 @@ class Cache:
                 used.index_copy_(0, target, used.index_select(0, source))
 
 
-class _Places:
+class Places:
     """Where tokens go in a cache: (slot, position) to the place in a block, for any number of heads."""
 
-    def __init__(self, cache: Cache, slot: Tensor, position: Tensor) -> None:
+    def __init__(self, slot: Tensor, position: Tensor, *, capacity: int) -> None:
         """Token i goes to slot[i] and position[i], both [T] int64."""
-        self._cache, self._slot, self._position = cache, slot, position
+        self._slot, self._position, self._capacity = slot, position, capacity
         self._places: dict[int, Tensor] = {}
 
     def of(self, heads: int) -> Tensor:
-        """[T, heads] int64, what `Cache.write` takes."""
+        """[T, heads] int64, of a block as [slots * heads * capacity, D]."""
         if heads not in self._places:
             rows = self._slot[:, None] * heads + torch.arange(heads, device=self._slot.device)
-            self._places[heads] = rows * self._cache.capacity + self._position[:, None]
+            self._places[heads] = rows * self._capacity + self._position[:, None]
         return self._places[heads]
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """[T] int64, of a block as [slots * capacity, heads, D]."""
+        return self._slot * self._capacity + self._position
 
 
 class Prefill:
@@ -83,7 +90,7 @@ class Prefill:
     ) -> None:
         """Write token `source[i]` of the pack (None: token i) to slot[i] and position[i] of the cache."""
         self._packed, self._cache, self._source = packed, cache, source
-        self._places = _Places(cache, slot, position)
+        self._places = Places(slot, position, capacity=cache.capacity)
         self._layers: set[int] = set()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
@@ -97,7 +104,7 @@ class Prefill:
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         if self._source is not None:
             keys, values = keys.index_select(0, self._source), values.index_select(0, self._source)
-        self._cache.write(layer.number, keys, values, self._places.of(keys.shape[1]))
+        self._cache.write(layer.number, keys, values, self._places)
         return self._packed.attend(query, key, value, layer)
 
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
@@ -106,17 +113,8 @@ class Prefill:
         return self.attend(q, k, v, layer)[0].flatten(1)
 
 
-class Decode:
+class Step(ABC):
     """One new token in each of the slots 0..n-1, which sees everything before it in its slot."""
-
-    def __init__(self, cache: Cache, position: Tensor, *, shortest: int, longest: int) -> None:
-        """Decode at `position` [n] int64, whose bounds are given so that the device need not be asked."""
-        self._cache, self._position = cache, position
-        self._shortest, self._longest = shortest, longest
-        self._places = _Places(cache, torch.arange(len(position), device=position.device), position)
-        self._views: dict[int, tuple[int, int, Tensor | None]] = {}
-        self._masks: dict[tuple[int, int], Tensor] = {}
-        self._bags: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend within each slot: query [1, H, n, D], key and value [1, K, n, D] -> [1, n, H, D]."""
@@ -125,32 +123,44 @@ class Decode:
         output = self.attend_by_token(grouped, key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
         return output.view(1, len(output), -1, size)
 
+    @abstractmethod
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend within each slot: query [n, K, H / K, D], key and value [n, K, D] -> [n, H D].
 
         Heads that share a key are handed over as if they were queries of one sequence: nothing is repeated.
         """
-        rows, heads = key.shape[:2]
-        dtype = torch.float32 if query.is_cpu else query.dtype
+
+
+class Decode(Step):
+    """A step on a CPU, over the places that rows have come to by now."""
+
+    def __init__(self, cache: Cache, position: Tensor, *, shortest: int, longest: int) -> None:
+        """Decode at `position` [n] int64, whose bounds are given so that the device need not be asked."""
+        self._cache, self._position = cache, position
+        self._shortest, self._longest = shortest, longest
+        slots = torch.arange(len(position), device=position.device)
+        self._places = Places(slots, position, capacity=cache.capacity)
+        self._views: dict[int, tuple[int, int, Tensor | None]] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        self._bags: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """See `Step.attend_by_token`; in float32."""
+        rows = len(key)
         if self._shortest == self._longest:
             self._cache.append(layer.number, key, value, self._longest)
         else:
-            self._cache.write(layer.number, key, value, self._places.of(heads))
+            self._cache.write(layer.number, key, value, self._places)
         if layer.window not in self._views:
-            self._views[layer.window] = self._view(layer.window, dtype)
+            self._views[layer.window] = self._view(layer.window)
         begin, end, mask = self._views[layer.window]
         keys, values = (
-            block.narrow(0, 0, rows).narrow(2, begin, end - begin).to(dtype)
+            block.narrow(0, 0, rows).narrow(2, begin, end - begin).float()
             for block in self._cache.layers[layer.number]
         )
-        grouped = query.to(dtype)
-        if query.is_cpu:
-            # Between half and all of the time of the fused kernel, which is made for many queries.
-            output = self._weighted(self._weights(grouped, keys, mask, layer), values)
-        else:
-            output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
-        # A GPU's kernel may lay out its result as [n, G, K, D].
-        return output.reshape(rows, -1).to(query.dtype)
+        # Between half and all of the time of the fused kernel, which is made for many queries.
+        output = self._weighted(self._weights(query.float(), keys, mask, layer), values)
+        return output.view(rows, -1).to(query.dtype)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor | None, layer: Layer) -> Tensor:
         """Softmax of queries [n, K, G, D] times keys [n, K, L, D] -> [n K, G, L]; mask [n, 1, 1, L]."""
@@ -190,7 +200,7 @@ class Decode:
         # What `functional.embedding_bag` calls with the sums of rows; it makes the starts anew each time.
         return torch.embedding_bag(table, places, starts, per_sample_weights=weights.view(-1))[0]
 
-    def _view(self, window: int, dtype: torch.dtype) -> tuple[int, int, Tensor | None]:
+    def _view(self, window: int) -> tuple[int, int, Tensor | None]:
         """First place anyone sees, one past the last, and the mask of each row: [n, 1, 1, end - begin]."""
         begin = max(0, self._shortest - window + 1) if window else 0
         if self._shortest == self._longest:
@@ -198,7 +208,7 @@ class Decode:
         end = min(self._cache.capacity, begin + -(-(self._longest + 1 - begin) // _ROUND) * _ROUND)
         distance = self._position[:, None] - torch.arange(begin, end, device=self._position.device)
         hidden = distance < 0 if window == 0 else (distance < 0) | (distance >= window)
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
+        mask = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
         return begin, end, mask[:, None, None]
 
 
@@ -208,5 +218,5 @@ def _nothing(dtype: torch.dtype) -> Tensor:
     return torch.zeros(1, 1, 1, dtype=dtype)
 
 
-Cached = Prefill | Decode
+Cached = Prefill | Step
 """What the tokens of a generation attend to; a layer's keys and values stay in its cache."""

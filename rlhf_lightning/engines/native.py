@@ -27,8 +27,10 @@ from rlhf_lightning.engines.decoder import Decoder, Drawn
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import FEW
 from rlhf_lightning.engines.kv import Cache, Cached, Decode, Prefill
+from rlhf_lightning.engines.kv_gpu import GPUCache, free_bytes
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
 from rlhf_lightning.engines.record import Record
+from rlhf_lightning.engines.replayed import Steps
 from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.parallel.shares import shares
@@ -155,9 +157,7 @@ class NativeGenerator:
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
     """Rows of `capacity` tokens for whose keys and values a GPU has room: the same on all ranks of a copy."""
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    room = max(1, int(_CACHE_SHARE * free / (capacity * decoder.kept_bytes(dtype))))
+    room = max(1, int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kept_bytes(dtype))))
     number = Drawn(torch.tensor([room], device=device), torch.zeros(1, device=device))
     return int(decoder.share(number, 1).token[0])
 
@@ -193,7 +193,8 @@ class _Slots:
         dtype = None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
         most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
         self.size = min(rows or len(prompts) for rows in most)
-        self.cache = Cache(self.size, capacity, dtype=dtype)
+        on_gpu = self.device.type == "cuda"
+        self.cache = (GPUCache if on_gpu else Cache)(self.size, capacity, dtype=dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
         self.seats, self.ended, self.steps = list[_Seat](), list[int](), 0
@@ -201,6 +202,8 @@ class _Slots:
         stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
         self.record = self._recorded()
+        _, _, places, tokens = self.state
+        self.replayed = Steps(self.decoder, self.cache, places=places, tokens=tokens) if on_gpu else None
 
     def _recorded(self) -> Record | None:
         """Where the products of this generation are recorded, if they are; nobody learns from greedy ones."""
@@ -301,13 +304,16 @@ class _Slots:
 
     def _decode(self) -> Tensor | None:
         """Feed the last token of every row and return the logits [n, V] of the next."""
-        starts = [seat.start for seat in self.seats]
         row, _, place, token = self.state[:, : len(self.seats)]
-        shortest, longest = min(starts) + self.steps, max(starts) + self.steps
-        decode = Decode(self.cache, place, shortest=shortest, longest=longest)
-        if self.record is not None and len(row) < FEW:
-            self.record.note(row, place, torch.arange(len(row)))
-        logits = self._logits(token, place, decode, None)
+        if self.replayed is not None:
+            logits = self.replayed(len(row))
+        else:
+            starts = [seat.start for seat in self.seats]
+            shortest, longest = min(starts) + self.steps, max(starts) + self.steps
+            decode = Decode(self.cache, place, shortest=shortest, longest=longest)
+            if self.record is not None and len(row) < FEW:
+                self.record.note(row, place, torch.arange(len(row)))
+            logits = self._logits(token, place, decode, None)
         place += 1
         self.steps += 1
         return logits
@@ -345,6 +351,8 @@ class _Slots:
             for slot, hole in zip(movers, holes, strict=True):
                 self.seats[hole] = self.seats[slot]
         del self.seats[kept:]
+        if self.replayed is not None:
+            self.state[2, kept:count] = 0  # who computes these slots along reads next to nothing
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device)

@@ -16,6 +16,13 @@ _STEADY = ("default", "linear", "llama3", "yarn")
 """Kinds of angles that depend on a token's place alone."""
 
 
+def is_steady(config: PreTrainedConfig) -> bool:
+    """Whether a model's angles, if it has any, depend on a token's place alone, not on who else is there."""
+    found = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [found, *(kind for kind in found.values() if isinstance(kind, dict))]
+    return all(kind.get("rope_type", "default") in _STEADY for kind in kinds)
+
+
 class Rotary:
     """The angles of one model, scaled as its configuration says.
 
@@ -26,7 +33,7 @@ class Rotary:
 
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
         self._module = _MODULES[config.model_type](config).to(device)
-        self._tabled = device.type == "cpu" and config.rope_parameters["rope_type"] in _STEADY
+        self._tabled = device.type == "cpu" and is_steady(config)
         self._table: Angles | None = None
         """Of the places from 0 on, as many as have been asked for."""
 
@@ -64,5 +71,9 @@ class Angles:
 
     def turn(self, heads: Tensor) -> Tensor:
         """[T, any, any, D] -> the same shape: (a, b) becomes (a cos - b sin, b cos + a sin)."""
-        swapped = heads.roll(heads.shape[-1] // 2, -1)
+        half = heads.shape[-1] // 2
+        # On a GPU one operation where a roll takes two; on a CPU the slower.
+        swapped = (
+            torch.cat((heads[..., half:], heads[..., :half]), -1) if heads.is_cuda else heads.roll(half, -1)
+        )
         return torch.addcmul(heads * self.cos, swapped, self._sin)

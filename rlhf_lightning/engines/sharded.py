@@ -27,15 +27,15 @@ from torch.nn.functional import embedding, silu
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from rlhf_lightning.engines.attention import Layer
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.decoder import Drawn, Output
 from rlhf_lightning.engines.host_linear import product
 from rlhf_lightning.engines.kv import Cached
+from rlhf_lightning.engines.layer import Layer
 from rlhf_lightning.engines.norm import Norm
 from rlhf_lightning.engines.ranks import Ranks
 from rlhf_lightning.engines.record import Product, Record
-from rlhf_lightning.engines.rotary import Angles, Rotary
+from rlhf_lightning.engines.rotary import Angles, Rotary, is_steady
 from rlhf_lightning.parallel.sharding import holds
 
 
@@ -88,6 +88,11 @@ class ShardedDecoder:
     def config(self) -> PreTrainedConfig:
         """See `Decoder.config`."""
         return self._config
+
+    @property
+    def replays(self) -> bool:
+        """See `Decoder.replays`."""
+        return self._tensor.size == self._pipeline.size == 1 and is_steady(self._config)
 
     @torch.no_grad()
     def __call__(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
+from transformers import PreTrainedModel
 
-from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine
+from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine, replayed
+from rlhf_lightning.engines.attention import use_interface
+from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
+from rlhf_lightning.engines.replayed import recorded
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
+from tests.unit.engines.decoders import KINDS, VOCAB
+from tests.unit.engines.decoders import decoder as decoder_of_kind
 
 SAME = 1e-4
 """float32, in another order, without TensorFloat-32."""
 STEPS = 3
 PROMPTS, NEW = 24, 16
+Replay = Callable[[], torch.Tensor | None]
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +48,90 @@ def test_fsdp_learns_the_same(model: Path, gpu: torch.device, gradient_checkpoin
     torch.testing.assert_close(learned(there), learned(here), atol=SAME, rtol=0)
 
 
+def gradient(engine: FSDPEngine) -> torch.Tensor:
+    """Of all parameters."""
+    engine.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+    gradients = [master.grad for master in engine._weights.masters.values()]
+    return torch.cat([found.flatten().cpu() for found in gradients if found is not None])
+
+
 def test_bfloat16_is_near_float32(model: Path, gpu: torch.device) -> None:
-    exact = FSDPEngine(tiny.spec(model)).infer(tiny.rows(), temperature=1.0)["log_probs"]
-    rough = FSDPEngine(tiny.spec(model, dtype="bfloat16"), device=gpu)
-    found = rough.infer(tiny.rows(), temperature=1.0)["log_probs"]
+    exact, rough = FSDPEngine(tiny.spec(model)), FSDPEngine(tiny.spec(model, dtype="bfloat16"), device=gpu)
+    expected, found = (e.infer(tiny.rows(), temperature=1.0)["log_probs"] for e in (exact, rough))
     assert found.dtype == torch.float32
-    assert 0 < float((found - exact).abs().max()) < 0.1
-    learned(rough)
+    assert 0 < float((found - expected).abs().max()) < 0.1
+    expected, found = gradient(exact), gradient(rough)
+    assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.999
+    torch.testing.assert_close(found.norm(), expected.norm(), rtol=0.02, atol=0)
+
+
+def prompts(vocabulary: int) -> TensorDict:
+    """Rows of 1 to `tiny.PROMPT` tokens."""
+    generator = torch.Generator().manual_seed(3)
+    columns = {
+        "prompt_ids": torch.randint(4, vocabulary, (PROMPTS, tiny.PROMPT), generator=generator),
+        "prompt_mask": torch.arange(tiny.PROMPT) >= torch.arange(PROMPTS)[:, None] % tiny.PROMPT,
+        "row_ids": torch.arange(PROMPTS),
+    }
+    return TensorDict(columns, batch_size=PROMPTS)
+
+
+def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int = 0) -> TensorDict:
+    """Answers to prompts; on a GPU its steps must be replayed."""
+    native = NativeGenerator(
+        decoder, device=device, pad_token_id=0, eos_token_ids=(3,), config=Native(slots=slots)
+    )
+    graphs: list[Replay] = []
+
+    def counted(compute: Replay) -> Replay:
+        graphs.append(recorded(compute))
+        return graphs[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replayed, "recorded", counted)
+        rows = prompts(native.decoder.config.vocab_size)
+        answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW), seed=5)
+    assert bool(graphs) == (device.type == "cuda")
+    return answers
+
+
+def same(found: TensorDict, expected: TensorDict) -> None:
+    assert torch.equal(found["response_mask"], expected["response_mask"])
+    assert torch.equal(found["response_ids"], expected["response_ids"])
+    torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
 
 
 @pytest.mark.parametrize("slots", [0, 5])
 def test_generation_says_the_same(model: Path, gpu: torch.device, slots: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    columns = {
-        "prompt_ids": torch.randint(4, tiny.VOCABULARY, (PROMPTS, tiny.PROMPT), generator=generator),
-        "prompt_mask": torch.arange(tiny.PROMPT) >= torch.arange(PROMPTS)[:, None] % tiny.PROMPT,
-        "row_ids": torch.arange(PROMPTS),
-    }
-    rows = TensorDict(columns, batch_size=PROMPTS)
-    said = []
+    answers = []
     for device in (torch.device("cpu"), gpu):
         with FSDPEngine(tiny.spec(model), device=device).generating() as decoder:
-            native = NativeGenerator(
-                decoder, device=device, pad_token_id=0, eos_token_ids=(3,), config=Native(slots=slots)
-            )
-            said.append(native.generate(rows, sampling=Sampling(max_new_tokens=NEW), seed=5))
-    assert torch.equal(said[0]["response_mask"], said[1]["response_mask"])
-    assert torch.equal(said[0]["response_ids"], said[1]["response_ids"])
-    torch.testing.assert_close(said[1]["log_probs"], said[0]["log_probs"], atol=SAME, rtol=0)
+            answers.append(said(decoder, device, slots=slots))
+    same(answers[1], answers[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_through_their_own_layers_say_the_same(kind: str, gpu: torch.device) -> None:
+    module = decoder_of_kind(kind)
+    use_interface(module)
+    expected = said(WholeDecoder(module), torch.device("cpu"))
+    torch.nn.Module.to(module, gpu)
+    same(said(WholeDecoder(module), gpu), expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("slots", [0, 5])
+def test_bfloat16_says_what_it_scores(kind: str, gpu: torch.device, slots: int, tmp_path: Path) -> None:
+    decoder_of_kind(kind).save_pretrained(tmp_path)
+    engine = FSDPEngine(tiny.spec(tmp_path, dtype="bfloat16"), device=gpu)
+    with engine.generating() as decoder:
+        answers = said(decoder, gpu, slots=slots)
+        scored = engine.infer(TensorDict({**prompts(VOCAB), **answers}, batch_size=PROMPTS), temperature=1.0)
+    mask = answers["response_mask"]
+    assert len(set(mask.sum(1).tolist())) > 2
+    difference = (scored["log_probs"] - answers["log_probs"])[mask].abs()
+    assert float(difference.max()) < 0.15
+    assert float(difference.mean()) < 0.02
 
 
 def test_what_is_offloaded_leaves_the_gpu(model: Path, gpu: torch.device) -> None:

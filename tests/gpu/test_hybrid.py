@@ -67,6 +67,33 @@ def on_rank(device: torch.device, *, spec: ModelSpec, layout: ParallelLayout) ->
     return found
 
 
+def in_bfloat16(device: torch.device, *, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """What one rank of the 3D engine scores, and says of what it drew."""
+    layout = ParallelLayout(generation=Generation())
+    seat = Seat(0, layout, device, None, ModelGroups.create_all(layout))
+    engine = MegatronEngine(spec, head="lm", seat=seat, config=Megatron())
+    found = {"scored": engine.infer(tiny.rows(), temperature=1.0)["log_probs"]}
+    engine.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+    found["grad_norm"] = torch.tensor(engine.optimizer_step()["grad_norm"])
+    with engine.generating() as decoder:
+        native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+        answers = native.generate(prompts(), sampling=Sampling(max_new_tokens=16), seed=1)
+        del decoder
+    again = engine.infer(TensorDict({**prompts(), **answers}, batch_size=len(answers)), temperature=1.0)
+    return found | {"drawn": answers["log_probs"], "again": again["log_probs"]}
+
+
+def test_bfloat16_is_near_float32(tmp_path: Path, gpu: torch.device) -> None:
+    path = tiny.write_causal(tmp_path)
+    exact = FSDPEngine(tiny.spec(path))
+    expected = exact.infer(tiny.rows(), temperature=1.0)["log_probs"]
+    exact.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+    (found,) = ranks.run(1, partial(in_bfloat16, spec=tiny.spec(path, dtype="bfloat16")))
+    assert 0 < float((found["scored"] - expected).abs().max()) < 0.1
+    assert float(found["grad_norm"]) == pytest.approx(exact.optimizer_step()["grad_norm"], rel=0.03)
+    assert 0 < float((found["again"] - found["drawn"]).abs().max()) < 0.1
+
+
 @pytest.mark.parametrize(("train", "generate"), PAIRS, ids=str)
 def test_every_layout_learns_and_says_what_one_cpu_does(
     train: tuple[int, int, int], generate: tuple[int, int], tmp_path: Path

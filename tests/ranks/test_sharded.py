@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.kv import Cache
+from rlhf_lightning.engines.kv import Cache, Places
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.sampling import sample
 from rlhf_lightning.engines.sharded import ShardedDecoder
@@ -205,9 +205,9 @@ def test_one_rank_draws_and_each_keeps_its_own_keys(monkeypatch: pytest.MonkeyPa
         draws.append(len(logits))
         return sample(logits, u, sampling)
 
-    def writing(self: Cache, layer: int, key: Tensor, value: Tensor, place: Tensor) -> None:
+    def writing(self: Cache, layer: int, key: Tensor, value: Tensor, places: Places) -> None:
         keys.add((layer, key.shape[1]))
-        write(self, layer, key, value, place)
+        write(self, layer, key, value, places)
 
     def counted(_: dist.ProcessGroup) -> tuple[int, list[int], set[tuple[int, int]]]:
         generator = NativeGenerator(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from rlhf_lightning.engines.attention import Layer
+from rlhf_lightning.engines.layer import Layer
 from rlhf_lightning.engines.megatron.tokens import Tokens
 
 

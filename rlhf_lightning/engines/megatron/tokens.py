@@ -11,7 +11,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rlhf_lightning.engines.attention import Layer, Sequences
+from rlhf_lightning.engines.attention import Sequences
+from rlhf_lightning.engines.layer import Layer
 
 
 @dataclass

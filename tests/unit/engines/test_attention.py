@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines import kv
-from rlhf_lightning.engines.attention import IMPLEMENTATION, Layer, Packed, use_interface
+from rlhf_lightning.engines import attention, flash
+from rlhf_lightning.engines.attention import IMPLEMENTATION, Packed, use_interface
 from rlhf_lightning.engines.kv import Cache, Decode
+from rlhf_lightning.engines.layer import Layer
 from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
+from tests.unit.engines.varlen import plain
 
 # Float32, other orders of addition: 1e-5 is about 80 units in the last place of a logit of size 1.
 CLOSE = 1e-5
@@ -54,6 +56,23 @@ def test_is_each_sequence_alone(kind: str, lengths: list[int], waste: float) -> 
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         # Sums over tokens: the tolerance follows the size of the largest element.
+        tolerance = 1e-5 * max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(found[name], gradient, atol=tolerance, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flash_attention_is_each_sequence_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = LENGTHS["uneven"]
+    sequences, module = token_lists(lengths), decoder(kind)
+    use_interface(module)
+    apart = packed_logits(module, sequences, Packed(lengths))
+    expected = gradients(module, apart)
+    monkeypatch.setattr(flash, "varlen_attn", plain)
+    monkeypatch.setattr(attention, "flashes", lambda _: True)
+    together = packed_logits(module, sequences, Packed(lengths))
+    torch.testing.assert_close(together, apart, atol=CLOSE, rtol=CLOSE)
+    found = gradients(module, together)
+    for name, gradient in expected.items():
         tolerance = 1e-5 * max(1.0, float(gradient.abs().max()))
         torch.testing.assert_close(found[name], gradient, atol=tolerance, rtol=1e-5, msg=name)
 
@@ -114,7 +133,7 @@ def test_no_sequence_at_all() -> None:
 @pytest.mark.parametrize("waste", [0.1, 0.5])
 def test_padding_is_bounded(waste: float) -> None:
     lengths = [1, 100, 3, 50, 97, 51, 2, 1, 96, 4]
-    groups = Packed(lengths, waste=waste)._groups
+    groups, _ = Packed(lengths, waste=waste)._grouped
     assert sum(count for count, _ in groups) == len(lengths)
     assert sum(count * length for count, length in groups) <= (1 + waste) * sum(lengths)
     assert len(groups) < len(lengths)
@@ -171,29 +190,3 @@ def test_other_models_are_refused(kind: str) -> None:
     name = type(module).__name__
     with pytest.raises(ValueError, match=rf"{name} \(model_type={kind}\) .*{reason}.*Take a decoder"):
         use_interface(module)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("longest", [2, 3])
-def test_a_kernel_that_returns_its_heads_apart(
-    heads: int, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of GPUs do: [n, K, G, D] whose memory is [n, G, K, D]; here without numbers."""
-
-    def apart(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float) -> Tensor:
-        bias = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
-        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-        found: Tensor = kernel(query, key, value, bias, False, scale=scale)[0]
-        return found
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(*shape, device="meta")
-
-    monkeypatch.setattr(kv, "scaled_dot_product_attention", apart)
-    places = torch.zeros(3, dtype=torch.int64, device="meta")
-    step = Decode(Cache(3, 32), places, shortest=2, longest=longest)
-    key, value = empty(3, heads, 16), empty(3, heads, 16)
-    assert step.attend_by_token(empty(3, heads, 4 // heads, 16), key, value, Layer(0, 0.25, 0)).shape == (
-        3,
-        64,
-    )

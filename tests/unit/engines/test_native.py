@@ -167,8 +167,8 @@ def test_finished_rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     attended: list[int] = []
     view = Decode._view
 
-    def spy(self: Decode, window: int, dtype: torch.dtype) -> tuple[int, int, Tensor | None]:
-        begin, end, mask = view(self, window, dtype)
+    def spy(self: Decode, window: int) -> tuple[int, int, Tensor | None]:
+        begin, end, mask = view(self, window)
         fed.append(len(self._position))
         attended.append(end)
         return begin, end, mask

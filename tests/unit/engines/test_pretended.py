@@ -14,6 +14,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines import FSDPEngine, Head, Native, NativeGenerator
+from rlhf_lightning.engines.decoder import Output
+from rlhf_lightning.engines.fused import FusedDecoder
+from rlhf_lightning.engines.kv import Cached
+from rlhf_lightning.engines.replayed import Steps
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit.engines import tiny
 from tests.unit.pretended import GPU, pretended
@@ -89,6 +93,51 @@ def test_it_says_the_same(models: dict[str, Path], slots: int, sampling: Samplin
     assert torch.equal(found["response_ids"], expected["response_ids"])
     assert torch.equal(found["response_mask"], expected["response_mask"])
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
+
+
+def test_a_gpu_without_room_for_copies_says_the_same(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tiny.spec(models["lm"])
+    expected = said(spec, CPU, slots=4, sampling=DRAWN)
+    fused: list[bool] = []
+    compute = FusedDecoder.__call__
+
+    def noted(
+        self: FusedDecoder, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
+    ) -> Output:
+        fused.append(self._steps is not None)
+        return compute(self, input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
+
+    monkeypatch.setattr(FusedDecoder, "__call__", noted)
+    for room in (1 << 34, 1):
+        fused.clear()
+        monkeypatch.setattr("rlhf_lightning.engines.fused.free_bytes", lambda _, room=room: room)
+        with pretended():
+            found = said(spec, GPU, slots=4, sampling=DRAWN)
+        assert fused == [room > 1] * len(fused) != []
+        assert torch.equal(found["response_ids"], expected["response_ids"])
+
+
+def test_slots_that_nobody_has_are_computed_over_one_place(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[tuple[int, Tensor]] = []
+    call = Steps.__call__
+
+    def noted(self: Steps, count: int) -> Tensor | None:
+        fed.append((count, self._places.clone()))
+        return call(self, count)
+
+    monkeypatch.setattr(Steps, "__call__", noted)
+    sampling = Sampling(max_new_tokens=6, stop_token_ids=tuple(range(3, 30)))
+    with pretended():
+        answers = said(tiny.spec(models["lm"]), GPU, slots=6, sampling=sampling)
+    assert len({count for count, _ in fed}) > 1
+    assert len(set(answers["response_mask"].sum(1).tolist())) > 1
+    for count, places in fed:
+        assert bool((places[:count] > 0).all())
+        assert not places[count:].any()
 
 
 def test_what_is_on_two_devices_does_not_meet() -> None:

@@ -1,0 +1,88 @@
+"""Keys and values of the rows being generated, on a GPU: a step is one and the same, whatever rows have said.
+
+    [slots, capacity, K, D] in memory: the heads of a token lie together, as flash attention wants them
+
+Nothing in a step depends on numbers that only the GPU knows, so that it can be replayed (`replayed`). In half
+precision a row reads what it has of its slot; in float32, all of it behind a mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from rlhf_lightning.engines.flash import Spans, flashes
+from rlhf_lightning.engines.kv import Cache, Places, Step
+from rlhf_lightning.engines.layer import Layer
+
+
+class GPUCache(Cache):
+    """See the head of the module; its blocks are views [slots, K, capacity, D] as everywhere."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor, places: Places) -> None:
+        """See `Cache.write`."""
+        for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
+            by_place(block).index_put_((places.flat,), tokens.to(block.dtype))
+
+    def _block(self, tokens: Tensor) -> Tensor:
+        _, heads, size = tokens.shape
+        dtype = self.dtype or tokens.dtype
+        return tokens.new_zeros(self.slots, self.capacity, heads, size, dtype=dtype).transpose(1, 2)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody has, what torch keeps for itself among it."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def by_place(block: Tensor) -> Tensor:
+    """A block as [slots * capacity, K, D], in the same memory."""
+    return block.transpose(1, 2).flatten(0, 1)
+
+
+class GPUDecode(Step):
+    """One new token in each of the slots 0..n-1, which sees everything before it in its slot."""
+
+    def __init__(self, cache: Cache, position: Tensor) -> None:
+        """Decode at `position` [n] int64; that of a slot which nobody has may be behind its end."""
+        count, device = len(position), position.device
+        self._cache, self._position = cache, position.clamp(max=cache.capacity - 1)
+        self._places = Places(torch.arange(count, device=device), self._position, capacity=cache.capacity)
+        starts = torch.arange(count + 1, dtype=torch.int32, device=device)
+        self._spans = Spans(
+            queries=starts,
+            keys=starts * cache.capacity,
+            most_queries=1,
+            most_keys=cache.capacity,
+            used=self._position.int() + 1,
+        )
+        self._masks: dict[int, Tensor] = {}
+
+    def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
+        """Attend within each slot: query [n, K, H / K, D], key and value [n, K, D] -> [n, H D].
+
+        It is computed in the type that keys are stored in.
+        """
+        self._cache.write(layer.number, key, value, self._places)
+        keys, values = self._cache.layers[layer.number]
+        asked = query.to(keys.dtype)
+        if flashes(asked):
+            output = self._spans.attend(asked.flatten(1, 2), by_place(keys), by_place(values), layer)
+        else:
+            rows, mask = len(query), self._mask(layer.window)
+            output = scaled_dot_product_attention(
+                asked, keys[:rows], values[:rows], attn_mask=mask, scale=layer.scaling
+            )
+        # A kernel may lay out its result as [n, G, K, D].
+        return output.reshape(len(query), -1).to(query.dtype)
+
+    def _mask(self, window: int) -> Tensor:
+        """[n, 1, 1, capacity] bool, the places that each row sees."""
+        if window not in self._masks:
+            places = torch.arange(self._cache.capacity, device=self._position.device)
+            distance = self._position[:, None] - places
+            seen = distance >= 0 if window == 0 else (distance >= 0) & (distance < window)
+            self._masks[window] = seen[:, None, None]
+        return self._masks[window]

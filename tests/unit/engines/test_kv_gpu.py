@@ -1,0 +1,223 @@
+"""What a GPU computes a step with, here on a CPU: keys by token, flash attention, and replayed steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from rlhf_lightning.engines import attention, flash, kv_gpu, replayed
+from rlhf_lightning.engines.attention import Packed
+from rlhf_lightning.engines.decoder import Output
+from rlhf_lightning.engines.flash import Spans
+from rlhf_lightning.engines.kv import Cache, Cached, Decode, Places, Prefill
+from rlhf_lightning.engines.kv_gpu import GPUCache, GPUDecode
+from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.replayed import Steps
+from tests.unit.engines.varlen import plain
+
+CAPACITY, WINDOW, SIZE = 12, 4, 8
+GROUPS = ((1, 4), (2, 2), (4, 1))
+"""Heads with a key, and queries of each."""
+
+
+@pytest.fixture
+def flashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flash attention for everyone."""
+    monkeypatch.setattr(flash, "varlen_attn", plain)
+    for module in (attention, kv_gpu):
+        monkeypatch.setattr(module, "flashes", lambda _: True)
+
+
+class Turn(NamedTuple):
+    """Queries, keys and values of some tokens."""
+
+    query: Tensor
+    """[n, K, G, D]."""
+    key: Tensor
+    value: Tensor
+
+
+def turn(count: int, heads: int, group: int) -> Turn:
+    shape = count, heads, SIZE
+    return Turn(torch.randn(count, heads, group, SIZE), torch.randn(shape), torch.randn(shape))
+
+
+def filled(cache: Cache, lengths: list[int], prompts: Turn, layer: Layer) -> Tensor:
+    """What prompts say as they come into the slots."""
+    slot = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    position = torch.cat([torch.arange(length) for length in lengths])
+    return Prefill(Packed(lengths), cache, slot=slot, position=position).attend_by_token(*prompts, layer)
+
+
+def on_cpu(cache: Cache, places: Tensor) -> Decode:
+    return Decode(cache, places, shortest=int(places.min()), longest=int(places.max()))
+
+
+def stepped(heads: int, group: int, window: int, *, on_gpu: bool) -> list[Tensor]:
+    """Prompts of several lengths, a step of all rows, one row that moves, and a step of two."""
+    torch.manual_seed(0)
+    cache, step_of = (GPUCache(4, CAPACITY), GPUDecode) if on_gpu else (Cache(4, CAPACITY), on_cpu)
+    layer, lengths = Layer(0, 0.3, window), [3, 7, 1]
+    found = [filled(cache, lengths, turn(sum(lengths), heads, group), layer)]
+    found.append(step_of(cache, torch.tensor(lengths)).attend_by_token(*turn(3, heads, group), layer))
+    cache.move(torch.tensor([1]), torch.tensor([0]), 8)
+    found.append(step_of(cache, torch.tensor([8, 2])).attend_by_token(*turn(2, heads, group), layer))
+    return found
+
+
+@pytest.mark.parametrize("window", [0, WINDOW])
+@pytest.mark.parametrize(("heads", "group"), GROUPS)
+def test_a_step_is_that_of_a_cpu(heads: int, group: int, window: int) -> None:
+    expected = stepped(heads, group, window, on_gpu=False)
+    found = stepped(heads, group, window, on_gpu=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("flashing")
+@pytest.mark.parametrize("window", [0, WINDOW, CAPACITY, CAPACITY + 1])
+@pytest.mark.parametrize(("heads", "group"), GROUPS)
+def test_flash_attention_sees_what_a_mask_shows(
+    heads: int, group: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = stepped(heads, group, window, on_gpu=True)
+    for module in (attention, kv_gpu):
+        monkeypatch.setattr(module, "flashes", lambda _: False)
+    expected = stepped(heads, group, window, on_gpu=False)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_one_query_a_row_without_a_window_leaves_its_heads_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven times as fast on an H100: kernels take the queries of a group for a sequence only then."""
+    windows: list[object] = []
+
+    def noted(query: Tensor, *_: object, window_size: tuple[int, int], **__: object) -> Tensor:
+        windows.append(window_size)
+        return query
+
+    monkeypatch.setattr(flash, "varlen_attn", noted)
+    starts, tokens = torch.arange(3, dtype=torch.int32), torch.zeros(2, 1, SIZE)
+    for queries, window in ((1, 0), (1, 9), (1, 5), (2, 0), (2, 5)):
+        spans = Spans(queries=starts, keys=starts, most_queries=queries, most_keys=9)
+        spans.attend(tokens, tokens, tokens, Layer(0, 1.0, window))
+    assert windows == [(-1, -1), (-1, -1), (4, 0), (-1, 0), (4, 0)]
+
+
+def test_keys_are_stored_in_the_type_that_was_asked_for() -> None:
+    cache, layer = GPUCache(2, CAPACITY, dtype=torch.bfloat16), Layer(0, 0.3, 0)
+    tokens = turn(2, 2, 2)
+    output = GPUDecode(cache, torch.tensor([0, 0])).attend_by_token(*tokens, layer)
+    assert (output.dtype, cache.layers[0][0].dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(output, tokens.value.repeat_interleave(2, 1).flatten(1), atol=0.02, rtol=0)
+
+
+def test_a_slot_that_nobody_has_may_stand_behind_its_end() -> None:
+    cache, layer = GPUCache(3, CAPACITY), Layer(0, 0.3, 0)
+    GPUDecode(cache, torch.tensor([0, CAPACITY + 3])).attend_by_token(*turn(2, 2, 2), layer)
+    keys, _ = cache.layers[0]
+    assert keys[2].count_nonzero() == keys[0, :, 1:].count_nonzero() == 0
+    assert keys[1, :, -1].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_a_kernel_that_returns_its_heads_apart(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of GPUs do: [n, K, G, D] whose memory is [n, G, K, D]; here without numbers."""
+
+    def apart(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float) -> Tensor:
+        bias = torch.zeros_like(attn_mask, dtype=query.dtype).expand(*query.shape[:3], key.shape[2])
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+        found: Tensor = kernel(query, key, value, bias, False, scale=scale)[0]
+        return found
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(*shape, device="meta")
+
+    monkeypatch.setattr(kv_gpu, "scaled_dot_product_attention", apart)
+    step = GPUDecode(GPUCache(3, 32), torch.zeros(3, dtype=torch.int64, device="meta"))
+    key, value = empty(3, heads, 16), empty(3, heads, 16)
+    found = step.attend_by_token(empty(3, heads, 4 // heads, 16), key, value, Layer(0, 0.25, 0))
+    assert found.shape == (3, 64)
+
+
+def test_the_same_places_in_both_layouts() -> None:
+    places = Places(torch.tensor([0, 2]), torch.tensor([5, 1]), capacity=CAPACITY)
+    assert places.flat.tolist() == [5, 2 * CAPACITY + 1]
+    assert places.of(2).tolist() == [[5, CAPACITY + 5], [4 * CAPACITY + 1, 5 * CAPACITY + 1]]
+
+
+class Counting:
+    """A decoder whose logits are what it was fed, and which notes how many rows it computed."""
+
+    replays = True
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(
+        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
+    ) -> Output:
+        assert isinstance(sequences, GPUDecode)
+        assert keep is None
+        self.sizes.append(input_ids.shape[1])
+        return Output(torch.stack([input_ids, position_ids], -1).float())
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return PreTrainedConfig()
+
+
+SLOTS = 100
+
+
+def steps(decoder: Counting) -> tuple[Steps, Tensor, Tensor]:
+    places, tokens = torch.arange(SLOTS), torch.arange(SLOTS) + 1000
+    return Steps(decoder, GPUCache(SLOTS, 4), places=places, tokens=tokens), places, tokens  # type: ignore[arg-type]
+
+
+def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, records = Counting(), []
+
+    def recorded(compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        records.append(compute)
+        return compute
+
+    monkeypatch.setattr(replayed, "recorded", recorded)
+    step, places, tokens = steps(decoder)
+    for count in (100, 65, 64, 33, 9, 8, 3, 1, 2):
+        logits = step(count)
+        assert logits is not None
+        assert torch.equal(logits, torch.stack([tokens[:count], places[:count]], -1).float())
+        places += 1
+    assert decoder.sizes == [100, 100, 64, 64, 16, 8, 8, 8, 8]
+    assert len(records) == 3
+
+
+def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Counting()
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replayed, "recorded", refuse)
+    step, _, _ = steps(decoder)
+    step(5)
+    with pytest.warns(UserWarning, match="Counting: its steps cannot be recorded.*not permitted"):
+        step(5)
+    step(5)
+    assert decoder.sizes == [8, 8, 5]
+
+
+def test_ranks_that_wait_for_others_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Counting()
+    decoder.replays = False
+    monkeypatch.setattr(replayed, "recorded", None)
+    step, _, _ = steps(decoder)
+    for _ in range(3):
+        step(5)
+    assert decoder.sizes == [5, 5, 5]
