@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from benchmarks import environments
 from benchmarks.spread import machine
 from rlhf_lightning.engines import FSDPEngine, NativeGenerator
-from rlhf_lightning.engines.kv import Cache
+from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.generate import GenerationSizes

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from rlhf_lightning.engines.cache import Cache, Places
 from rlhf_lightning.engines.flash import Spans, flashes
-from rlhf_lightning.engines.kv import Cache, Places, Step
+from rlhf_lightning.engines.kv import Step
 from rlhf_lightning.engines.layer import Layer
 
 

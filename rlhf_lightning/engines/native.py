@@ -23,10 +23,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.attention import Packed
+from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.decoder import Decoder, Drawn
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import FEW
-from rlhf_lightning.engines.kv import Cache, Cached, Decode, Prefill
+from rlhf_lightning.engines.kv import Cached, Decode, Prefill
 from rlhf_lightning.engines.kv_gpu import GPUCache, free_bytes
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
 from rlhf_lightning.engines.record import Record
@@ -193,17 +194,21 @@ class _Slots:
         dtype = None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
         most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
         self.size = min(rows or len(prompts) for rows in most)
-        on_gpu = self.device.type == "cuda"
-        self.cache = (GPUCache if on_gpu else Cache)(self.size, capacity, dtype=dtype)
+        self.cache = (GPUCache if self.device.type == "cuda" else Cache)(self.size, capacity, dtype=dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
         self.seats, self.ended, self.steps = list[_Seat](), list[int](), 0
         """`ended`: rows that have all they say, in the order in which they ended."""
         stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
-        self.record = self._recorded()
+        self.record, self.replayed = self._recorded(), self._replayed()
+
+    def _replayed(self) -> Steps | None:
+        """Steps on a GPU, which reads from `state` where each row is."""
+        if self.device.type != "cuda":
+            return None
         _, _, places, tokens = self.state
-        self.replayed = Steps(self.decoder, self.cache, places=places, tokens=tokens) if on_gpu else None
+        return Steps(self.decoder, self.cache, places=places, tokens=tokens)
 
     def _recorded(self) -> Record | None:
         """Where the products of this generation are recorded, if they are; nobody learns from greedy ones."""

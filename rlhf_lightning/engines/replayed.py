@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.kv import Cache
 from rlhf_lightning.engines.kv_gpu import GPUDecode
 
 _FEWEST = 8

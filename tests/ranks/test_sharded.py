@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
+from rlhf_lightning.engines.cache import Cache, Places
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.kv import Cache, Places
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.sampling import sample
 from rlhf_lightning.engines.sharded import ShardedDecoder

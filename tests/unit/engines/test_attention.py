@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines import attention, flash
 from rlhf_lightning.engines.attention import IMPLEMENTATION, Packed, use_interface
-from rlhf_lightning.engines.kv import Cache, Decode
+from rlhf_lightning.engines.cache import Cache
+from rlhf_lightning.engines.kv import Decode
 from rlhf_lightning.engines.layer import Layer
 from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
 from tests.unit.engines.varlen import plain

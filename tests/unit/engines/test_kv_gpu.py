@@ -12,9 +12,10 @@ from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines import attention, flash, kv_gpu, replayed
 from rlhf_lightning.engines.attention import Packed
+from rlhf_lightning.engines.cache import Cache, Places
 from rlhf_lightning.engines.decoder import Output
 from rlhf_lightning.engines.flash import Spans
-from rlhf_lightning.engines.kv import Cache, Cached, Decode, Places, Prefill
+from rlhf_lightning.engines.kv import Cached, Decode, Prefill
 from rlhf_lightning.engines.kv_gpu import GPUCache, GPUDecode
 from rlhf_lightning.engines.layer import Layer
 from rlhf_lightning.engines.replayed import Steps

@@ -10,7 +10,7 @@ import pytest
 from rlhf_lightning.mapping import network, shapes, simulate
 from rlhf_lightning.mapping.fit import Observation, fit, mean_square
 from rlhf_lightning.mapping.generate import GenerationSizes
-from rlhf_lightning.mapping.hardware import A100, Efficiency, Hardware, Overhead
+from rlhf_lightning.mapping.hardware import A100, H100, Efficiency, Hardware, Overhead
 from rlhf_lightning.mapping.layers import Setting
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import Generation, ParallelLayout
@@ -197,3 +197,18 @@ def test_copies_of_what_some_ranks_share_out_add_their_gradients() -> None:
     assert simulate._gradients(at[1], 3) == pytest.approx(inside + across)
     assert simulate._gradients(at[0], 3) == pytest.approx((4 + 2) * count * 15 / 16 / PLAIN.inter_bandwidth)
     assert simulate._optimizer(at[1]) == pytest.approx(4 * simulate._optimizer(at[0]))
+
+
+def test_updates_and_scores_of_an_h100_are_near_what_one_took() -> None:
+    """`python -m benchmarks.gpu`, 2026-11-26, compiled layers: docs/mapping.md has the table."""
+    shape = shapes.ModelShape(
+        name="1b", layers=22, hidden=2048, intermediate=5632, heads=32, kv_heads=4, vocab=32000
+    )
+    workload = Workload(
+        prompt=256, response=256, batch=128, mini_batches=1, real_prompt=256, packed=True,
+        micro_batch_tokens=16384, recompute=False, sharding="none",
+    )  # fmt: skip
+    found = [
+        work(H100, shape, ParallelLayout(), workload).seconds for work in (simulate.train, simulate.infer)
+    ]
+    assert found == pytest.approx([0.887, 0.283], rel=0.1)
