@@ -51,14 +51,8 @@ class GPUDecode(Step):
         count, device = len(position), position.device
         self._cache, self._position = cache, position.clamp(max=cache.capacity - 1)
         self._places = Places(torch.arange(count, device=device), self._position, capacity=cache.capacity)
-        starts = torch.arange(count + 1, dtype=torch.int32, device=device)
-        self._spans = Spans(
-            queries=starts,
-            keys=starts * cache.capacity,
-            most_queries=1,
-            most_keys=cache.capacity,
-            used=self._position.int() + 1,
-        )
+        self._starts = torch.arange(count + 1, dtype=torch.int32, device=device)
+        self._spans: dict[int, Spans] = {}
         self._masks: dict[int, Tensor] = {}
 
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
@@ -70,7 +64,8 @@ class GPUDecode(Step):
         keys, values = self._cache.layers[layer.number]
         asked = query.to(keys.dtype)
         if flashes(asked):
-            output = self._spans.attend(asked.flatten(1, 2), by_place(keys), by_place(values), layer)
+            spans = self._spans_of(layer.window)
+            output = spans.attend(asked.flatten(1, 2), by_place(keys), by_place(values), layer)
         else:
             rows, mask = len(query), self._mask(layer.window)
             output = scaled_dot_product_attention(
@@ -78,6 +73,22 @@ class GPUDecode(Step):
             )
         # A kernel may lay out its result as [n, G, K, D].
         return output.reshape(len(query), -1).to(query.dtype)
+
+    def _spans_of(self, window: int) -> Spans:
+        """The keys that each row sees: they begin where a window does, so that nothing has to be hidden."""
+        if window not in self._spans:
+            keys, used = self._starts * self._cache.capacity, self._position.int() + 1
+            if window:
+                hidden = (used - window).clamp(min=0)
+                keys, used = torch.cat([keys[:-1] + hidden, keys[-1:]]), used - hidden
+            self._spans[window] = Spans(
+                queries=self._starts,
+                keys=keys,
+                most_queries=1,
+                most_keys=min(window or self._cache.capacity, self._cache.capacity),
+                used=used,
+            )
+        return self._spans[window]
 
     def _mask(self, window: int) -> Tensor:
         """[n, 1, 1, capacity] bool, the places that each row sees."""

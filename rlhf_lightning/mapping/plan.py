@@ -178,7 +178,7 @@ def _missing(costs: SimulatedCosts, devices: int) -> str:
         )
     return (
         f"{lead}: together they need at least {needed / 1e9:.1f} GB on each device and {has / 1e9:.1f} GB of "
-        f"{costs.hardware.memory_bytes / 1e9:.0f} GB are usable, so that {(needed - has) / 1e9:.1f} GB a "
+        f"{costs.hardware.memory_bytes / 1e9:.3g} GB are usable, so that {(needed - has) / 1e9:.1f} GB a "
         f"device ({devices * (needed - has) / 1e9:,.0f} GB in all) are missing; {_smallest(costs)}."
     )
 
