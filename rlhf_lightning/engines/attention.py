@@ -81,7 +81,7 @@ class Packed:
         """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
         if not self.lengths:
             return query.transpose(1, 2)
-        if flashes(query):
+        if flashes(query, value):
             q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
             return self._spans.attend(q, k, v, layer)[None]
         groups, place = self._grouped

@@ -16,6 +16,9 @@ from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.rotary import is_steady
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Options of mixtures of experts."""
+
 
 class Drawn(NamedTuple):
     """The next tokens of n rows."""
@@ -72,8 +75,12 @@ class Decoder(Protocol):
         """Of the keys and values of one token on this rank, in a type; None: as they are computed."""
         ...
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Without dropout and gradient checkpointing, and ready for steps of few tokens, for a while."""
+    def evaluating(self, *, beside_bytes: int = 0) -> AbstractContextManager[None]:
+        """Without dropout and gradient checkpointing, and ready for steps of few tokens, for a while.
+
+        Args:
+            beside_bytes: memory of a GPU that will be needed for keys and values; 0: what is left then.
+        """
         ...
 
 
@@ -99,8 +106,9 @@ class WholeDecoder:
 
     @property
     def replays(self) -> bool:
-        """See `Decoder.replays`."""
-        return is_steady(self.config)
+        """See `Decoder.replays`; experts are chosen by the host, but for some kernels of some GPUs."""
+        config = self.config.get_text_config()
+        return is_steady(config) and not any(getattr(config, name, None) for name in _EXPERTS)
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -134,8 +142,9 @@ class WholeDecoder:
         return drawn
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, *, beside_bytes: int = 0) -> Iterator[None]:
         """See `Decoder.evaluating`."""
+        del beside_bytes  # nothing is copied there
         training = self.module.training
         self.module.train(False)
         try:

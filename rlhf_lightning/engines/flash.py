@@ -18,14 +18,15 @@ _OLDEST = (8, 0)
 """Compute capability of the first GPUs that have it: Ampere."""
 
 
-def flashes(like: Tensor) -> bool:
-    """Whether flash attention computes with tensors like this one, [any, any, D]."""
+def flashes(query: Tensor, value: Tensor) -> bool:
+    """Whether flash attention computes with a query and a value like these, [any, any, D]."""
+    size = query.shape[-1]
     return (
-        like.is_cuda
-        and like.dtype in {torch.bfloat16, torch.float16}
-        and like.shape[-1] <= _LARGEST_HEAD
-        and like.shape[-1] % 8 == 0
-        and torch.cuda.get_device_capability(like.device) >= _OLDEST
+        query.is_cuda
+        and query.dtype in {torch.bfloat16, torch.float16}
+        and value.shape[-1] == size <= _LARGEST_HEAD
+        and size % 8 == 0
+        and torch.cuda.get_device_capability(query.device) >= _OLDEST
     )
 
 

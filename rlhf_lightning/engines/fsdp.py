@@ -268,6 +268,7 @@ class FSDPEngine(TrainEngine):
         anew = self._config.compile_layers or spec.gradient_checkpointing or not spec.kept
         # In bfloat16 keeping and finding them takes as long as the products do.
         wanted = tokens and self._head == "lm" and self._dtype == torch.float32 and not anew
+        wanted = wanted and self._device.type == "cpu"  # a GPU's steps are replayed, and leave nothing behind
         return Record(self._model, tokens) if wanted and fuses(self._model) else None
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

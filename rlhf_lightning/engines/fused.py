@@ -21,8 +21,8 @@ from rlhf_lightning.engines.kv_gpu import free_bytes
 from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.sharded import ShardedDecoder
 
-_COPIES = 4
-"""The fused weights are copied where a GPU has room for so many times all weights."""
+_BESIDE = 3
+"""The fused weights are copied where a GPU has room for so many times all weights beside them."""
 
 
 class FusedDecoder(WholeDecoder):
@@ -51,13 +51,13 @@ class FusedDecoder(WholeDecoder):
         return compute(input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, *, beside_bytes: int = 0) -> Iterator[None]:
         """See `Decoder.evaluating`; fuses the weights that the module has now."""
         training = self.module.training
         self.module.train(False)
         layers = range(self.module.config.num_hidden_layers)
         try:
-            if self._has_room():
+            if self._has_room(beside_bytes):
                 self._steps = ShardedDecoder(
                     self._conversion, self._fused(), layers=[layers], chunks=1, tensor=None, pipeline=None
                 )
@@ -69,12 +69,13 @@ class FusedDecoder(WholeDecoder):
                 self._record.open = False
             self.module.train(training)
 
-    def _has_room(self) -> bool:
-        """Whether copies of the weights leave most of a GPU's free memory to keys and values."""
+    def _has_room(self, beside_bytes: int) -> bool:
+        """Whether a GPU has room for copies, and for keys and values or several times the weights beside."""
         weights = list(self.module.parameters())
         if weights[0].is_cpu:
             return True
-        return _COPIES * sum(weight.nbytes for weight in weights) <= free_bytes(weights[0].device)
+        size = sum(weight.nbytes for weight in weights)
+        return size + max(beside_bytes, _BESIDE * size) <= free_bytes(weights[0].device)
 
     def _fused(self) -> dict[str, Tensor]:
         theirs = {name: p.detach() for name, p in self.module.named_parameters(remove_duplicate=False)}

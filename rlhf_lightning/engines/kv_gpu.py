@@ -63,7 +63,7 @@ class GPUDecode(Step):
         self._cache.write(layer.number, key, value, self._places)
         keys, values = self._cache.layers[layer.number]
         asked = query.to(keys.dtype)
-        if flashes(asked):
+        if flashes(asked, values):
             spans = self._spans_of(layer.window)
             output = spans.attend(asked.flatten(1, 2), by_place(keys), by_place(values), layer)
         else:

@@ -100,7 +100,7 @@ class NativeGenerator:
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
         numbers = self._numbers(rows, sampling, seed)
-        with self.decoder.evaluating():
+        with self.decoder.evaluating(beside_bytes=self._planned_bytes(rows, sampling)):
             slots = self._slots(rows, sampling)
             for size in shares(len(rows), parts):
                 while len(slots.ended) < size:
@@ -122,7 +122,7 @@ class NativeGenerator:
         """See `GenerationEngine.resume`."""
         numbers, rows = self._numbers(rows, sampling, seed), begun(rows, width=sampling.max_new_tokens)
         ended = rows["ended"].cpu().clone()
-        with self.decoder.evaluating():
+        with self.decoder.evaluating(beside_bytes=self._planned_bytes(rows, sampling)):
             slots = self._slots(rows, sampling, at_once=at_once)
             slots.go_on(rows)
             while not pause(ended) and not bool(ended.all()):
@@ -138,6 +138,18 @@ class NativeGenerator:
         """What each token is drawn with: [B, R] float64."""
         row_ids = rows["row_ids"].to(self.device)[:, None]
         return uniform(seed, row_ids, torch.arange(sampling.max_new_tokens, device=self.device))
+
+    @property
+    def cache_dtype(self) -> torch.dtype | None:
+        """Of the keys and values; None: as the model computes them."""
+        return None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
+
+    def _planned_bytes(self, rows: TensorDict, sampling: Sampling) -> int:
+        """Of keys and values where the number of slots is given, at most; else 0."""
+        if not self.config.slots or not len(rows):
+            return 0
+        capacity = int(rows["prompt_mask"].sum(1).max()) + sampling.max_new_tokens - 1
+        return min(self.config.slots, len(rows)) * capacity * self.decoder.kept_bytes(self.cache_dtype)
 
     def most_slots(self, capacity: int, dtype: torch.dtype | None) -> int:
         """Rows of `capacity` tokens decoded at once at most, keys and values in a type; 0: any number."""
@@ -191,7 +203,7 @@ class _Slots:
         self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
         """Tokens that each row had when it came; they stand behind its prompt."""
         capacity = max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
-        dtype = None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
+        dtype = generator.cache_dtype
         most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
         self.size = min(rows or len(prompts) for rows in most)
         self.cache = (GPUCache if self.device.type == "cuda" else Cache)(self.size, capacity, dtype=dtype)

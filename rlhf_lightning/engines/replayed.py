@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from rlhf_lightning.engines.kv_gpu import GPUDecode
 
 _FEWEST = 8
 """Rows of the smallest graph: fewer take as long, since all weights are read."""
+
+_refused = set[str]()
+"""Kinds of models whose steps could not be recorded in this process."""
 
 
 class Steps:
@@ -35,7 +38,8 @@ class Steps:
     def __init__(self, decoder: Decoder, cache: Cache, *, places: Tensor, tokens: Tensor) -> None:
         self._decoder, self._cache, self._places, self._tokens = decoder, cache, places, tokens
         self._graphs: dict[int, Callable[[], Tensor | None]] = {}
-        self._replays = decoder.replays
+        self._recorder = Recorder(tokens.device)
+        self._replays = decoder.replays and decoder.config.model_type not in _refused
         self._met: set[int] = set()
         """Numbers of rows that were computed once: by then all kernels are loaded."""
 
@@ -50,10 +54,13 @@ class Steps:
 
     def _record(self, size: int) -> None:
         try:
-            self._graphs[size] = recorded(partial(self._compute, size))
+            self._graphs[size] = self._recorder.record(partial(self._compute, size))
         except RuntimeError as error:
-            name = type(self._decoder).__name__
-            warnings.warn(f"{name}: its steps cannot be recorded, and are slower: {error}", stacklevel=2)
+            kind = self._decoder.config.model_type
+            warnings.warn(
+                f"steps of {kind} cannot be recorded for the GPU, and take longer: {error}", stacklevel=2
+            )
+            _refused.add(kind)
             self._replays = False
 
     def _compute(self, size: int) -> Tensor | None:
@@ -67,18 +74,44 @@ class Steps:
         return None if output.logits is None else output.logits[0]
 
 
-def recorded(compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-    """What computes the same again and again, from and to the same memory.
+class Recorder:
+    """Records work on one device, to be replayed from and to the same memory.
 
-    Raises:
-        RuntimeError: it waits for the GPU, or asks it for a number.
+    What is made on the way shares memory between recordings: only one of them computes at a time.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = compute()
 
-    def replay() -> Tensor | None:
-        graph.replay()
-        return output
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: torch.cuda._POOL_HANDLE | None = None
 
-    return replay
+    def record(self, compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """What replays what is called once here, without anything being computed.
+
+        Raises:
+            RuntimeError: it waits for the GPU, or asks it for a number.
+        """
+        # Not `torch.cuda.graph`: it also gives pinned memory back, which models that make room go through,
+        # and stays on its stream where the recording fails.
+        torch.cuda.synchronize(self._device)
+        if self._pool is None:
+            torch.cuda.empty_cache()  # what recordings of the generation before have left
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(_side_stream(self._device)):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = compute()
+            finally:
+                graph.capture_end()
+        self._pool = graph.pool()
+
+        def replay() -> Tensor | None:
+            graph.replay()
+            return output
+
+        return replay
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that everything is recorded on: cuBLAS keeps memory for each."""
+    return torch.cuda.Stream(device)

@@ -134,8 +134,9 @@ class ShardedDecoder:
         self._pipeline.broadcast(both, source=self._pipeline.size - 1)
         return Drawn(both[0].long(), both[1].float())
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Nothing to do: it neither drops nor recomputes."""
+    def evaluating(self, *, beside_bytes: int = 0) -> AbstractContextManager[None]:
+        """Nothing to do: it neither drops nor recomputes, nor copies."""
+        del beside_bytes
         return nullcontext()
 
     def _first(self, ids: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine, replayed
 from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.decoder import Decoder, WholeDecoder
-from rlhf_lightning.engines.replayed import recorded
+from rlhf_lightning.engines.decoder import Decoder, Output, WholeDecoder
+from rlhf_lightning.engines.kv import Cached
+from rlhf_lightning.engines.replayed import Recorder
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
 from tests.unit.engines.decoders import KINDS, VOCAB
@@ -82,13 +84,14 @@ def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int
         decoder, device=device, pad_token_id=0, eos_token_ids=(3,), config=Native(slots=slots)
     )
     graphs: list[Replay] = []
+    record = Recorder.record
 
-    def counted(compute: Replay) -> Replay:
-        graphs.append(recorded(compute))
+    def counted(self: Recorder, compute: Replay) -> Replay:
+        graphs.append(record(self, compute))
         return graphs[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replayed, "recorded", counted)
+        patch.setattr(Recorder, "record", counted)
         rows = prompts(native.decoder.config.vocab_size)
         answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW), seed=5)
     assert bool(graphs) == (device.type == "cuda")
@@ -117,6 +120,42 @@ def test_models_through_their_own_layers_say_the_same(kind: str, gpu: torch.devi
     expected = said(WholeDecoder(module), torch.device("cpu"))
     torch.nn.Module.to(module, gpu)
     same(said(WholeDecoder(module), gpu), expected)
+
+
+class Asking(WholeDecoder):
+    """Asks the GPU for a number in every step."""
+
+    def __call__(
+        self,
+        *,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        sequences: Cached,
+        keep: torch.Tensor | None,
+    ) -> Output:
+        """See `Decoder.__call__`."""
+        position_ids = position_ids + 0 * int(input_ids[0, 0])
+        return super().__call__(
+            input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep
+        )
+
+
+def test_what_asks_the_gpu_goes_on_without_being_replayed(gpu: torch.device) -> None:
+    module = decoder_of_kind("llama")
+    use_interface(module)
+    rows, sampling = prompts(VOCAB), Sampling(max_new_tokens=NEW)
+    before = torch.cuda.current_stream(gpu)
+    answers = []
+    for device in (torch.device("cpu"), gpu):
+        torch.nn.Module.to(module, device)
+        native = NativeGenerator(Asking(module), device=device, pad_token_id=0, eos_token_ids=(3,))
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            patch.setattr(replayed, "_refused", set())
+            answers.append(native.generate(rows, sampling=sampling, seed=5))
+        assert any("cannot be recorded" in str(each.message) for each in told) == (device == gpu)
+    assert torch.cuda.current_stream(gpu) == before
+    same(answers[1], answers[0])
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from rlhf_lightning.engines.flash import Spans
 from rlhf_lightning.engines.kv import Cached, Decode, Prefill
 from rlhf_lightning.engines.kv_gpu import GPUCache, GPUDecode
 from rlhf_lightning.engines.layer import Layer
-from rlhf_lightning.engines.replayed import Steps
+from rlhf_lightning.engines.replayed import Recorder, Steps
 from tests.unit.engines.varlen import plain
+from tests.unit.pretended import GPU, pretended
 
 CAPACITY, WINDOW, SIZE = 12, 4, 8
 GROUPS = ((1, 4), (2, 2), (4, 1))
@@ -31,7 +33,7 @@ def flashing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flash attention for everyone."""
     monkeypatch.setattr(flash, "varlen_attn", plain)
     for module in (attention, kv_gpu):
-        monkeypatch.setattr(module, "flashes", lambda _: True)
+        monkeypatch.setattr(module, "flashes", lambda *_: True)
 
 
 class Turn(NamedTuple):
@@ -88,7 +90,7 @@ def test_flash_attention_sees_what_a_mask_shows(
 ) -> None:
     found = stepped(heads, group, window, on_gpu=True)
     for module in (attention, kv_gpu):
-        monkeypatch.setattr(module, "flashes", lambda _: False)
+        monkeypatch.setattr(module, "flashes", lambda *_: False)
     expected = stepped(heads, group, window, on_gpu=False)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -108,6 +110,30 @@ def test_one_query_a_row_without_a_window_leaves_its_heads_together(monkeypatch:
         spans = Spans(queries=starts, keys=starts, most_queries=queries, most_keys=9)
         spans.attend(tokens, tokens, tokens, Layer(0, 1.0, window))
     assert windows == [(-1, -1), (-1, -1), (4, 0), (-1, 0), (4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("query", "value", "dtype", "capability", "expected"),
+    [
+        (16, 16, torch.bfloat16, (8, 0), True),
+        (16, 16, torch.float16, (9, 0), True),
+        (256, 256, torch.bfloat16, (8, 0), True),
+        (264, 264, torch.bfloat16, (8, 0), False),
+        (12, 12, torch.bfloat16, (8, 0), False),
+        (16, 16, torch.float32, (8, 0), False),
+        (16, 16, torch.bfloat16, (7, 5), False),
+        (24, 16, torch.bfloat16, (8, 0), False),  # DeepSeek-V3's values are shorter than its queries
+    ],
+)
+def test_flash_attention_is_for_some_heads_types_and_gpus(  # noqa: PLR0917
+    query: int, value: int, dtype: torch.dtype, capability: tuple[int, int], expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with pretended():
+        q, v = (torch.zeros(1, 1, size, dtype=dtype, device=GPU) for size in (query, value))
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+        assert flash.flashes(q, v) == expected
+    assert not flash.flashes(torch.zeros(1, 1, query, dtype=dtype), torch.zeros(1, 1, value, dtype=dtype))
 
 
 def test_keys_are_stored_in_the_type_that_was_asked_for() -> None:
@@ -157,8 +183,9 @@ class Counting:
 
     replays = True
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "counting") -> None:
         self.sizes: list[int] = []
+        self._config: PreTrainedConfig = type("Named", (PreTrainedConfig,), {"model_type": kind})()
 
     def __call__(
         self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
@@ -170,7 +197,7 @@ class Counting:
 
     @property
     def config(self) -> PreTrainedConfig:
-        return PreTrainedConfig()
+        return self._config
 
 
 SLOTS = 100
@@ -184,11 +211,11 @@ def steps(decoder: Counting) -> tuple[Steps, Tensor, Tensor]:
 def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, records = Counting(), []
 
-    def recorded(compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+    def recorded(_: Recorder, compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         records.append(compute)
         return compute
 
-    monkeypatch.setattr(replayed, "recorded", recorded)
+    monkeypatch.setattr(Recorder, "record", recorded)
     step, places, tokens = steps(decoder)
     for count in (100, 65, 64, 33, 9, 8, 3, 1, 2):
         logits = step(count)
@@ -200,25 +227,100 @@ def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Counting()
+    decoder = Counting("unrecordable")
 
-    def refuse(_: object) -> None:
+    def refuse(_: Recorder, __: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(replayed, "recorded", refuse)
+    monkeypatch.setattr(Recorder, "record", refuse)
+    monkeypatch.setattr(replayed, "_refused", set())
     step, _, _ = steps(decoder)
     step(5)
-    with pytest.warns(UserWarning, match="Counting: its steps cannot be recorded.*not permitted"):
+    with pytest.warns(UserWarning, match="steps of unrecordable cannot be recorded.*not permitted"):
         step(5)
     step(5)
     assert decoder.sizes == [8, 8, 5]
+    later, _, _ = steps(decoder)
+    for _ in range(3):
+        later(5)
+    assert decoder.sizes[3:] == [5, 5, 5]
+    another, _, _ = steps(Counting("other"))
+    another(5)
+    with pytest.warns(UserWarning, match="steps of other"):
+        another(5)
 
 
 def test_ranks_that_wait_for_others_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Counting()
     decoder.replays = False
-    monkeypatch.setattr(replayed, "recorded", None)
+    monkeypatch.setattr(Recorder, "record", None)
     step, _, _ = steps(decoder)
     for _ in range(3):
         step(5)
     assert decoder.sizes == [5, 5, 5]
+
+
+class Graph:
+    """Notes what is asked of it; `refuses` says whether its recording fails."""
+
+    notes: ClassVar[list[object]] = []
+    refuses: ClassVar[bool] = False
+
+    def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
+        self.notes.append((pool, capture_error_mode))
+
+    def capture_end(self) -> None:
+        self.notes.append("end")
+        if self.refuses:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def pool(self) -> str:
+        return "pool"
+
+    def replay(self) -> None:
+        self.notes.append("replay")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What recorders ask of a GPU."""
+
+    @contextmanager
+    def stream(_: object) -> Iterator[None]:
+        Graph.notes.append("aside")
+        try:
+            yield
+        finally:
+            Graph.notes.append("back")
+
+    monkeypatch.setattr(Graph, "notes", [])
+    fakes = {"CUDAGraph": Graph, "Stream": lambda _: None, "stream": stream}
+    said = {name: lambda *_, name=name: Graph.notes.append(name) for name in ("synchronize", "empty_cache")}
+    for name, fake in (fakes | said).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return Graph.notes
+
+
+def test_recordings_share_memory_that_is_cleared_before_the_first(graphs: list[object]) -> None:
+    recorder, output = Recorder(torch.device("cuda", 7)), torch.ones(2)
+    replay = recorder.record(lambda: output)
+    assert graphs == ["synchronize", "empty_cache", "aside", (None, "thread_local"), "end", "back"]
+    graphs.clear()
+    recorder.record(lambda: None)
+    assert graphs == ["synchronize", "aside", ("pool", "thread_local"), "end", "back"]
+    graphs.clear()
+    assert replay() is output
+    assert graphs == ["replay"]
+
+
+def test_a_recording_that_fails_comes_back_to_its_stream(
+    graphs: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Graph, "refuses", True)
+
+    def asks() -> Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        Recorder(torch.device("cuda", 7)).record(asks)
+    assert graphs[-2:] == ["end", "back"]

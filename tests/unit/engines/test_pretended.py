@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
 
-from rlhf_lightning.engines import FSDPEngine, Head, Native, NativeGenerator
-from rlhf_lightning.engines.decoder import Output
+from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
+from rlhf_lightning.engines.attention import IMPLEMENTATION
+from rlhf_lightning.engines.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.fused import FusedDecoder
 from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.replayed import Steps
@@ -117,6 +121,77 @@ def test_a_gpu_without_room_for_copies_says_the_same(
             found = said(spec, GPU, slots=4, sampling=DRAWN)
         assert fused == [room > 1] * len(fused) != []
         assert torch.equal(found["response_ids"], expected["response_ids"])
+
+
+def test_what_a_gpu_generates_is_not_recorded_for_the_update(models: dict[str, Path]) -> None:
+    spec, config = tiny.spec(models["lm"]), FSDP(kept_tokens=10**6)
+    rows = tiny.rows().select("prompt_ids", "prompt_mask")
+    rows["row_ids"] = torch.arange(len(rows))
+    found = []
+    for device in (CPU, GPU):
+        with pretended():
+            engine = FSDPEngine(spec, device=device, config=config)
+            with engine.generating() as decoder:
+                native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+                answers = native.generate(rows, sampling=DRAWN, seed=5)
+            assert (engine._record is None) == (device == GPU)
+            learned_from = TensorDict({**tiny.rows(), **answers}, batch_size=len(rows))
+            engine.accumulate(learned_from, tiny.Fit(), tiny.counts(), temperature=0.8)
+            engine.optimizer_step()
+            found.append(engine.give_weights())
+    torch.testing.assert_close(found[1], found[0], atol=SAME, rtol=0)
+
+
+def test_keys_and_values_that_were_planned_leave_no_room_for_copies(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    has_room = FusedDecoder._has_room
+
+    def noted(self: FusedDecoder, beside_bytes: int) -> bool:
+        asked.append(beside_bytes)
+        return has_room(self, beside_bytes)
+
+    monkeypatch.setattr(FusedDecoder, "_has_room", noted)
+    spec, sampling = tiny.spec(models["lm"]), Sampling(max_new_tokens=6)
+    with pretended():
+        for slots in (0, 4, 1000):
+            said(spec, GPU, slots=slots, sampling=sampling)
+        longest = int(tiny.rows()["prompt_mask"].sum(1).max())
+        token = 2 * 2 * 2 * 16 * 4  # keys and values, layers, key heads, size of a head, float32
+        rows = len(tiny.rows())
+        assert asked == [0, *(count * (longest + 5) * token for count in (4, rows))]
+        decoder = FusedDecoder(FSDPEngine(spec, device=GPU)._model)
+        size = sum(weight.nbytes for weight in decoder.module.parameters())
+        for free, beside, room in (
+            (4, 0, True),
+            (4, 3, True),
+            (4, 3.1, False),
+            (3.9, 0, False),
+            (9, 8, True),
+        ):
+            monkeypatch.setattr("rlhf_lightning.engines.fused.free_bytes", lambda _, f=free: int(f * size))
+            assert has_room(decoder, int(beside * size)) == room
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "replays"),
+    [
+        ("llama", {}, True),
+        ("qwen3", {}, True),
+        ("gpt2", {}, True),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, False),
+        ("mixtral", {}, False),
+        ("qwen3_moe", {}, False),
+    ],
+)
+def test_steps_are_replayed_where_the_host_decides_nothing(
+    kind: str, options: dict[str, object], *, replays: bool
+) -> None:
+    config = AutoConfig.for_model(kind, **options)
+    module = SimpleNamespace(config=config, parameters=list)
+    config._attn_implementation = IMPLEMENTATION
+    assert WholeDecoder(cast(PreTrainedModel, module)).replays == replays
 
 
 def test_slots_that_nobody_has_are_computed_over_one_place(
