@@ -196,8 +196,8 @@ class RLHFAlgorithm(LightningModule):
 
     def configure_optimizers(self) -> RemoteOptimizer | None:
         """A stand-in that counts iterations and shows the learning rates of the trained roles."""
-        rates = {name: role.optimizer.lr for name, role in self.roles().items() if role.trains}
-        return RemoteOptimizer(rates) if rates else None
+        trained = {name: role.optimizer for name, role in self.roles().items() if role.trains}
+        return RemoteOptimizer(trained) if trained else None
 
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""

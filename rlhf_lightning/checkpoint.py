@@ -291,8 +291,11 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
     if isinstance(value, np.integer | np.floating | os.PathLike):
         return str(value) if isinstance(value, os.PathLike) else value.item()
     if isinstance(value, torch.Tensor):
-        tensors[where] = value.detach().cpu().contiguous().clone()
-        return {"$tensor": where}
+        name = where
+        while name in tensors:  # `a.b` is also the b of a
+            name += "'"
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"$tensor": name}
     if isinstance(value, list | tuple | set | frozenset):
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}

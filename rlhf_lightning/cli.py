@@ -27,7 +27,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Trace
-from rlhf_lightning.checkpoint import FULL
+from rlhf_lightning.callbacks.output import leaves_files
+from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
@@ -262,6 +263,17 @@ class CommandLine(LightningCLI):
             sys.stderr.write(f"rlhf: {missing} The run begins anew.\n")
             self.config_init[self.subcommand]["ckpt_path"] = None
 
+    def _parse_ckpt_path(self) -> None:
+        """Refuse a file, which Lightning would read options from: a checkpoint is a directory.
+
+        Raises:
+            ValueError: as said.
+        """
+        given = Path(str(self.config[self.config.subcommand].get("ckpt_path") or ""))
+        if given.is_file():
+            inside = f" Type {given.parent}." if (given.parent / STATE).is_file() else ""
+            raise ValueError(f"--ckpt_path {given}: is a file, and a checkpoint a directory.{inside}")
+
     def before_validate(self) -> None:
         """Refuse a model that nothing has trained, where a trained one is asked for.
 
@@ -288,11 +300,16 @@ class CommandLine(LightningCLI):
         out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
         out.parent.mkdir(parents=True, exist_ok=True)
         found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
-        with out.open("w") as file:
+        if not found or not leaves_files(self.trainer):
+            sys.stdout.write(f"predictions: {'not kept with fast_dev_run' if found else 'of no prompt'}\n")
+            return
+        unfinished = out.with_suffix(".unfinished")
+        with unfinished.open("w") as file:
             for batch in found:
                 assert isinstance(batch, dict)
                 for prompt, response in zip(batch["prompts"], batch["responses"], strict=True):
                     file.write(json.dumps({"prompt": prompt, "response": response}) + "\n")
+        unfinished.replace(out)
         sys.stdout.write(f"predictions: {out}\n")
 
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from torch.optim import Optimizer
+
+from rlhf_lightning.engines.optimizer import learning_rate
+from rlhf_lightning.spec import OptimizerSpec
 
 
 class RemoteOptimizer(Optimizer):
     """Counts iterations for `global_step`, shows learning rates to LearningRateMonitor, updates nothing.
 
-    One parameter group stands for each trained role, named after it.
+    One parameter group stands for each trained role, named after it. A rate is that of the last optimizer
+    step, before the first that of the first.
+
+    Args:
+        trained: how each trained role steps.
     """
 
-    def __init__(self, rates: Mapping[str, float]) -> None:
+    def __init__(self, trained: Mapping[str, OptimizerSpec]) -> None:
         groups = [
-            {"params": [torch.nn.Parameter(torch.empty(0))], "name": n, "lr": r} for n, r in rates.items()
+            {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, "lr": learning_rate(spec, 0)}
+            for name, spec in trained.items()
         ]
         super().__init__(groups, {"lr": 0.0})
 
@@ -24,6 +33,14 @@ class RemoteOptimizer(Optimizer):
         """Take over the learning rates that the roles report."""
         for group in self.param_groups:
             group["lr"] = rates.get(group["name"], group["lr"])
+
+    def state_dict(self) -> dict[str, object]:
+        """The rates that it shows; the engines save their optimizers."""
+        return {"rates": {group["name"]: group["lr"] for group in self.param_groups}}
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Show the rates of the iteration before; a checkpoint of an earlier version says none."""
+        self.show(cast("Mapping[str, float]", state_dict.get("rates", {})))
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Nothing: the models have stepped where they are."""

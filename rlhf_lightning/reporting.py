@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelSummary, RichModelSummary
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport, Metrics
@@ -44,6 +44,20 @@ def leave_out(trainer: Trainer, model: LightningModule) -> None:
             type(c) in (ModelSummary, RichModelSummary) and vars(c) == vars(type(c)()) for c in callbacks
         ]
         callbacks[:] = [callback for callback, left in zip(callbacks, usual, strict=True) if not left]
+
+
+def look_after_validations(trainer: Trainer) -> None:
+    """Let callbacks look at a metric after every validation where one follows every iteration.
+
+    Lightning takes the interval of 1 iteration for 1.0, the whole epoch: they would look at its end alone.
+    """
+    if type(trainer.val_check_interval) is not int or trainer.val_check_interval != 1:
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:
+            callback._check_on_train_epoch_end = False
+        if isinstance(callback, ModelCheckpoint) and callback._save_on_train_epoch_end is None:
+            callback._save_on_train_epoch_end = False
 
 
 def timings(reports: Sequence[CallReport]) -> dict[str, float]:

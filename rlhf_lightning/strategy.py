@@ -21,7 +21,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch.optim import Optimizer
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -33,7 +32,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.reporting import leave_out
+from rlhf_lightning.reporting import leave_out, look_after_validations
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
 from rlhf_lightning.strategy_checks import check_goes_on, check_options, check_trainer
@@ -176,6 +175,7 @@ class Strategy(SingleDeviceStrategy):
         if model._trainer is not None:
             check_trainer(model._trainer, self)
             leave_out(model._trainer, model)
+            look_after_validations(model._trainer)
             Requeue.add(model._trainer)
 
     def setup_environment(self) -> None:
@@ -309,15 +309,6 @@ class Strategy(SingleDeviceStrategy):
 
     def model_to_device(self) -> None:
         """Nothing: the models are on their devices."""
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-        """Nothing: the engines save their optimizers."""
-        return {}
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """Never: the engines restore their optimizers."""
-        return False
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 

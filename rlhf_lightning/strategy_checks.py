@@ -66,6 +66,7 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
+    _check_intervals(trainer)
     _check_callbacks(trainer)
     _check_gradients(trainer, strategy.settings.training)
 
@@ -84,6 +85,18 @@ def check_goes_on(algorithm: RLHFAlgorithm) -> None:
             "devices, and would be those of their paths again. Go on from a checkpoint, if there is one: "
             f'trainer.{called}(..., ckpt_path="last"), or another path; or give a new {name}(...).'
         )
+
+
+def _check_intervals(trainer: Trainer) -> None:
+    """Refuse validations after every 0 iterations or epochs, by which Lightning would divide.
+
+    Raises:
+        ValueError: as said.
+    """
+    intervals = {name: getattr(trainer, name) for name in ("val_check_interval", "check_val_every_n_epoch")}
+    for name, interval in intervals.items():
+        if interval == 0:
+            raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
 
 
 def _check_callbacks(trainer: Trainer) -> None:

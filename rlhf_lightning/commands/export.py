@@ -27,11 +27,15 @@ def run(arguments: Sequence[str]) -> None:
         ValueError: the arguments are others, there is no checkpoint, or it holds no such role.
         OSError: nothing can be written there.
     """
+    if {"-h", "--help"} & {*arguments}:
+        sys.stdout.write(f"{USAGE}\n\n{__doc__}\n")
+        return
     if not 2 <= len(arguments) <= 3:
         raise ValueError(USAGE)
     directory, out = files.find(arguments[0]), Path(arguments[1])
-    models = files.read_state(directory)[MODELS]
-    assert isinstance(models, dict)
+    models = files.read_state(directory).get(MODELS)
+    if not isinstance(models, dict):
+        raise ValueError(f"checkpoint {arguments[0]}: does not say which models it holds. Type another.")
     role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")

@@ -18,7 +18,7 @@ from rlhf_lightning.commands.parser import Parser, count
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping import cluster, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
-from rlhf_lightning.mapping.picture import draw
+from rlhf_lightning.mapping.picture import check_format, draw
 from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.search import Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
@@ -50,6 +50,8 @@ def run(arguments: Sequence[str]) -> None:
                 f"--{option} {NO_MODEL}: {role} is a model, and only rewards and costs can be functions "
                 f"alone. Type --{option} with a known name or a config.json."
             )
+    for option in ("yaml", "picture"):
+        _check_place(option, vars(options)[option])
     found = search(algorithm, sources, options)
     request = report.Request(options.algo, sources, importlib.import_module(FOLDERS["strategy"]).MAPPED)
     sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
@@ -59,6 +61,20 @@ def run(arguments: Sequence[str]) -> None:
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, found.mappings[0], Path(options.picture), title=title)
+
+
+def _check_place(option: str, given: str) -> None:
+    """Refuse a file that could not be written when all is found.
+
+    Raises:
+        ValueError: it is a directory, in none, or no picture.
+    """
+    path = Path(given)
+    if given and (path.is_dir() or not path.parent.is_dir()):
+        what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
+        raise ValueError(f"--{option} {given}: {what}. Type a file of a directory that is there.")
+    if given and option == "picture":
+        check_format(path)
 
 
 def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argparse.Namespace) -> Plan:
@@ -136,10 +152,12 @@ def _algorithm(path: str) -> RLHFAlgorithm:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as err:
         raise ValueError(f"--algo {path}: cannot be imported ({err}).") from err
-    algorithm = found()
-    if not isinstance(algorithm, RLHFAlgorithm):
+    if not (isinstance(found, type) and issubclass(found, RLHFAlgorithm)):
         raise ValueError(f"--algo {path}: is no RLHFAlgorithm.")
-    return algorithm
+    try:
+        return found()
+    except TypeError as err:
+        raise ValueError(f"--algo {path}: has options without a default ({err}). Give them one.") from err
 
 
 def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:

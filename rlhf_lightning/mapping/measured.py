@@ -57,7 +57,7 @@ def read(run: Path) -> tuple[Hardware, list[Iteration]]:
     hardware: Hardware | None = None
     iterations: list[Iteration] = []
     first: set[int] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             values = json.loads(line)
             if "hardware" in values:

@@ -15,6 +15,18 @@ from rlhf_lightning.mapping.report import layout_text
 from rlhf_lightning.mapping.search import Mapping, Pool
 
 
+def check_format(path: Path) -> None:
+    """Refuse a file that cannot be a picture.
+
+    Raises:
+        ValueError: the ending names no format of pictures.
+    """
+    if path.suffix.removeprefix(".") not in FigureCanvasAgg.filetypes:
+        raise ValueError(
+            f"{path}: no format of pictures ends in {path.suffix!r}. Try {path.stem}.png or .svg."
+        )
+
+
 def draw(plan: Plan, mapping: Mapping, path: Path, *, title: str) -> None:
     """Write a picture of one iteration.
 
@@ -27,12 +39,9 @@ def draw(plan: Plan, mapping: Mapping, path: Path, *, title: str) -> None:
     Raises:
         ValueError: the ending names no format of pictures.
     """
+    check_format(path)
     figure = Figure(figsize=(11, 1.6 + 0.9 * len(mapping.pools)), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    if path.suffix.removeprefix(".") not in canvas.get_supported_filetypes():
-        raise ValueError(
-            f"{path}: no format of pictures ends in {path.suffix!r}. Try {path.stem}.png or .svg."
-        )
+    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     colors = dict(zip(plan.costs.dataflow.roles, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
     for row, pool in enumerate(mapping.pools):

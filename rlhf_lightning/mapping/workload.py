@@ -73,7 +73,7 @@ class Workload:
             raise ValueError(f"workload.max_resident={self.max_resident}: use 0 for no limit.")
         if not 0 <= self.real_prompt <= self.prompt:
             raise ValueError(
-                f"workload.real_prompt={self.real_prompt}: must be at most prompt={self.prompt}."
+                f"workload.real_prompt={self.real_prompt}: must lie between 0 and prompt={self.prompt}."
             )
         if self.lengths and not 1 <= min(self.lengths) <= max(self.lengths) <= self.response:
             raise ValueError(f"workload.lengths: must lie between 1 and response={self.response}.")

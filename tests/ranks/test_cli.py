@@ -24,6 +24,7 @@ from tests.unit.rlhf import Rlhf
 
 SLACK_S = 5.0
 """What a command takes at most, on a busy machine, before it has said what is wrong."""
+MAP = ("map", "--algo", "ppo", "--model", "llama-7b", "--devices", "8")
 FIT = ("fit", "--algo", "ppo")
 SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
 QUESTIONS = (*FIT, "--data", "promptdata", "--data.path", "rows.jsonl", "--data.prompt_field", "question")
@@ -81,6 +82,13 @@ def copy_model(*, without: str = "") -> Path:
         (("fitt",), ("'fitt'", "'fit', 'validate', 'predict'")),
         (("export",), ("usage: rlhf export CHECKPOINT OUT",)),
         (("export", "nowhere.ckpt", "out"), ("'nowhere.ckpt' is not there",)),
+        (("map", "--algo", "json.dumps", "--model", "llama-7b"), ("--algo json.dumps: is no RLHFAlgorithm",)),
+        ((*MAP, "--yaml", "nowhere/x.yaml"), ("--yaml nowhere/x.yaml: there is no directory nowhere",)),
+        ((*MAP, "--picture", "."), ("--picture .: is a directory",)),
+        ((*MAP, "--picture", "x.xyz"), ("x.xyz: no format of pictures ends in '.xyz'",)),
+        ((*MAP, "--real-prompt", "-1"), ("real_prompt=-1.0: must lie between 0 and prompt=1024",)),
+        ((*FIT, "--trainer.val_check_interval", "0"), ("val_check_interval=0", "limit_val_batches=0")),
+        ((*FIT, "--trainer.check_val_every_n_epoch", "0"), ("check_val_every_n_epoch=0",)),
     ],
     ids=lambda value: " ".join(value[-2:]) if value and isinstance(value, tuple) else "",
 )
@@ -255,6 +263,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
         (("fit", "--algo.actor.sampling.help", "--algo=dapo"), ("--algo.actor.sampling.top_p",)),
         (("fit", "--strategy.help", "split", "--strategy.settings.help"), ("--strategy.settings.engine",)),
         (("map", "--help"), ("--hardware",)),
+        (("export", "--help"), ("usage: rlhf export CHECKPOINT OUT", "a Hugging Face directory")),
     ],
     ids=" ".join,
 )
@@ -331,6 +340,14 @@ def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
     )
     assert code == 0, err
     assert len(Path("predictions.jsonl").read_text().splitlines()) == 2
+    for few, value, said in (
+        ("fast_dev_run", "true", "not kept with fast_dev_run"),
+        ("limit_predict_batches", "0", "of no prompt"),
+    ):
+        code, out, err = rlhf.run(*words, *short, f"--trainer.{few}", value)
+        assert code == 0, err
+        assert f"predictions: {said}" in out
+        assert len(Path("predictions.jsonl").read_text().splitlines()) == 2
     calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
     assert "actor.generate_sequences" in calls
 

@@ -19,6 +19,7 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
+from tests.logged import csv_file
 from tests.unit.rlhf import Rlhf
 
 FIT = ("fit", "--algo", "ppo")
@@ -66,6 +67,39 @@ def test_a_run_with_a_checkpoint_callback_of_the_users_own_goes_on(rlhf: Rlhf) -
     assert code == 0, err
     assert "begins anew" not in err
     assert checkpoint.read_state(place / "last.ckpt")["global_step"] == 2
+
+
+def test_the_rates_that_are_shown_go_on(rlhf: Rlhf) -> None:
+    monitor = ("--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval", "step")
+    logger = ("--trainer.logger", "CSVLogger", "--trainer.log_every_n_steps", "1")
+    short = ("--data.batch_size", "2", "--algo.actor.sampling.max_new_tokens", "2")
+    rates = ("--algo.critic.optimizer.warmup_steps", "3", "--trainer.limit_val_batches", "0")
+    words = (*FIT, *SHORT, *short, *rates, *monitor, *logger, "--strategy", "local")
+    shown = []
+    for root, runs in (("whole", ("4",)), ("cut", ("2", "4"))):
+        there = ("--trainer.default_root_dir", root, "--trainer.logger.save_dir", root, "--ckpt_path", "last")
+        for steps in runs:
+            code, _, err = rlhf.run(*words, *there, "--trainer.max_steps", steps)
+            assert code == 0, err
+        tables = [csv_file(path.parent) for path in sorted(Path(root).rglob("metrics.csv"))]
+        shown.append([rate for table in tables for rate in table["lr-RemoteOptimizer/critic"]])
+        taken = [rate for table in tables for rate in table["critic/lr"]]
+        assert shown[-1] == pytest.approx([taken[0], *taken[:-1]])
+    assert shown[0] == shown[1]
+
+
+def test_a_file_is_no_checkpoint(rlhf: Rlhf, trained: Path) -> None:
+    words = ("validate", "--algo", "ppo", *SHORT, "--strategy", "local", "--ckpt_path")
+    Path("weights.pt").write_bytes(b"not zipped")
+    said = rlhf.refused(*words, "weights.pt")
+    assert said == "--ckpt_path weights.pt: is a file, and a checkpoint a directory."
+    inside = trained / checkpoint.STATE
+    assert rlhf.refused(*words, str(inside)).endswith(f"a checkpoint a directory. Type {trained}.")
+
+
+def test_a_checkpoint_of_another_program_is_not_exported(rlhf: Rlhf) -> None:
+    checkpoint.write_state(make(Path("other.ckpt")), {"global_step": 1})
+    assert "does not say which models it holds" in rlhf.refused("export", "other.ckpt", "out")
 
 
 def test_no_last_checkpoint_to_evaluate(rlhf: Rlhf) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -19,6 +20,13 @@ DEAD = 9
 def write(target: Path, step: int) -> None:
     with files.replacing(target) as directory:
         files.write_state(directory, {"global_step": step})
+
+
+def test_tensors_whose_places_read_alike_stay_apart(tmp_path: Path) -> None:
+    one, two, three, four, five = (torch.tensor(float(number)) for number in range(5))
+    state = {"a.b": one, "a": {"b": two, "b'": three}, 1: {"c": four}, "1": {"c": five}}
+    files.write_state(tmp_path, {"callbacks": state})
+    assert files.read_state(tmp_path)["callbacks"] == state
 
 
 def step_of(target: Path) -> object:

@@ -11,6 +11,7 @@ import pytest
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    EarlyStopping,
     EMAWeightAveraging,
     LearningRateFinder,
     ModelCheckpoint,
@@ -175,6 +176,22 @@ def test_a_trainer_that_was_told_what_others_decide(
     options: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     assert said in told(Started(), tmp_path, accelerator="cpu", **options)
+
+
+@pytest.mark.parametrize(("interval", "looks", "after"), [(1, 2, True), (1.0, 1, False), (2, 1, True)])
+def test_callbacks_look_after_a_validation_of_every_iteration(
+    interval: float, looks: int, *, after: bool, tmp_path: Path
+) -> None:
+    """As at an interval of 2 iterations: one of 1 Lightning takes for 1.0, the epoch."""
+    stop = EarlyStopping("val/reward", patience=100)
+    best = ModelCheckpoint(tmp_path / "best", monitor="val/reward", mode="max", save_top_k=-1)
+    mine = ModelCheckpoint(tmp_path / "mine", save_on_train_epoch_end=True)
+    options = {"val_check_interval": interval, "limit_val_batches": 1, "callbacks": [stop, best, mine]}
+    run = trainer(Local(), tmp_path, steps=2, enable_checkpointing=True, **options)
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
+    assert len(list((tmp_path / "best").iterdir())) == looks
+    assert stop._check_on_train_epoch_end is not after
+    assert mine._save_on_train_epoch_end
 
 
 def test_averages_of_a_module_without_weights_are_refused(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_no_run_and_a_damaged_one(tmp_path: Path) -> None:
             lines.write(line + "\n")
         with pytest.raises(ValueError, match=re.escape(f"{file}, line 2: is no measurement (")):
             measured.read(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=re.escape(f"{file}, line 1: is no measurement (")):
+        measured.read(file)
 
 
 def test_long_runs_are_thinned() -> None:
