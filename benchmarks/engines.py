@@ -115,8 +115,10 @@ class Rates:
 class Bench:
     """One device, one model."""
 
-    def __init__(self, size: Size, device: torch.device, directory: Path, config: FSDP) -> None:
-        self.size, self.device, self.rounds = size, device, 0
+    def __init__(
+        self, size: Size, device: torch.device, directory: Path, *, rounds: int, config: FSDP
+    ) -> None:
+        self.size, self.device, self.rounds = size, device, rounds
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         llama = LlamaConfig(
             architectures=["LlamaForCausalLM"],
@@ -265,9 +267,8 @@ def record(file: str, device: str, model: str, found: Mapping[str, object]) -> N
 def opened(model: str, device: torch.device, rounds: int, *, compiled: bool = False) -> Bench:
     """A model of SIZES on a device, which has read its files."""
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(SIZES[model], device, Path(directory), FSDP(compile_layers=compiled))
-    bench.rounds = rounds
-    return bench
+        config = FSDP(compile_layers=compiled)
+        return Bench(SIZES[model], device, Path(directory), rounds=rounds, config=config)
 
 
 def main() -> None:

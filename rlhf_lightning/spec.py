@@ -13,6 +13,8 @@ from typing import Literal
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Options of a model's configuration that say a mixture of experts."""
 
 
 def _require(condition: bool, message: str) -> None:

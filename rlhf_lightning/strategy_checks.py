@@ -93,9 +93,8 @@ def _check_intervals(trainer: Trainer) -> None:
     Raises:
         ValueError: as said.
     """
-    intervals = {name: getattr(trainer, name) for name in ("val_check_interval", "check_val_every_n_epoch")}
-    for name, interval in intervals.items():
-        if interval == 0:
+    for name in ("val_check_interval", "check_val_every_n_epoch"):
+        if getattr(trainer, name) == 0:
             raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
 
 

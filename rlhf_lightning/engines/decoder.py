@@ -15,9 +15,7 @@ from rlhf_lightning.engines.host_linear import packed
 from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.rotary import is_steady
-
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Options of mixtures of experts."""
+from rlhf_lightning.spec import EXPERTS
 
 
 class Drawn(NamedTuple):
@@ -84,6 +82,14 @@ class Decoder(Protocol):
         ...
 
 
+def logits_of(
+    decoder: Decoder, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
+) -> Tensor | None:
+    """One forward of tokens [T] at places [T]: the logits [kept tokens, V], on the rank that draws."""
+    output = decoder(input_ids=ids[None], position_ids=places[None], sequences=sequences, keep=keep)
+    return None if output.logits is None else output.logits[0]
+
+
 class WholeDecoder:
     """A Hugging Face causal language model prepared by `use_interface`, whole on this rank.
 
@@ -108,7 +114,7 @@ class WholeDecoder:
     def replays(self) -> bool:
         """See `Decoder.replays`; experts are chosen by the host, but for some kernels of some GPUs."""
         config = self.config.get_text_config()
-        return is_steady(config) and not any(getattr(config, name, None) for name in _EXPERTS)
+        return is_steady(config) and not any(getattr(config, name, None) for name in EXPERTS)
 
     @property
     def config(self) -> PreTrainedConfig:

@@ -73,7 +73,7 @@ class Decode(Step):
     """A step on a CPU, over the places that rows have come to by now."""
 
     def __init__(self, cache: Cache, position: Tensor, *, shortest: int, longest: int) -> None:
-        """Decode at `position` [n] int64, whose bounds are given so that the device need not be asked."""
+        """Decode at `position` [n] int64, whose bounds are known."""
         self._cache, self._position = cache, position
         self._shortest, self._longest = shortest, longest
         slots = torch.arange(len(position), device=position.device)

@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.cache import Cache
-from rlhf_lightning.engines.decoder import Decoder, Drawn
+from rlhf_lightning.engines.decoder import Decoder, Drawn, logits_of
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import FEW
-from rlhf_lightning.engines.kv import Cached, Decode, Prefill
+from rlhf_lightning.engines.kv import Decode, Prefill
 from rlhf_lightning.engines.kv_gpu import GPUCache, free_bytes
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
 from rlhf_lightning.engines.record import Record
@@ -99,9 +99,9 @@ class NativeGenerator:
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
-        numbers = self._numbers(rows, sampling, seed)
-        with self.decoder.evaluating(beside_bytes=self._planned_bytes(rows, sampling)):
-            slots = self._slots(rows, sampling)
+        numbers, prompts = self._numbers(rows, sampling, seed), self._prompts(rows, sampling)
+        with self.decoder.evaluating(beside_bytes=self._planned_bytes(prompts, sampling)):
+            slots = self._slots(prompts, sampling)
             for size in shares(len(rows), parts):
                 while len(slots.ended) < size:
                     slots.advance(numbers)
@@ -121,9 +121,9 @@ class NativeGenerator:
     ) -> TensorDict:
         """See `GenerationEngine.resume`."""
         numbers, rows = self._numbers(rows, sampling, seed), begun(rows, width=sampling.max_new_tokens)
-        ended = rows["ended"].cpu().clone()
-        with self.decoder.evaluating(beside_bytes=self._planned_bytes(rows, sampling)):
-            slots = self._slots(rows, sampling, at_once=at_once)
+        ended, prompts = rows["ended"].cpu().clone(), self._prompts(rows, sampling)
+        with self.decoder.evaluating(beside_bytes=self._planned_bytes(prompts, sampling)):
+            slots = self._slots(prompts, sampling, at_once=at_once)
             slots.go_on(rows)
             while not pause(ended) and not bool(ended.all()):
                 slots.advance(numbers)
@@ -144,12 +144,10 @@ class NativeGenerator:
         """Of the keys and values; None: as the model computes them."""
         return None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
 
-    def _planned_bytes(self, rows: TensorDict, sampling: Sampling) -> int:
+    def _planned_bytes(self, prompts: Sequence[Prompt], sampling: Sampling) -> int:
         """Of keys and values where the number of slots is given, at most; else 0."""
-        if not self.config.slots or not len(rows):
-            return 0
-        capacity = int(rows["prompt_mask"].sum(1).max()) + sampling.max_new_tokens - 1
-        return min(self.config.slots, len(rows)) * capacity * self.decoder.kept_bytes(self.cache_dtype)
+        slots = min(self.config.slots, len(prompts))
+        return slots * capacity_of(prompts, sampling) * self.decoder.kept_bytes(self.cache_dtype)
 
     def most_slots(self, capacity: int, dtype: torch.dtype | None) -> int:
         """Rows of `capacity` tokens decoded at once at most, keys and values in a type; 0: any number."""
@@ -157,13 +155,13 @@ class NativeGenerator:
             return self.config.slots
         return slots_for(self.decoder, self.device, capacity, dtype)
 
-    def _slots(self, rows: TensorDict, sampling: Sampling, *, at_once: int = 0) -> _Slots:
-        """Slots for these rows, all of them waiting at their prompts."""
+    def _prompts(self, rows: TensorDict, sampling: Sampling) -> list[Prompt]:
         config = self.decoder.config.get_text_config()
         positions: int = getattr(config, "max_position_embeddings", None) or 2**40
-        prompts = read_prompts(
-            rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model"
-        )
+        return read_prompts(rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model")
+
+    def _slots(self, prompts: list[Prompt], sampling: Sampling, *, at_once: int = 0) -> _Slots:
+        """Slots for these rows, all of them waiting at their prompts."""
         responses = Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
         return _Slots(self, prompts, sampling, responses, at_once=at_once)
 
@@ -173,6 +171,11 @@ def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torc
     room = max(1, int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kept_bytes(dtype))))
     number = Drawn(torch.tensor([room], device=device), torch.zeros(1, device=device))
     return int(decoder.share(number, 1).token[0])
+
+
+def capacity_of(prompts: Sequence[Prompt], sampling: Sampling) -> int:
+    """Tokens that a slot has to hold for any of these rows; the last of a response is never fed."""
+    return max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
 
 
 @dataclass(slots=True)
@@ -202,7 +205,7 @@ class _Slots:
         self.prompts, self.sampling, self.responses = prompts, sampling, responses
         self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
         """Tokens that each row had when it came; they stand behind its prompt."""
-        capacity = max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
+        capacity = capacity_of(prompts, sampling)
         dtype = generator.cache_dtype
         most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
         self.size = min(rows or len(prompts) for rows in most)
@@ -293,7 +296,8 @@ class _Slots:
         ends = np.cumsum(packed.lengths)
         prefill = self._seat(rows, [int(ends[prompt]) for prompt in which], packed)
         ids = self._tensor(np.concatenate(prompts))
-        logits = self._logits(ids, packed.position_ids[0], prefill, ends - 1)
+        last = self._tensor(ends - 1)
+        logits = logits_of(self.decoder, ids, packed.position_ids[0], prefill, keep=last)
         if logits is None or len(distinct) == len(rows):
             return logits
         return logits.index_select(0, self._tensor(which))
@@ -330,22 +334,10 @@ class _Slots:
             decode = Decode(self.cache, place, shortest=shortest, longest=longest)
             if self.record is not None and len(row) < FEW:
                 self.record.note(row, place, torch.arange(len(row)))
-            logits = self._logits(token, place, decode, None)
+            logits = logits_of(self.decoder, token, place, decode)
         place += 1
         self.steps += 1
         return logits
-
-    def _logits(
-        self, ids: Tensor, places: Tensor, sequences: Cached, keep: np.ndarray | None
-    ) -> Tensor | None:
-        """[kept tokens, V] of one forward, on the rank that draws."""
-        output = self.decoder(
-            input_ids=ids[None],
-            position_ids=places[None],
-            sequences=sequences,
-            keep=None if keep is None else self._tensor(keep),
-        )
-        return None if output.logits is None else output.logits[0]
 
     def _retire(self) -> None:
         """Close the rows that said a stop token or have all their tokens; the last rows take their slots."""

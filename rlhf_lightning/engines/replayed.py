@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.cache import Cache
-from rlhf_lightning.engines.decoder import Decoder
+from rlhf_lightning.engines.decoder import Decoder, logits_of
 from rlhf_lightning.engines.kv_gpu import GPUDecode
 
 _FEWEST = 8
@@ -65,13 +65,7 @@ class Steps:
 
     def _compute(self, size: int) -> Tensor | None:
         places = self._places[:size]
-        output = self._decoder(
-            input_ids=self._tokens[None, :size],
-            position_ids=places[None],
-            sequences=GPUDecode(self._cache, places),
-            keep=None,
-        )
-        return None if output.logits is None else output.logits[0]
+        return logits_of(self._decoder, self._tokens[:size], places, GPUDecode(self._cache, places))
 
 
 class Recorder:

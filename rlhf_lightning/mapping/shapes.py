@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_lightning.parallel.sharding import indivisible
-from rlhf_lightning.spec import EMBEDDED
+from rlhf_lightning.spec import EMBEDDED, EXPERTS
 
 logger = logging.getLogger(__name__)
 
@@ -170,9 +170,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> ModelShape:
     config = _config(path)
-    if experts := next(
-        (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), ""
-    ):
+    if experts := next((key for key in EXPERTS if key in config), ""):
         raise ValueError(f"{path}: {experts} says a mixture of experts. Only dense decoders are simulated.")
 
     def get(*keys: str) -> Any:  # noqa: ANN401
