@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.strategies import Colocated
@@ -27,6 +29,8 @@ NODE: dict[str, Any] = {
     **OPTIONS,
 }
 """Of each of the two nodes: a pool of 3 devices fits on one, a pool of 4 does not."""
+BACK_S = 20.0
+"""Devices that were given back get this long, in seconds, to be free."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +51,24 @@ def nodes(session_leaves_nothing: None) -> Iterator[Cluster]:
             ray.shutdown()
             nodes.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def devices_come_back(nodes: Cluster) -> Iterator[None]:
+    """Let no module keep devices of the cluster, for which a later one would wait in vain."""
+    yield
+    deadline = time.monotonic() + BACK_S
+    while (held := _held()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if held:
+        groups = {name: group["state"] for name, group in placement_group_table().items()}
+        left = [name for name, state in groups.items() if state != "REMOVED"]
+        pytest.fail(f"{held:.0f} CPUs are held, {ray.available_resources()} are free; groups: {left}")
+
+
+def _held() -> float:
+    """CPUs of the cluster that are not free."""
+    return float(ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,11 @@ from rlhf_lightning.controller import (
     WorkerGroup,
     register,
 )
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transfer import Outputs, Shards
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import ParallelLayout, subgroups
 
 
 @dataclass(frozen=True)
@@ -127,3 +131,25 @@ class Echo(Remote):
         with torch.inference_mode():
             rows["x"][:1].mul_(0)
         return rows
+
+
+@contextmanager
+def started(devices: int) -> Iterator[Echo]:
+    """The role on devices of its own."""
+    cluster = RayCluster(None, timeout_s=120)
+    transport = RayTransport([], cluster, timeout_s=60)
+    try:
+        cluster.start([ResourcePool("main", devices, ("echo",))])
+        layout, ranks = ParallelLayout(d=devices), tuple(range(devices))
+        cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
+        transport.actors = cluster.actors
+        yield Echo(WorkerGroup("echo", transport, layout, ranks))
+    finally:
+        transport.close()
+
+
+def transport_of(role: Echo) -> RayTransport:
+    """How its calls travel."""
+    assert role.group is not None
+    assert isinstance(role.group.transport, RayTransport)
+    return role.group.transport

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 
-from rlhf_lightning.controller import Batch, WorkerError, WorkerGroup
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
-from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.ray_transport import RayFuture, RayTransport
-from rlhf_lightning.parallel import ParallelLayout, subgroups
-from tests.ray.echo import Echo
-
-
-@contextmanager
-def started(devices: int) -> Iterator[Echo]:
-    cluster = RayCluster(None, timeout_s=120)
-    transport = RayTransport([], cluster, timeout_s=60)
-    try:
-        cluster.start([ResourcePool("main", devices, ("echo",))])
-        layout, ranks = ParallelLayout(d=devices), tuple(range(devices))
-        cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
-        transport.actors = cluster.actors
-        yield Echo(WorkerGroup("echo", transport, layout, ranks))
-    finally:
-        transport.close()
+from rlhf_lightning.controller import Batch, WorkerError
+from rlhf_lightning.controller.ray_transport import RayFuture
+from tests.ray.echo import Echo, started, transport_of
 
 
 @pytest.fixture(scope="module")
 def echo(cluster: None, module_leaves_nothing: None) -> Iterator[Echo]:
     with started(4) as role:
         yield role
-
-
-def transport_of(role: Echo) -> RayTransport:
-    assert role.group is not None
-    assert isinstance(role.group.transport, RayTransport)
-    return role.group.transport
 
 
 def numbers(rows: int) -> Batch:
@@ -187,14 +160,3 @@ def test_a_call_that_is_all_in_its_name_answers_and_fails_as_any_other(echo: Ech
     assert sorted((each.method, each.rank) for each in transport.drain()[-4:]) == [
         ("pid", r) for r in range(4)
     ]
-
-
-def test_a_killed_worker_is_named_within_30_seconds() -> None:
-    with started(2) as role:
-        pids = role.pid().fetch()
-        role.sleep(seconds=60)
-        began = time.monotonic()
-        os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"echo\[rank 1, .*\]\.sleep: its process died"):
-            transport_of(role).drain()
-        assert time.monotonic() - began < 30
