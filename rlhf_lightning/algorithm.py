@@ -31,6 +31,8 @@ from rlhf_lightning.options import options
 from rlhf_lightning.reporting import (
     answers,
     described,
+    forget_iteration,
+    pace,
     per_token,
     plain,
     returned,
@@ -202,6 +204,7 @@ class RLHFAlgorithm(LightningModule):
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
+        forget_iteration(self.trainer)
         rows, self.pretraining = _both(batch)
         metrics = returned(type(self).__name__, self.step, rows)
         self._lead_references()
@@ -209,12 +212,7 @@ class RLHFAlgorithm(LightningModule):
         numbers = metrics.fetch() | self._count_retries()
         numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
         warn_of_skips(numbers)
-        seconds = numbers["time/step_s"] = time.perf_counter() - started
-        if "response/tokens" in numbers:
-            prompts = cast(Tensor, batch["prompt_mask"])
-            samples = numbers.get("response/samples_per_prompt", 1.0)
-            tokens = numbers["response/tokens"] + float(prompts.sum()) * samples
-            numbers["throughput/tokens_per_s"] = tokens / seconds
+        numbers |= pace(numbers, rows, seconds=time.perf_counter() - started)
         for name in self.progress:
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))

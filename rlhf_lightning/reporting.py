@@ -78,6 +78,34 @@ def timings(reports: Sequence[CallReport]) -> dict[str, float]:
     return numbers
 
 
+def pace(numbers: Mapping[str, float], rows: Batch, *, seconds: float) -> dict[str, float]:
+    """Seconds of an iteration, and tokens a second where it has reported those of its responses.
+
+    Args:
+        numbers: what it has reported.
+        rows: its prompts.
+        seconds: that it took.
+    """
+    found = {"time/step_s": seconds}
+    if "response/tokens" in numbers:
+        prompts = float(rows["prompt_mask"].sum()) * numbers.get("response/samples_per_prompt", 1.0)
+        found["throughput/tokens_per_s"] = (numbers["response/tokens"] + prompts) / seconds
+    return found
+
+
+def forget_iteration(trainer: Trainer) -> None:
+    """Take from the numbers to be logged those of the iteration before.
+
+    Lightning logs a number of a step again with each later step that reports none of this name: an iteration
+    that learns nothing would seem to have the loss of the one before.
+    """
+    results = trainer._results
+    for number in results.values() if results is not None else ():
+        meta = number.meta
+        if meta.fx == "training_step" and meta.on_step and not meta.on_epoch:
+            number.reset()
+
+
 def plain(value: object) -> object:
     """A configuration as nested dictionaries, for loggers."""
     if dataclasses.is_dataclass(value):

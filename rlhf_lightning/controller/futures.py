@@ -57,6 +57,8 @@ _LAST = ("/lr", "/skipped_steps")
 class Metrics:
     """Named numbers, some of them still being computed; `a | b` keeps both, and their mean where names meet.
 
+    Either may be a plain mapping of numbers.
+
     Each remote call adds the mean over its data-parallel ranks; a name that several calls return
     (mini-batches, say) is averaged over those calls, but for a learning rate and a count of skipped steps.
     """
@@ -73,8 +75,11 @@ class Metrics:
         """
         return cls([[{name: _number(name, value) for name, value in numbers.items()}]])
 
-    def __or__(self, other: Metrics) -> Metrics:
-        return Metrics(self._calls + other._calls)
+    def __or__(self, other: Metrics | Numbers) -> Metrics:
+        return Metrics(self._calls + _metrics(other)._calls)
+
+    def __ror__(self, other: Numbers) -> Metrics:
+        return _metrics(other) | self
 
     def moved(self, group: str, *, to: str) -> Metrics:
         """The same numbers, those of one group under another: `critic/loss` as `cost_critic/loss`."""
@@ -89,6 +94,10 @@ class Metrics:
         per_call = [_mean([v.fetch() if isinstance(v, Value) else v for v in ranks]) for ranks in self._calls]
         last = {name: value for call in per_call for name, value in call.items() if name.endswith(_LAST)}
         return _mean(per_call) | last
+
+
+def _metrics(numbers: Metrics | Numbers) -> Metrics:
+    return numbers if isinstance(numbers, Metrics) else Metrics.of(numbers)
 
 
 def _number(name: str, value: float) -> float:

@@ -35,12 +35,11 @@ def grpo(kind: type[GRPO] = GRPO) -> GRPO:
 
 def trainer(strategy: Strategy, root: Path, *, steps: int = 1, **options: object) -> pl.Trainer:
     """One that leaves nothing, unless told so."""
-    usual: dict[str, object] = {"enable_checkpointing": False, "limit_val_batches": 0}
+    usual: dict[str, object] = {"enable_checkpointing": False, "limit_val_batches": 0, "logger": False}
     return pl.Trainer(
         strategy=strategy,
         accelerator="cpu",
         max_steps=steps,
-        logger=False,
         enable_progress_bar=False,
         default_root_dir=root,
         **{**usual, **options},  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""What an iteration logs is its own, whatever the ones before it have logged."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.strategies import Local
+from tests.unit.algos.short import grpo, trainer
+
+
+class Sometimes(GRPO):
+    """Learns in every other iteration, and logs numbers of its own in each."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        number = float(self.global_step)
+        self.log("mine/step", number)
+        self.log("mine/epoch", number, on_step=False, on_epoch=True)
+        if self.global_step % 2:
+            return Metrics.of({"mine/odd": number})
+        return {"mine/before": number} | super().step(batch) | {"mine/even": number}
+
+
+def test_a_number_that_an_iteration_has_not_is_left_empty(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    run = trainer(Local(), tmp_path, steps=4, logger=logger, log_every_n_steps=1)
+    run.fit(grpo(Sometimes), datamodule=TaskData(batch_size=2, num_rows=8, num_val_rows=2))
+    with (tmp_path / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    every = [row for row in rows if row["mine/step"]]
+    assert [float(row["mine/step"]) for row in every] == [0, 1, 2, 3]
+    for even, odd in (every[:2], every[2:]):
+        assert even["actor/loss"]
+        assert even["time/actor.update_actor_s"]
+        assert even["mine/before"] == even["mine/even"] == even["mine/step"]
+        assert (even["mine/odd"], odd["mine/odd"]) == ("", odd["mine/step"])
+        for name in ("actor/loss", "mine/even", "mine/before", "time/actor.update_actor_s"):
+            assert odd[name] == "", name
+    means = [float(row["mine/epoch"]) for row in rows if row["mine/epoch"]]
+    assert means == [pytest.approx(1.5)]
