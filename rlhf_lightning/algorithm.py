@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning import checks
 from rlhf_lightning.balance import balanced, tokens_of
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import Batch, Metrics, check_neighbours
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator
@@ -331,6 +331,7 @@ class RLHFAlgorithm(LightningModule):
         """Add the columns that an estimator makes, on the controller or where the rows lie."""
         if self.advantages_on == "workers":
             return batch | self.main_actor.compute_advantage(batch, estimator=estimator)
+        check_neighbours(type(estimator).__name__, batch, estimator.rows_together)
         return batch | Batch.of(estimator({name: batch[name] for name in estimator.columns}))
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:

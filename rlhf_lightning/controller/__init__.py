@@ -4,6 +4,7 @@ from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.call import CallReport
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.futures import Gathered, Metrics, Value
+from rlhf_lightning.controller.groups import GROUPS, check_neighbours
 from rlhf_lightning.controller.parts import Parts
 from rlhf_lightning.controller.register import Caller, Remote, Worker, register
 from rlhf_lightning.controller.transfer import (
@@ -27,6 +28,7 @@ __all__ = [
     "BROADCAST",
     "DP",
     "DP_METRIC",
+    "GROUPS",
     "MICRO_DP",
     "ONE_TO_ALL",
     "PP_ONLY",
@@ -47,5 +49,6 @@ __all__ = [
     "WorkerError",
     "WorkerGroup",
     "WorkerTimeoutError",
+    "check_neighbours",
     "register",
 ]

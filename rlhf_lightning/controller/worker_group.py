@@ -11,6 +11,7 @@ from rlhf_lightning.controller.block import Block, Rows
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.column import Piece
 from rlhf_lightning.controller.errors import WorkerError
+from rlhf_lightning.controller.groups import check_neighbours
 from rlhf_lightning.controller.register import Method
 from rlhf_lightning.controller.transfer import Inputs, Output, Outputs, RowTransfer
 from rlhf_lightning.controller.transport import Future, Transport
@@ -83,6 +84,7 @@ class WorkerGroup:
                 f"{self.role}.{method.name} reads the columns {names}, and the batch has no {missing}: "
                 f"it has {sorted(batch)}. Call what makes them first."
             )
+        check_neighbours(f"{self.role}.{method.name}", batch, Inputs(batch, arguments).rows_together)
         return self._shared(batch.select(names), method)
 
     def _shared(self, batch: Batch, method: Method) -> Batch:

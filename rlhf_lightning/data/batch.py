@@ -52,6 +52,8 @@ class RowBatch(TypedDict):
     """[B, R] int64, right-padded, ending in the end token (blocks of text do not)."""
     response_mask: NotRequired[Tensor]
     """[B, R] bool, True at the response's tokens, the end token included."""
+    group_ids: NotRequired[Tensor]
+    """[B] int64, the same for both rows of a pair, and for no others."""
     margins: NotRequired[Tensor]
     """[B] float32, by how much the chosen response of a row's pair is better: the same for both rows."""
     safe: NotRequired[Tensor]
@@ -131,6 +133,9 @@ class Collate:
             "row_ids": torch.tensor([sample.row_id for sample in samples], dtype=torch.int64),
             "rows": [dict(sample.row) for sample in samples],
         }
+        if len(groups) < len(samples):
+            ids = [group[0].row_id for group in groups for _ in group]
+            batch["group_ids"] = torch.tensor(ids, dtype=torch.int64)
         responses = [sample.response for sample in samples if sample.response is not None]
         if responses:
             batch["response_ids"], batch["response_mask"] = padded(responses, self.pad_token_id, left=False)

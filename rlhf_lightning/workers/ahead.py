@@ -14,12 +14,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import GROUPS, Batch
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
 from rlhf_lightning.workers.generator import Generator, SeparateGeneration, refuse_turns
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
-from rlhf_lightning.workers.joining import GROUPS, joined, rows_together, trimmed
+from rlhf_lightning.workers.joining import joined, rows_together, trimmed
 
 _OTHER_DRAW = 1 << 61
 """Added to a row's id for other answers to its prompt."""

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from torch.nn.functional import pad
 
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import GROUPS, Batch
 
-GROUPS = "group_ids"
-"""A column: equal in neighbouring rows that are answers to one prompt."""
 _PROMPTS = ("prompt_ids", "prompt_mask")
 
 

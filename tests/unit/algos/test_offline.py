@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -182,3 +182,19 @@ def test_a_mismatched_answer_is_cut_where_the_model_ends(model: str, tmp_path: P
     kept = run(algorithm, UnpairedData(path=rows, batch_size=2))
     assert algorithm.positions == 24
     assert all(math.isfinite(numbers["kto/kl"]) for numbers in kept.numbers)
+
+
+class Torn(DPO):
+    """Cuts mini-batches row by row."""
+
+    def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
+        """Forget that rows are pairs."""
+        return super().mini_batches(batch, size=size, epochs=epochs)
+
+
+def test_pairs_that_mini_batches_tear_are_refused(model: str, rows: str) -> None:
+    data = PreferenceData(path=rows, batch_size=6)
+    says = r"^actor\.update_actor compares 2 neighbouring rows .* together=2\) does\.$"
+    with pytest.raises(ValueError, match=says):
+        run(Torn(actor=actor(model), mini_batch_size=4), data, steps=1)
+    assert run(Torn(actor=actor(model), mini_batch_size=0), data, steps=1).numbers[0]["dpo/loss"] > 0

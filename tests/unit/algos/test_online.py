@@ -96,3 +96,17 @@ def test_it_learns(name: str, model: str) -> None:
     assert set(kept.weights) == {n for n in ("actor", "critic", "cost_critic") if n in kept.first}
     for role, weights in kept.weights.items():
         assert moved(dict(weights), dict(kept.first[role])) > 1e-5, role
+
+
+class Torn(algos.GRPO):
+    """Shuffles answers before it compares those to one prompt."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Put them by length, say."""
+        return super().compute_advantage(batch.take([0, 2, 1, 3, *range(4, len(batch))]))
+
+
+def test_answers_to_several_prompts_are_not_compared(model: str) -> None:
+    algorithm = Torn(actor=Actor(path=model), reward=Reward(functions="length"), group_size=2)
+    with pytest.raises(ValueError, match=r"compares 2 .*, and 2 of 6 such groups are of several prompts"):
+        run(algorithm, data(), steps=1)

@@ -58,7 +58,9 @@ def test_chosen_and_rejected_stand_side_by_side(write_rows: Writer) -> None:
     assert last["response_ids"].tolist() == [[112, 258], [113, 258]], "the last batch has one pair"
     assert set(first) == {
         *("prompt_ids", "prompt_mask", "response_ids", "response_mask", "row_ids", "rows"),
+        "group_ids",
     }
+    assert first["group_ids"].tolist() == [0, 0, 2, 2]
     assert (data.batch_size, data.batch_rows, data.has_responses) == (2, 4, True)
     assert data.prompt_lengths == [1, 1, 2, 2, 1, 1]
 

@@ -1,0 +1,30 @@
+"""Rows that are answers to one prompt, or a pair: neighbours of one number."""
+
+from __future__ import annotations
+
+from rlhf_lightning.controller.batch import Batch
+
+GROUPS = "group_ids"
+"""A column: equal in neighbouring rows that are answers to one prompt."""
+
+
+def check_neighbours(what: str, batch: Batch, together: int) -> None:
+    """Refuse answers to several prompts where neighbours are compared, such as the two of a pair.
+
+    Args:
+        what: compares them, for the message.
+        batch: with `group_ids`, or without, where nothing is known.
+        together: neighbours that are compared.
+
+    Raises:
+        ValueError: as said.
+    """
+    if together == 1 or GROUPS not in batch or len(batch) % together:
+        return
+    ids = batch[GROUPS].view(-1, together)
+    if torn := int((ids != ids[:, :1]).any(dim=1).sum()):
+        raise ValueError(
+            f"{what} compares {together} neighbouring rows at a time, and {torn} of {len(ids)} such groups "
+            f"are of several prompts (column {GROUPS}). Keep answers to a prompt side by side: "
+            f"mini_batches(batch, size=..., together={together}) does."
+        )
