@@ -119,6 +119,8 @@ def export_model(
     weights = {name: weight.to(dtype) for name, weight in values.items()}
     module.load_state_dict(buffers | weights, strict=False, assign=True)
     module.tie_weights()
+    # transformers writes on rank 0 of the world alone, and a role may stand on other ranks.
+    module.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
     with quiet():
         module.save_pretrained(directory)
     for file in tokenizer_files(resolve(spec)):
