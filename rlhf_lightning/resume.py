@@ -26,7 +26,9 @@ def recount_epochs(state: Mapping[str, object]) -> None:
     fit = loops["fit_loop"]
     epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
     whole, processed = batches["is_last_batch"], epochs["total"]["processed"]
-    iterating = batches["total"]["completed"] < batches["total"]["processed"]
+    # Of an epoch whose last iteration was saved by the validation behind it, the end's hooks are left.
+    hooks_left = whole and processed < epochs["total"]["ready"]
+    iterating = batches["total"]["completed"] < batches["total"]["processed"] or hooks_left
     if not (whole if iterating else processed >= epochs["total"]["ready"] > 0):
         return
     left = int(not whole)

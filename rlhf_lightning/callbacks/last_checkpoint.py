@@ -85,9 +85,11 @@ class LastCheckpoint(ModelCheckpoint):
             self._save_checkpoint(trainer, str(self.path))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep what the iterations after the last checkpoint have learned."""
+        """Keep what the iterations after the last checkpoint have learned, and what other callbacks count."""
         super().on_train_end(trainer, pl_module)
-        if leaves_files(trainer) and trainer.global_step % self._every_n_steps:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        counting = trainer.global_step and any(c.state_dict() for c in callbacks if c is not self)
+        if leaves_files(trainer) and (counting or trainer.global_step % self._every_n_steps):
             self._save_checkpoint(trainer, str(self.path))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -37,11 +37,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class Steps(Callback):
-    """Notes the number of each iteration in the logs and its rows, and the validations, without rows."""
+class Steps(EarlyStopping):
+    """Notes the number of each iteration in the logs and its rows, and the validations, without rows.
 
-    def __init__(self) -> None:
+    And what an early stop that looks at the ends of epochs has seen, in runs of whole epochs.
+    """
+
+    def __init__(self, monitor: str, *, looks: bool) -> None:
+        super().__init__(monitor, patience=99, mode="max", strict=looks)
         self.seen: list[tuple[int, list[int]]] = []
+        self.looks = looks
 
     def on_train_batch_end(
         self,
@@ -57,14 +62,21 @@ class Steps(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note after which iteration there was one."""
+        super().on_validation_end(trainer, pl_module)
         self.seen.append((trainer.global_step, []))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note after which iteration, and how many it has looked at that were no better."""
+        super().on_train_epoch_end(trainer, pl_module)
+        if self.looks:
+            self.seen.append((trainer.global_step, [-1, self.wait_count]))
 
 
 def fit(model: Path, saving: ModelCheckpoint, options: Options, **until: int) -> list[tuple[int, list[int]]]:
     """Train up to an iteration or epoch, from the last checkpoint where there is one."""
-    noting = Steps()
     settings: dict[str, Any] = {"limit_val_batches": 0, "max_steps": -1, **options, **until}
-    rows = settings.pop("rows")
+    rows, validates = settings.pop("rows"), settings["limit_val_batches"]
+    noting = Steps("val/reward" if validates else "reward/mean", looks="max_epochs" in until)
     trainer = Trainer(
         strategy=Local(),
         accelerator="cpu",
@@ -143,10 +155,16 @@ def test_a_run_that_is_extended(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("every", [10, 2])
 @pytest.mark.parametrize("limit_val_batches", [0, 1])
-def test_a_run_that_is_extended_by_an_epoch(limit_val_batches: int, tiny: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_extended_by_an_epoch(
+    limit_val_batches: int, every: int, tiny: Path, tmp_path: Path
+) -> None:
+    def saving(directory: Path) -> ModelCheckpoint:
+        return LastCheckpoint(directory, every_n_steps=every)
+
     stops = [{"max_epochs": 1}, {"max_epochs": 1}, {"max_epochs": 2}]
-    check(tiny, tmp_path, ours, stops, {"rows": 8, "limit_val_batches": limit_val_batches})
+    check(tiny, tmp_path, saving, stops, {"rows": 8, "limit_val_batches": limit_val_batches})
 
 
 def check(model: Path, root: Path, saving: Saving, stops: Sequence[dict[str, int]], options: Options) -> None:
