@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,8 @@ def skipped(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[bool
     """Whether the weights stayed, the report, and the norm of the next step."""
     found = []
     for spec in specs:
-        for stage in (1, 2, 3):
-            engine = zero.zero(group, spec, stage)
+        for stage, offload in product((1, 2, 3), (False, True)):
+            engine = zero.zero(group, spec, stage, offload_optimizer=offload)
             before = engine.give_weights()
             engine.accumulate(zero.own(group), tiny.Broken(), tiny.counts(), temperature=1.0)
             report, version = engine.optimizer_step(), engine.version
@@ -153,7 +153,7 @@ def skipped(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[bool
 
 def test_a_step_without_a_number_is_left_out(paths: dict[str, Path]) -> None:
     specs = [tiny.spec(paths["tied"]), tiny.spec(paths["tied"], dtype="bfloat16")]
-    wanted = [expected(spec, "lm").reports[0]["grad_norm"] for spec in specs for _ in (1, 2, 3)]
+    wanted = [expected(spec, "lm").reports[0]["grad_norm"] for spec in specs for _ in range(6)]
     for found in spmd.run(2, skipped, specs):
         for (stayed, report, norm), theirs in zip(found, wanted, strict=True):
             assert stayed

@@ -108,6 +108,8 @@ class ZeROEngine(TrainEngine):
             self._module.step()
         stepped = bool(self._module.was_step_applied())
         self._version += stepped
+        if not stepped:
+            self._masters.forget_gradients()
         return self._counters.count(float(self._module.get_global_grad_norm()), stepped=stepped)
 
     @contextmanager

@@ -126,6 +126,11 @@ class Masters:
             found += [parameter.grad, parameter.grad_accum]  # type: ignore[attr-defined]
         return _present(found)
 
+    def forget_gradients(self) -> None:
+        """Of a step that was left out: DeepSpeed 0.19.8 adds to them where the masters are on the host."""
+        for sums in () if self._divided else (self._zero.averaged_gradients, self._zero.all_grad_tensors):
+            sums.update(dict.fromkeys(sums))
+
     @property
     def _flats(self) -> list[nn.Parameter]:
         zero = self._zero
