@@ -38,6 +38,8 @@ TENSORS = "tensors.safetensors"
 FORMAT = 1
 IN_FLIGHT = "in_flight"
 """Key under which the columns of prompts stand whose answers were under way."""
+PATHS = "paths"
+"""Key under which the directories stand that the roles' models began with."""
 Column = torch.Tensor | list[object]
 """Of rows in a checkpoint."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -146,6 +148,8 @@ def find(path: str | os.PathLike[str]) -> Path:
     if found := standing(target):
         return found
     what = "is not there" if not target.exists() else f"holds no {STATE}"
+    if inside := sorted(str(found) for found in target.glob("*.ckpt") if standing(found)):
+        raise ValueError(f"{str(path)!r} is no checkpoint, and holds some. Type one: {', '.join(inside)}.")
     beside = sorted(p.name for p in target.parent.glob("*.ckpt")) if target.parent.is_dir() else []
     raise ValueError(f"checkpoint {str(path)!r} {what}; beside it: {beside or 'no checkpoint'}.")
 
@@ -237,12 +241,29 @@ def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[s
         )
 
 
+def warn_of_paths(path: str | Path, held: object, own: Mapping[str, str]) -> None:
+    """Say which roles began with other models than they have now: what adapters and references stand on.
+
+    Args:
+        path: of the checkpoint.
+        held: directories of models by role, as a checkpoint has them.
+        own: those of this run.
+    """
+    for role, was in held.items() if isinstance(held, dict) else ():
+        if own.get(role, was) != was:
+            logger.warning(
+                "checkpoint %s: its %s began with %s, and this run's with %s. Unless that is the same model "
+                "in another place, go on with --algo.%s.path %s.",
+                *(path, role, was, own[role], role, was),
+            )
+
+
 def warn_of_rows(columns: Mapping[str, Column]) -> None:
-    """Say how many prompts were under way that nobody goes on with."""
+    """Say how many answers were under way that nobody goes on with."""
     if columns:
         logger.warning(
-            "%d prompts were under way when the checkpoint was made, under a strategy that generates ahead; "
-            "this one leaves them out. They come again in the next epoch.",
+            "%d answers were under way when the checkpoint was made, under a strategy that generates ahead; "
+            "this one leaves their prompts out. They come again in the next epoch.",
             len(next(iter(columns.values()))),
         )
 

@@ -33,12 +33,14 @@ def run(arguments: Sequence[str]) -> None:
     if not 2 <= len(arguments) <= 3:
         raise ValueError(USAGE)
     directory, out = files.find(arguments[0]), Path(arguments[1])
-    models = files.read_state(directory).get(MODELS)
+    state = files.read_state(directory)
+    models = state.get(MODELS)
     if not isinstance(models, dict):
         raise ValueError(f"checkpoint {arguments[0]}: does not say which models it holds. Type another.")
     role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
+    _check_out(out, directory, state.get(files.PATHS, {}))
     path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))
     spec = ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role))
     try:
@@ -54,3 +56,22 @@ def run(arguments: Sequence[str]) -> None:
         engine.load_weights(directory / role)
         engine.export(fresh)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
+
+
+def _check_out(out: Path, checkpoint: Path, paths: object) -> None:
+    """Refuse to write into a checkpoint, or over a model that it goes on from.
+
+    Raises:
+        ValueError: as said.
+    """
+    target, held = out.resolve(), checkpoint.resolve()
+    if held == target or held in target.parents:
+        raise ValueError(
+            f"{out}: lies in the checkpoint, and would be gone with the next. Type another directory."
+        )
+    for role, path in paths.items() if isinstance(paths, dict) else ():
+        if Path(path).resolve() == target:
+            raise ValueError(
+                f"{out}: is the model that {role} began with, which whoever goes on from the checkpoint "
+                "reads again. Type another directory."
+            )

@@ -142,6 +142,37 @@ def test_an_export_to_where_nothing_can_be_written(
     }
 
 
+def test_an_export_into_the_checkpoint_or_over_its_beginning(rlhf: Rlhf, trained: Path) -> None:
+    for out in (trained, trained / "hf"):
+        assert rlhf.refused("export", str(trained), str(out)).startswith(f"{out}: lies in the checkpoint")
+    assert rlhf.run("export", str(trained), "base")[0] == 0
+    words = (*FIT, *SHORT, "--strategy", "local", "--trainer.max_steps", "1", "--algo.actor.path", "base")
+    assert rlhf.run(*words, "--trainer.default_root_dir", "again")[0] == 0
+    before = Path("base/model.safetensors").read_bytes()
+    said = rlhf.refused("export", "again/checkpoints/last.ckpt", "base")
+    assert said.startswith("base: is the model that actor began with")
+    assert Path("base/model.safetensors").read_bytes() == before
+    held = Path("again/checkpoints/last.ckpt")
+    assert rlhf.refused("export", "again/checkpoints", "out").endswith(f"Type one: {held}.")
+
+
+def test_another_model_than_the_one_it_began_with(
+    rlhf: Rlhf, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert rlhf.run("export", str(trained), "base")[0] == 0
+    data = ("--data.batch_size", "2", "--data.num_rows", "8", "--data.num_val_rows", "0")
+    words = (*FIT, *data, "--strategy", "local", "--ckpt_path", str(trained), "--trainer.max_steps", "3")
+    other = ("--algo.reference.path", "base", "--trainer.default_root_dir", "runs")
+    code, _, err = rlhf.run(*words, *other)
+    assert code == 0, err
+    assert f"its reference began with embedded, and this run's with {Path('base').absolute()}." in caplog.text
+    assert "its actor began" not in caplog.text
+    caplog.clear()
+    code, _, err = rlhf.run(*words, "--trainer.default_root_dir", "same")
+    assert code == 0, err
+    assert "began with" not in caplog.text
+
+
 def test_an_export_of_a_model_whose_beginning_is_gone(rlhf: Rlhf, trained: Path) -> None:
     gone = str(Path("gone").absolute())
     state = trained / "trainer.json"

@@ -289,6 +289,12 @@ def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) ->
     wrong.in_flight = rows_of(1, size=3, together=1)
     with pytest.raises(ValueError, match="3 rows in flight, and a batch has 6"):
         next(iterations(wrong, 1, size=6, together=1))
+    wrong = generation()
+    wrong.in_flight = rows_of(1, size=6, together=2)
+    with pytest.raises(
+        ValueError, match=r"2 answers to each, and a batch has 1 to each\. .*algo\.group_size"
+    ):
+        next(iterations(wrong, 1, size=6, together=1))
 
 
 def test_answers_drawn_again_are_groups_of_their_own() -> None:
@@ -324,7 +330,7 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     Colocated().take_rows({})
     assert not caplog.records
     Colocated().take_rows(kept)
-    assert "4 prompts were under way when the checkpoint was made" in caplog.text
+    assert "4 answers were under way when the checkpoint was made" in caplog.text
     strategy.separated.in_flight = rows | Batch.of({"rows": [{"day": date(2026, 1, 1)}] * 4})
     strategy.save_checkpoint({"epoch": 8}, tmp_path / "b.ckpt")
     state = files.read_state(tmp_path / "b.ckpt")
