@@ -71,6 +71,7 @@ class DAPO(GRPO):
             "reward/drawn": float(scores.mean()),
             "response/dropped_prompts": float((~varied).float().mean()),
             "response/held_prompts": float(held),
+            "prompt/tokens": float(answers["prompt_mask"].sum()),
             "response/tokens": float(answers["response_mask"].sum()),
             "response/samples_per_prompt": float(self.group_size),
         }

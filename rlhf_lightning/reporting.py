@@ -83,12 +83,13 @@ def pace(numbers: Mapping[str, float], rows: Batch, *, seconds: float) -> dict[s
 
     Args:
         numbers: what it has reported.
-        rows: its prompts.
+        rows: its prompts, which count where it has not said how many tokens those of its answers have.
         seconds: that it took.
     """
     found = {"time/step_s": seconds}
     if "response/tokens" in numbers:
-        prompts = float(rows["prompt_mask"].sum()) * numbers.get("response/samples_per_prompt", 1.0)
+        given = float(rows["prompt_mask"].sum()) * numbers.get("response/samples_per_prompt", 1.0)
+        prompts = numbers.get("prompt/tokens", given)
         found["throughput/tokens_per_s"] = (numbers["response/tokens"] + prompts) / seconds
     return found
 
@@ -179,6 +180,8 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
         batch |= Batch.of(row_totals(batch["scores"], batch["response_mask"]))
     tokens = batch["row_tokens"]
     found = rollout_metrics(batch["row_scores"], tokens, batch["row_truncated"])
+    if "prompt_mask" in batch:
+        found["prompt/tokens"] = float(batch["prompt_mask"].sum())
     if actor.environment is not None:
         found["response/turns"] = float(batch["row_turns"].float().mean())
     if len(parts) > 1 and "score_parts" in batch:

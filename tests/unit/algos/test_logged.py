@@ -10,9 +10,10 @@ from lightning.pytorch.loggers import CSVLogger
 
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
+from tests.unit.algos.small import run, write_rows
 
 
 class Sometimes(GRPO):
@@ -45,3 +46,24 @@ def test_a_number_that_an_iteration_has_not_is_left_empty(tmp_path: Path) -> Non
             assert odd[name] == "", name
     means = [float(row["mine/epoch"]) for row in rows if row["mine/epoch"]]
     assert means == [pytest.approx(1.5)]
+
+
+class Behind(GRPO):
+    """Learns from the prompts of the iteration before, as where generation is a batch ahead."""
+
+    before: Batch | None = None
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        self.before, taken = batch, self.before or batch
+        return super().step(taken)
+
+
+def test_the_pace_counts_the_prompts_that_were_answered(tmp_path: Path) -> None:
+    lengths = (3, 9, 27)
+    rows: list[dict[str, object]] = [{"prompt": "x" * length} for length in lengths]
+    data = PromptData(path=write_rows(tmp_path / "rows.jsonl", rows), batch_size=1, shuffle=False)
+    for numbers, length in zip(run(grpo(Behind), data, steps=3).numbers, (3, 3, 9), strict=True):
+        assert numbers["prompt/tokens"] == 2 * length, "two answers"
+        tokens = numbers["prompt/tokens"] + numbers["response/tokens"]
+        assert numbers["throughput/tokens_per_s"] * numbers["time/step_s"] == pytest.approx(tokens)
