@@ -22,6 +22,21 @@ if TYPE_CHECKING:
     from rlhf_lightning.workers.retelling import Retelling
 
 
+def check_strategy(algorithm: RLHFAlgorithm) -> None:
+    """Refuse a strategy of Lightning's own, which places no models.
+
+    Raises:
+        ValueError: as said.
+    """
+    strategy = algorithm.trainer.strategy
+    if not hasattr(strategy, "settings"):
+        raise ValueError(
+            f"{type(algorithm).__name__}: its models are placed by a strategy of rlhf_lightning.strategies, "
+            f"and the trainer has {type(strategy).__name__}. Type Trainer(strategy=Colocated(), ...), or "
+            "Local() for one process without Ray."
+        )
+
+
 def check_fields(algorithm: RLHFAlgorithm) -> None:
     """Refuse roles that are no fields, optimizers that nothing reads, and loops of no step.
 

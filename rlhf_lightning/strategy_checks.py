@@ -82,9 +82,19 @@ def check_goes_on(algorithm: RLHFAlgorithm) -> None:
     if done and not trainer.ckpt_path:
         raise ValueError(
             f"{name} was trained for {done} iterations in this process. Its models ended with that run's "
-            "devices, and would be those of their paths again. Go on from a checkpoint, if there is one: "
-            f'trainer.{called}(..., ckpt_path="last"), or another path; or give a new {name}(...).'
+            f"devices, and would be those of their paths again. {_kept(trainer, called)}, or give a new "
+            f"{name}(...)."
         )
+
+
+def _kept(trainer: Trainer, called: str) -> str:
+    """What to type to go on from what a trainer's callbacks have kept."""
+    keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    if any(keeper._find_last_checkpoints(trainer) for keeper in keepers):
+        return f'Go on from the last checkpoint: trainer.{called}(..., ckpt_path="last")'
+    if best := [keeper.best_model_path for keeper in keepers if keeper.best_model_path]:
+        return f'Go on from a checkpoint: trainer.{called}(..., ckpt_path="{best[-1]}")'
+    return 'No checkpoint was kept: train with Trainer(callbacks=[LastCheckpoint("checkpoints")])'
 
 
 def _check_intervals(trainer: Trainer) -> None:

@@ -26,6 +26,11 @@ _QUOTES = (
     "'\"Question: {prompt}\"'."
 )
 _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
+_DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
+_LACKS = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
+"""The rest is of the other types that an option could have."""
+_NAMED = ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
+"""Whose classes may be named without their path."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
@@ -47,9 +52,21 @@ def refusal(
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
     said = re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
     unknown = _UNKNOWN.search(message)
+    if unknown is None and (dotted := _DOTTED.search(said)):
+        return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1])}"
     if unknown is None:
+        said = _LACKS.sub(r"\1", said)
         return said + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
+
+
+def _class_meant(name: str) -> str:
+    """A callback or a logger that looks like a name that is none."""
+    known = [each for module in _NAMED for each in importlib.import_module(module).__all__]
+    low = {each.lower(): each for each in known}
+    begun = [each for each in low if name and each.startswith(name.lower())]
+    found = begun[:1] or get_close_matches(name.lower(), low, n=1)
+    return f" Did you mean {low[found[0]]}?" if found else " Type its import path."
 
 
 def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
@@ -71,11 +88,14 @@ def _meant(words: Sequence[str], owner: type) -> str:
     """What was meant by an option that an owner lacks; empty where nothing looks like it."""
     typed, paths = "_".join(words), _paths(owner)
     flat = {path: path.replace(".", "_") for path in paths}
+    same = [path for path in paths if flat[path] == typed]
     begun = [known for known in _options(owner) if known.startswith(typed)]
     inside = [path for path in paths if path.endswith(f".{words[-1]}")]
     ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
     alike = get_close_matches(typed, flat.values(), n=1)
     close = [path for path in paths if flat[path] in alike]
+    if same:
+        return f"Did you mean {' or '.join([*same, *ends][:2])}?"
     if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
         return f"Did you mean {found[0]}?"
     for kind in (kind for kind, folder in FOLDERS.items() if owner.__module__.startswith(folder)):

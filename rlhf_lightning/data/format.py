@@ -55,5 +55,5 @@ class Format:
             if name in _OURS or name not in str(tokenizer.chat_template):
                 raise ValueError(
                     f"data.chat_template_options: the chat template of {tokenizer.name_or_path} has no "
-                    f"{name!r} that could be set. Type a variable that stands in it, such as enable_thinking."
+                    f"{name!r} that could be set. Type a variable that stands in it."
                 )

@@ -159,7 +159,8 @@ class Role(ModelSpec, Remote):
         if self.place.caller is None and self.place.worker is None:
             raise RuntimeError(
                 f"{type(self).__name__} is not placed yet: its methods work inside trainer.fit, validate and "
-                "predict, once the strategy has put it on devices."
+                "predict, once the strategy has put it on devices. Without training that is the models that "
+                'answer and score, and those that the algorithm names: `validates = ("reference",)`.'
             )
         return self.place.caller
 

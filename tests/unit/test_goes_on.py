@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -14,7 +15,7 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
-from tests.unit.algos.short import trainer
+from tests.unit.algos.short import grpo, trainer
 
 
 def spoilt(root: Path) -> tuple[GRPO, TaskData, pl.Trainer, float]:
@@ -35,9 +36,7 @@ def spoilt(root: Path) -> tuple[GRPO, TaskData, pl.Trainer, float]:
 
 def test_what_was_learned_is_not_left_behind_in_silence(tmp_path: Path) -> None:
     algorithm, data, run, worth = spoilt(tmp_path)
-    says = (
-        r"^GRPO was trained for 3 iterations in this process\. .*: trainer\.{}\(\.\.\., ckpt_path=\"last\"\)"
-    )
+    says = r"^GRPO was trained for 3 iterations .* last .*: trainer\.{}\(.*ckpt_path=\"last\"\)"
     for name in ("fit", "validate", "predict"):
         with pytest.raises(ValueError, match=says.format(name)):
             getattr(run, name)(algorithm, datamodule=data)
@@ -49,6 +48,22 @@ def test_what_was_learned_is_not_left_behind_in_silence(tmp_path: Path) -> None:
     run.fit_loop.epoch_loop.max_steps = 4
     run.fit(algorithm, datamodule=data, ckpt_path="last")
     assert (run.global_step, algorithm.iterations_here) == (4, 4)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_there_is_to_go_on_from_is_named(tmp_path: Path, *, keeps: bool) -> None:
+    keeper = [pl.callbacks.ModelCheckpoint(tmp_path / "own", every_n_train_steps=1)] if keeps else []
+    run = trainer(Local(), tmp_path, enable_checkpointing=keeps, callbacks=keeper)
+    algorithm, data = grpo(), TaskData(batch_size=2, num_rows=4, num_val_rows=2)
+    run.fit(algorithm, datamodule=data)
+    with pytest.raises(ValueError, match=r"devices, and would be .*") as caught:
+        run.validate(algorithm, datamodule=data, ckpt_path="last" if keeps else None)
+    named = re.search(r'trainer\.validate\(\.\.\., ckpt_path="(.*)"\), or give a new GRPO', str(caught.value))
+    if named is None:
+        assert not keeps
+        assert 'Trainer(callbacks=[LastCheckpoint("checkpoints")])' in str(caught.value)
+    else:
+        run.validate(algorithm, datamodule=data, ckpt_path=named[1], verbose=False)
 
 
 class Fails(GRPO):

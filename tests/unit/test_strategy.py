@@ -288,3 +288,9 @@ def test_devices_are_given_absolute_paths(tmp_path: Path, monkeypatch: pytest.Mo
     strategy._handles = {"actor": Kept()}
     strategy.save_checkpoint({"epoch": 1}, "runs/mine.ckpt")
     assert [path.parent.parent for path in seen] == [tmp_path / "runs"]
+
+
+def test_a_strategy_of_lightning_is_refused(tmp_path: Path) -> None:
+    run = pl.Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"^GRPO: .* SingleDeviceStrategy\. Type Trainer\(strategy="):
+        run.fit(grpo(), datamodule=TaskData())

@@ -19,6 +19,7 @@ def answer(cls: str, option: str) -> str:
         ("workers.Actor", "lr", "Did you mean optimizer.lr?"),
         ("algos.PPO", "optimizer.lr", "Did you mean actor.optimizer.lr?"),
         ("algos.PPO", "reward_kl_coef", "Did you mean kl.coef?"),
+        ("algos.PPO", "kl_coef", "Did you mean kl.coef or policy_loss.kl_coef?"),
         ("algos.PPO", "kl.coeff", "Did you mean coef?"),
         ("algos.GRPO", "kl.coef", "Did you mean reward_kl_coef?"),
         ("algos.GRPO", "critic.path", "Did you mean actor.path?"),
@@ -40,3 +41,24 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
     )
     assert refusal(tried, {}) == "SampleTable(rows=0): is none."
     assert refusal("- Not a valid subclass of Callback", {}) == "Not a valid subclass of Callback"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SampelTable", "Did you mean SampleTable?"),
+        ("csv", "Did you mean CSVLogger?"),
+        ("8", "Type its import path."),
+    ],
+)
+def test_a_name_that_is_no_class(name: str, meant: str) -> None:
+    tried = f"  - Expected a dot import path string: {name}\n  - Expected a <class 'bool'>"
+    said = f'Parser key "trainer.logger":\n{tried}'
+    assert refusal(said, {}) == f"trainer.logger: {name!r} is no class. {meant}"
+
+
+def test_what_a_class_lacks_is_said_alone() -> None:
+    lacks = "the following arguments are required: save_dir"
+    tried = f"  - CSVLogger:\n    {lacks}\n  - Expected a <class 'bool'>. Got value: CSVLogger"
+    said = f'Parser key "trainer.logger":\n{tried}'
+    assert refusal(said, {}).endswith(lacks)
