@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import MixedData, RowData, row_data
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rlhf_lightning.algorithm import RLHFAlgorithm
     from rlhf_lightning.data.rows import Row
     from rlhf_lightning.workers.retelling import Retelling
+
+logger = logging.getLogger(__name__)
 
 
 def check_strategy(algorithm: RLHFAlgorithm) -> None:
@@ -241,13 +244,23 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
 def check_judges(algorithm: RLHFAlgorithm) -> None:
     """Try reward and cost functions on the first rows, and on the first held-out rows.
 
+    Says which of their data sources no row has.
+
     Raises:
         ValueError: one does not exist, or does not work.
     """
-    for judge in algorithm.roles().values():
+    read = _rows_to_read(algorithm)
+    sources = {str(row.get("data_source", "")) for rows in read for row in rows}
+    for name, judge in algorithm.roles().items():
         if isinstance(judge, Judge):
-            for rows in _rows_to_read(algorithm):
+            for rows in read:
                 preflight(judge.spec, rows)
+            unknown = sorted(set(judge.spec.by_source) - sources)
+            if unknown and sources:
+                there = ", ".join(sorted(sources)[:5])
+                logger.warning(
+                    "%s.by_source: no row is of %s; there are %s.", name, ", ".join(unknown), there
+                )
 
 
 def check_environment(algorithm: RLHFAlgorithm) -> None:

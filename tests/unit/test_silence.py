@@ -14,13 +14,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Caller, Metrics
 from rlhf_lightning.controller.register import Method
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reference, Reward
 from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run as fitted
-from tests.unit.algos.small import write_model
+from tests.unit.algos.small import write_model, write_rows
 
 
 class Several(Caller):
@@ -42,6 +42,18 @@ def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
     strategy.separated.calls = 2
     with pytest.raises(ValueError, match=r"^GRPO.step calls generate_sequences 2 times, .* openrlhf"):
         strategy.learned()
+
+
+def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows: list[dict[str, object]] = [{"prompt": "p", "data_source": name} for name in ("maths", "code")]
+    data = PromptData(path=write_rows(tmp_path / "rows.jsonl", rows), batch_size=2)
+    for sources in (("maths",), ("math", "code")):
+        judge = Reward(functions="length", by_source={name: {"length": 2.0} for name in sources})
+        algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=1)), reward=judge, group_size=2)
+        trainer(Local(), tmp_path).fit(algorithm, datamodule=data)
+        assert ("reward.by_source: no row is of math; there are code, maths." in caplog.text) == (
+            "math" in sources
+        )
 
 
 def test_a_checkpoint_after_the_run_is_refused_and_replaces_nothing(tmp_path: Path) -> None:
