@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
 from rlhf_lightning.controller.device import Placement
@@ -18,6 +19,7 @@ from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import Plan, plan
+from rlhf_lightning.mapping.report import table
 from rlhf_lightning.mapping.search import Mapping
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
@@ -136,7 +138,7 @@ class Auto(Strategy):
         return placements, groups
 
     def plan(self, devices: int) -> Plan:
-        """Search for the best mapping of the trainer's algorithm and data, once.
+        """Search for the best mapping of the trainer's algorithm and data, and say which, once.
 
         Raises:
             ValueError: the models do not fit.
@@ -146,7 +148,8 @@ class Auto(Strategy):
         flow, shapes = read_dataflow(self.algorithm, workload.batch), read_shapes(self.algorithm)
         key = (devices, workload, flow, tuple(shapes.items()))
         if key not in self._found:
-            self._found[key] = self._search(devices, workload, flow, shapes)
+            found = self._found[key] = self._search(devices, workload, flow, shapes)
+            rank_zero_info("\n".join(table(found, found.mappings[0], 1)))
         return self._found[key]
 
     def _search(

@@ -89,7 +89,7 @@ def as_text(plan: Plan, request: Request) -> str:
     for rank, mapping in enumerate(plan.mappings, start=1):
         lines += [
             "",
-            *_table(plan, mapping, rank),
+            *table(plan, mapping, rank),
             "",
             *_indented(as_yaml(plan, mapping, request) if rank == 1 else _strategy(plan, mapping, request)),
         ]
@@ -110,7 +110,8 @@ def _indented(text: str | Sequence[str]) -> list[str]:
     return [f"    {line}" for line in (text.splitlines() if isinstance(text, str) else text)]
 
 
-def _table(plan: Plan, mapping: Mapping, rank: int) -> list[str]:
+def table(plan: Plan, mapping: Mapping, rank: int) -> list[str]:
+    """Lines of one mapping: what each model does where, in which layout, for how long and in which memory."""
     stages = ", ".join(f"{n} {digits(s)} s" for n, s in zip(plan.stages, mapping.stages, strict=True))
     tokens = plan.tokens_per_s(mapping)
     width = max(9, *(len(_devices(plan, pool)) + 2 for pool in mapping.pools))

@@ -16,7 +16,7 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, report
-from rlhf_lightning.mapping.report import Request
+from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto, auto
@@ -37,7 +37,7 @@ def attached(strategy: Auto, algorithm: RLHFAlgorithm) -> Auto:
     return strategy
 
 
-def test_it_places_what_the_search_finds() -> None:
+def test_it_places_what_the_search_finds(caplog: pytest.LogCaptureFixture) -> None:
     strategy = attached(Auto(devices=3), PPO(mini_batch_size=16, critic_warmup_steps=5))
     found = strategy.plan(3)
     best = found.mappings[0]
@@ -51,6 +51,7 @@ def test_it_places_what_the_search_finds() -> None:
     placed = [set(pool.roles) - {"reward"} for pool in pools]
     assert placed == [set(pool.roles) for pool in best.pools]
     assert "reward" in pools[0].roles
+    assert "\n".join(table(found, best, 1)) in caplog.text
 
 
 @pytest.mark.parametrize(("memory_mb", "wanted", "slots"), [(1000, 0, 0), (1000, 300, 300), (200, 0, 270)])
