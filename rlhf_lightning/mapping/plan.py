@@ -128,7 +128,7 @@ def plan(
     kinds = []
     for i, (on, number) in enumerate(clusters):
         if sizes is None or i:
-            check_devices(on, number)
+            check_devices(on, number, among=len(clusters))
         own = None if i else sizes
         kinds.append(Kind(on, number, tuple(own or pool_sizes(number, on.hardware.gpus_per_node))))
     search = Search(kinds, roles)
@@ -144,8 +144,13 @@ def named(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
     return " and ".join(f"{devices} x {costs.hardware.name}" for costs, devices in clusters)
 
 
-def check_devices(costs: SimulatedCosts, devices: int) -> None:
+def check_devices(costs: SimulatedCosts, devices: int, *, among: int = 1) -> None:
     """Refuse numbers of devices that neither tile a node nor are whole nodes.
+
+    Args:
+        costs: of the kind of device.
+        devices: how many there are of it.
+        among: kinds of the cluster, for the message: with several each has its number in `--hardware`.
 
     Raises:
         ValueError: with the nearest numbers that do, and the smallest cluster that holds the models.
@@ -153,14 +158,15 @@ def check_devices(costs: SimulatedCosts, devices: int) -> None:
     node = costs.hardware.gpus_per_node
     if devices in pool_sizes(devices, node):
         return
+    option = f"--hardware {costs.hardware.name}:" if among > 1 else "--devices "
     if devices < 1:
         raise ValueError(f"--devices {devices}: a job needs at least 1 device.")
     near = [n for n in pool_sizes(devices + node, node) if n < devices][-1:]
     near += [n for n in pool_sizes(devices + node, node) if n > devices][:1]
     raise ValueError(
-        f"--devices {devices}: {costs.hardware.name} has nodes of {node}, and {devices} devices are neither "
+        f"{option}{devices}: {costs.hardware.name} has nodes of {node}, and {devices} devices are neither "
         f"whole nodes nor an even share of one, so that tensor shards (t up to {node}) cannot divide them. "
-        f"Try --devices {' or '.join(map(str, near))}; {_smallest(costs)}."
+        f"Try {option}{' or '.join(map(str, near))}; {_smallest(costs)}."
     )
 
 

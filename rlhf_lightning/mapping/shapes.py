@@ -185,6 +185,9 @@ def _read(path: Path) -> ModelShape:
             raise ValueError(f"{path}: {keys[0]} is {value!r}, and has to be a whole number from 1 up.")
         return value
 
+    def optional(default: int, *keys: str) -> int:
+        return next((number(key) for key in keys if config.get(key)), default)
+
     family = str(config.get("model_type", "gpt2" if "n_embd" in config else "llama"))
     if family not in (*_GATED, *_PLAIN):
         logger.warning("%s: model_type %s is not known, and taken for one like llama", path, family)
@@ -193,12 +196,12 @@ def _read(path: Path) -> ModelShape:
         name=str(path),
         layers=number("num_hidden_layers", "n_layer"),
         hidden=hidden,
-        intermediate=config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden,
+        intermediate=optional(4 * hidden, "intermediate_size", "ffn_dim"),
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
+        kv_heads=optional(heads, "num_key_value_heads"),
         vocab=number("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", family in _TIED)),
-        head_dim=config.get("head_dim") or 0,
+        head_dim=optional(0, "head_dim"),
         gated=family not in _PLAIN,
         qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
     )

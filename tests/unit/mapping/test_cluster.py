@@ -157,7 +157,7 @@ def test_what_does_not_fit_on_any_kind(rlhf: Rlhf) -> None:
     said = rlhf.refused(*asked)
     assert said.startswith("no division of the models over 2 x a100-80gb and 1 x h100-80gb holds them. ")
     assert said.count("the smallest cluster that holds these models has") == 2
-    assert "--devices 12: h100-80gb has nodes of 8" in rlhf.refused(
+    assert "--hardware h100-80gb:12: h100-80gb has nodes of 8" in rlhf.refused(
         "map", *ASKED, "--hardware", "a100-80gb:8,h100-80gb:12"
     )
 
