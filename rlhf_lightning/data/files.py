@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf_lightning.data.rows import Row, read_rows
+
+IN_MEMORY = "memory"
+"""What stands for the path of rows that are given, in messages and as their data source."""
+
+
+class Given(NamedTuple):
+    """Rows that are in memory, of both parts."""
+
+    train: list[Row]
+    held_out: list[Row]
 
 
 class Rows(NamedTuple):
@@ -30,8 +41,17 @@ class Files:
     val_path: str | None = None
     val_rows: int = 0
     limit: int | None = None
+    given: Given | None = None
+    """Instead of what is at `path`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str):
+            raise ValueError(
+                f"data.path is a {type(self.path).__name__}, and has to be a text. Rows in memory are given "
+                "by PromptData.from_rows(rows, ...), and so for its subclasses."
+            )
+        if self.given is not None and self.given.held_out and (self.val_rows or self.val_path):
+            raise ValueError("from_rows(held_out=...) with data.val_rows or data.val_path: give one of them.")
         if self.val_path is not None and self.val_rows:
             raise ValueError(
                 f"data.val_path={self.val_path} and data.val_rows={self.val_rows}: give one of the two."
@@ -52,8 +72,8 @@ class Files:
         Raises:
             ValueError: a file is missing or damaged, or nothing is left to train on.
         """
-        rows = read_rows(self.path, limit=None if self.val_rows else self.limit)
-        held_out, held_out_name = [], self.path
+        rows, held_out = self.given or Given(self._read(), [])
+        held_out_name = self.path
         if self.val_path is not None:
             held_out, held_out_name = read_rows(self.val_path, option="data.val_path"), self.val_path
         elif self.val_rows:
@@ -67,3 +87,23 @@ class Files:
         return Rows(
             train=rows[: self.limit], held_out=held_out, train_name=self.path, held_out_name=held_out_name
         )
+
+    def _read(self) -> list[Row]:
+        return read_rows(self.path, limit=None if self.val_rows else self.limit)
+
+
+def listed(rows: Iterable[Mapping[str, object]]) -> list[Row]:
+    """Copies of rows that are in memory.
+
+    Raises:
+        ValueError: one is no mapping.
+    """
+    found = []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise ValueError(
+                f"{IN_MEMORY}, row {number}: is a {type(row).__name__}, and has to be a mapping of fields, "
+                'such as {"prompt": "2 + 3 = ", "answer": "5"}.'
+            )
+        found.append(dict(row))
+    return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from rlhf_lightning.data.files import Files, Rows
+from rlhf_lightning.data.files import IN_MEMORY, Files, Given, Rows, listed
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.record import Record
@@ -57,12 +57,38 @@ class PromptData(RowData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._given: Given | None = None
         self._files()
         if "{prompt}" not in self.prompt_template:
             raise ValueError(
                 f"data.prompt_template={self.prompt_template!r}: it has no {{prompt}}, so all prompts would "
                 "be the same. Put {prompt} where the row's prompt goes."
             )
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, object]],
+        *,
+        held_out: Iterable[Mapping[str, object]] = (),
+        **options: Any,  # noqa: ANN401 - those of the class
+    ) -> Self:
+        """Rows that are in memory: dicts in a list, or a `datasets.Dataset`.
+
+        Args:
+            rows: to train on.
+            held_out: to validate on; or say `val_rows` or `val_path`.
+            **options: all but `path`.
+
+        Raises:
+            ValueError: there are none, one is no mapping, or an option is outside its range.
+        """
+        made = cls(path=IN_MEMORY, **options)
+        made._given = Given(listed(rows), listed(held_out))
+        if not made._given.train:
+            raise ValueError(f"{cls.__name__}.from_rows(rows): there are none. Give at least one.")
+        made._files()
+        return made
 
     def format(self) -> Format:
         """Return how a row becomes a prompt."""
@@ -97,4 +123,10 @@ class PromptData(RowData):
         return {**row, "answer": Record(row=row, where=where).take(self.answer_field, option="answer_field")}
 
     def _files(self) -> Files:
-        return Files(path=self.path, val_path=self.val_path, val_rows=self.val_rows, limit=self.limit)
+        return Files(
+            path=self.path,
+            val_path=self.val_path,
+            val_rows=self.val_rows,
+            limit=self.limit,
+            given=self._given,
+        )
