@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
-from rlhf_lightning.engines import check_head, check_model, max_positions, num_tokens
+from rlhf_lightning.engines import check_head, check_language, check_model, max_positions, num_tokens
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
@@ -146,7 +146,9 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             continue
         try:
             check_model(role)
-            if role.head != "lm":
+            if role.head == "lm":
+                check_language(role)
+            else:
                 check_head(role, needed=isinstance(role, Judge))
         except ValueError as err:
             said = str(err)

@@ -81,6 +81,20 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
         )
 
 
+def check_language(spec: ModelSpec) -> None:
+    """Refuse weights that score answers instead of speaking; a hub name is not looked up.
+
+    Raises:
+        ValueError: as said.
+    """
+    directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
+    if directory.is_dir() and any(HEAD in read_header(file) for file in weight_files(directory)):
+        raise ValueError(
+            f"path={spec.path}: its weights have {HEAD}, the head of a reward, cost or value model. Type the "
+            "directory of a language model."
+        )
+
+
 def check_shared(spec: ModelSpec, head: Head, t: int) -> None:
     """Refuse a model whose layers t tensor ranks of the FSDP engine cannot share, without loading it.
 

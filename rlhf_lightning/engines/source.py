@@ -18,6 +18,7 @@ from rlhf_lightning.spec import EMBEDDED, ModelSpec
 _EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
 _INDEX = "model.safetensors.index.json"
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NOT_GIVEN = (OSError, HFValidationError)
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
     "chat_template*", "generation_config.json",
@@ -37,13 +38,9 @@ def resolve(spec: ModelSpec) -> Path:
         return directory
     if _is_hub_name(spec.path):
         try:
-            patterns = ["*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja"]
-            return Path(snapshot_download(spec.path, allow_patterns=patterns))
-        except (OSError, HFValidationError) as err:
-            raise ValueError(
-                f"path={spec.path}: no such directory here, and the hub does not give it ({err}). "
-                "Type the path of a Hugging Face directory."
-            ) from err
+            return _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
+        except _NOT_GIVEN as err:
+            raise ValueError(_nowhere(spec, err)) from err
     raise ValueError(f"path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
 
 
@@ -56,13 +53,17 @@ def located(path: str) -> str:
 def check_model(spec: ModelSpec) -> None:
     """Refuse a model directory that cannot be loaded, reading only its JSON files and tensor headers.
 
-    A hub name is not looked up.
+    Of a hub name the JSON files alone are looked up.
 
     Raises:
-        ValueError: config.json is missing or names no causal language model, or a weight file is missing,
-            truncated or corrupt.
+        ValueError: config.json is missing or names no causal language model, a weight file is missing,
+            truncated or corrupt, or the hub does not have the name.
     """
     if _is_hub_name(spec.path) and not Path(spec.path).is_dir():
+        try:
+            _check_config(_from_hub(spec, "config.json", *_TOKENIZER_FILES))
+        except _NOT_GIVEN as err:
+            raise ValueError(_nowhere(spec, err)) from err
         return
     directory = resolve(spec)
     _check_config(directory)
@@ -144,9 +145,21 @@ def _described(spec: ModelSpec) -> Path | None:
     if not _is_hub_name(spec.path) or Path(spec.path).is_dir():
         return resolve(spec)
     try:
-        return Path(snapshot_download(spec.path, allow_patterns=["config.json", *_TOKENIZER_FILES]))
-    except (OSError, HFValidationError):  # whoever loads the model says so
+        return _from_hub(spec, "config.json", *_TOKENIZER_FILES)
+    except _NOT_GIVEN:  # `check_model` says so
         return None
+
+
+def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
+    return Path(snapshot_download(spec.path, allow_patterns=list(patterns)))
+
+
+def _nowhere(spec: ModelSpec, err: Exception) -> str:
+    reason = str(err).strip().partition("\n")[0]
+    return (
+        f"path={spec.path}: no such directory here, and the hub does not give it ({reason}). Type the path "
+        "of a Hugging Face directory."
+    )
 
 
 def _is_hub_name(path: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -60,6 +61,16 @@ def test_a_judge_has_a_head(tmp_path: Path) -> None:
         assert told.startswith(f"{role}.path=embedded: its weights have no score.weight, the head")
     assert refusal(PPO(critic=Critic(path="embedded")), tmp_path) == "started"
     assert refusal(PPO(reward=Reward(path=write_model(tmp_path / "fresh"))), tmp_path) == "started"
+
+
+def test_what_speaks_is_no_judge(tmp_path: Path) -> None:
+    scalar = Path(write_model(tmp_path / "scalar"))
+    save_file({"score.weight": torch.ones(1, 8)}, scalar / "model.safetensors")
+    assert refusal(PPO(actor=Actor(path=str(scalar))), tmp_path).startswith(
+        f"actor.path={scalar}: its weights have score.weight, the head of a reward, cost or value model."
+    )
+    told = refusal(PPO(reference=Reference(path=str(scalar))), tmp_path)
+    assert told.startswith(f"reference.path={scalar}: its weights have score.weight")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from rlhf_lightning.data.tokenizer import embedded_directory
-from rlhf_lightning.engines import has_tokenizer, max_positions
+from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
 from rlhf_lightning.spec import ModelSpec
 
 
@@ -36,6 +36,9 @@ def test_a_hub_name_is_looked_up(
     assert max_positions(ModelSpec(path="some/model")) == max_positions(ModelSpec())
     assert not has_tokenizer(ModelSpec(path="some/other"))
     assert max_positions(ModelSpec(path="some/other")) is None
+    check_model(ModelSpec(path="some/model"))
+    with pytest.raises(ValueError, match=r"^path=some/other: no such directory here, and the hub does not"):
+        check_model(ModelSpec(path="some/other"))
 
 
 def test_a_directory_whose_name_could_be_a_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
