@@ -35,13 +35,14 @@ from rlhf_lightning.reporting import (
     pace,
     per_token,
     plain,
+    retries,
     returned,
     texts,
     timings,
     warn_of_skips,
 )
 from rlhf_lightning.spec import run_seed
-from rlhf_lightning.workers import Actor, Judge, Reference, Reward, Role, seed_of
+from rlhf_lightning.workers import Actor, Reference, Reward, Role, seed_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -67,6 +68,9 @@ class RLHFAlgorithm(LightningModule):
 
     explain_samples = False
     """Whether `validation_step` adds per-token numbers; the SampleTable callback sets it."""
+    keeps_rollouts = False
+    """Whether `rollout_metrics` keeps the rows as `rollouts`; the Rollouts callback sets it."""
+    rollouts: Batch | None = None
     advantages_on: Literal["controller", "workers"] = "controller"
     """Where `estimate` computes; the strategy sets it."""
     rows_stay = False
@@ -210,7 +214,7 @@ class RLHFAlgorithm(LightningModule):
         metrics = returned(type(self).__name__, self.step, rows)
         self._lead_references()
         self.strategy.learned()
-        numbers = metrics.fetch() | self._count_retries()
+        numbers = metrics.fetch() | retries(self.roles())
         numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
         warn_of_skips(numbers)
         numbers |= pace(numbers, rows, seconds=time.perf_counter() - started)
@@ -337,6 +341,7 @@ class RLHFAlgorithm(LightningModule):
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """What an estimated batch looks like: rewards, lengths, the divergence and values, where known."""
+        self.rollouts = batch if self.keeps_rollouts else None
         reward = self.roles().get("reward")
         parts = reward.parts if isinstance(reward, Reward) else ()
         return described(batch, actor=self.main_actor, parts=parts)
@@ -370,11 +375,6 @@ class RLHFAlgorithm(LightningModule):
         if isinstance(actor, Actor):
             unscaled = dataclasses.replace(actor.sampling, temperature=1.0)
             self.bind({"actor": dataclasses.replace(actor, sampling=unscaled)})
-
-    def _count_retries(self) -> dict[str, float]:
-        """Requests to services that were repeated so far, by the roles that ask services."""
-        asking = {n: r for n, r in self.roles().items() if isinstance(r, Judge) and r.asks_services}
-        return {f"{name}/retries": float(sum(r.count_retries().fetch())) for name, r in asking.items()}
 
     def _lead_references(self) -> None:
         """Let the references that follow the actor do so."""

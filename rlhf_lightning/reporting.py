@@ -23,7 +23,7 @@ from rlhf_lightning.functional import (
     row_ends,
     row_totals,
 )
-from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers import Actor, Judge, Role
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +166,12 @@ def warn_of_skips(numbers: Mapping[str, float]) -> None:
     strange = [name for name, number in numbers.items() if not math.isfinite(number)]
     if any(name.endswith("/grad_norm") for name in strange):
         logger.warning("an optimizer step was skipped: %s not finite", ", ".join(strange))
+
+
+def retries(roles: Mapping[str, Role]) -> dict[str, float]:
+    """Requests to services that were repeated so far, by the roles that ask services."""
+    asking = {n: r for n, r in roles.items() if isinstance(r, Judge) and r.asks_services}
+    return {f"{name}/retries": float(sum(r.count_retries().fetch())) for name, r in asking.items()}
 
 
 def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:

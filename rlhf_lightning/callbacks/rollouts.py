@@ -1,0 +1,100 @@
+"""The answers that a run learns from, as JSON Lines."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.controller import Batch
+from rlhf_lightning.reporting import texts
+from rlhf_lightning.workers import Reward
+
+
+class Rollouts(Callback):
+    """Write the prompts, responses and scores of iterations, a line each: what the reward makes of a policy.
+
+    A line has `step`, `row_id`, `prompt`, `response`, `score`, and `scores` by reward function where several
+    score (null where one does not apply). It is of the rows that the algorithm describes by
+    `rollout_metrics`, as all online algorithms here do.
+
+    Raises:
+        ValueError: fewer than one row or iteration is asked for.
+    """
+
+    def __init__(self, rows: int = 0, *, every_n_steps: int = 1, directory: str | None = None) -> None:
+        """Say how much to write.
+
+        Args:
+            rows: most rows of an iteration, the first; 0 writes all.
+            every_n_steps: iterations from one that is written to the next.
+            directory: of the files; None is `rollouts` under the trainer's `default_root_dir`.
+        """
+        super().__init__()
+        if rows < 0 or every_n_steps < 1:
+            raise ValueError(
+                f"Rollouts(rows={rows}, every_n_steps={every_n_steps}): rows of 0 are all, and iterations "
+                "count from 1. Leave the callback out for no files."
+            )
+        self.rows = rows
+        self.every_n_steps = every_n_steps
+        self.directory = directory
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse an algorithm that answers nothing.
+
+        Raises:
+            ValueError: as said.
+        """
+        if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and "response_ids" in pl_module.needs:
+            name = type(pl_module).__name__
+            raise ValueError(f"Rollouts: {name} learns from given answers, and draws none. Leave it out.")
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        """Ask for the rows of an iteration that is written."""
+        if isinstance(pl_module, RLHFAlgorithm):
+            pl_module.keeps_rollouts = (trainer.global_step + 1) % self.every_n_steps == 0
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Write them; `fast_dev_run` leaves nothing behind."""
+        if not isinstance(pl_module, RLHFAlgorithm) or pl_module.rollouts is None:
+            return
+        rows, pl_module.rollouts = pl_module.rollouts, None
+        if leaves_files(trainer):
+            directory = output_path(trainer, self.directory, "rollouts")
+            directory.mkdir(parents=True, exist_ok=True)
+            first = rows.take(range(min(self.rows or len(rows), len(rows))))
+            lines = _lines(first, pl_module, trainer.global_step)
+            file = directory / f"step-{trainer.global_step:06d}.jsonl"
+            file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
+def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> list[dict[str, object]]:
+    said = texts(rows, algorithm.tokenizer)
+    totals = rows["scores"].sum(dim=1).tolist()
+    reward = algorithm.roles().get("reward")
+    names = reward.parts if isinstance(reward, Reward) and "score_parts" in rows else ()
+    parts = rows["score_parts"] if len(names) > 1 else torch.empty(len(rows), 0)
+    lines: list[dict[str, object]] = []
+    for index, row_id in enumerate(rows["row_ids"].tolist()):
+        line = {"step": step, "row_id": row_id, "prompt": said["prompts"][index]}
+        line |= {"response": said["responses"][index], "score": totals[index]}
+        if len(names) > 1:
+            each = zip(names, parts[index].tolist(), strict=False)
+            line["scores"] = {name: None if math.isnan(number) else number for name, number in each}
+        lines.append(line)
+    return lines

@@ -1,0 +1,78 @@
+"""The answers that a run learns from, on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.algos import GRPO, SFT
+from rlhf_lightning.callbacks import Rollouts
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import grpo, trainer
+
+Lines = dict[str, list[dict[str, object]]]
+
+
+class Noting(GRPO):
+    """Keeps what was drawn."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Note the scores."""
+        found = super().compute_advantage(batch)
+        self.seen = batch["row_ids"].tolist(), batch["scores"].sum(dim=1).tolist(), batch["score_parts"]
+        return found
+
+
+def written(algorithm: GRPO, callback: Rollouts, root: Path, **options: object) -> Lines:
+    run = trainer(Local(), root, steps=3, callbacks=[callback], **options)
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=6, num_val_rows=0))
+    assert algorithm.rollouts is None
+    files = sorted((root / "rollouts").glob("*"))
+    return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in files}
+
+
+def test_every_answer_and_what_it_is_worth(tmp_path: Path) -> None:
+    reward = Reward(functions={"length": 1.0, "exact_match": 2.0})
+    actor = Actor(sampling=Sampling(max_new_tokens=4))
+    algorithm = Noting(actor=actor, reward=reward, group_size=2)
+    found = written(algorithm, Rollouts(), tmp_path)
+    assert list(found) == [f"step-00000{step}.jsonl" for step in (1, 2, 3)]
+    ids, scores, parts = algorithm.seen
+    last = found["step-000003.jsonl"]
+    assert [line["row_id"] for line in last] == ids
+    assert [line["score"] for line in last] == scores
+    assert [line["scores"] for line in last] == [
+        {"length": each[0], "exact_match": each[1]} for each in parts.tolist()
+    ]
+    assert len({str(line["prompt"]) for line in last}) == 2
+    assert {line["step"] for line in last} == {3}
+    assert all(isinstance(line["response"], str) for line in last)
+
+
+def test_some_of_some_iterations(tmp_path: Path) -> None:
+    found = written(grpo(), Rollouts(3, every_n_steps=2), tmp_path)
+    assert {name: len(lines) for name, lines in found.items()} == {"step-000002.jsonl": 3}
+    assert "scores" not in found["step-000002.jsonl"][0]
+    assert len(written(grpo(), Rollouts(99), tmp_path)["step-000001.jsonl"]) == 4
+
+
+def test_trying_a_run_out_leaves_nothing(tmp_path: Path) -> None:
+    assert not written(grpo(), Rollouts(), tmp_path, fast_dev_run=True)
+
+
+@pytest.mark.parametrize(("rows", "every"), [(-1, 1), (1, 0)])
+def test_what_cannot_be_is_refused(rows: int, every: int) -> None:
+    with pytest.raises(ValueError, match=r"^Rollouts\(rows="):
+        Rollouts(rows, every_n_steps=every)
+
+
+def test_given_answers_are_not_drawn(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path, callbacks=[Rollouts()])
+    with pytest.raises(ValueError, match="SFT learns from given answers"):
+        run.fit(SFT(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
