@@ -14,6 +14,7 @@ import sys
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -48,13 +49,15 @@ OWNED = {
 STRICT = {"exit_on_error": False}
 """Of every parser: errors are raised."""
 HELP = {
+    "prog": "rlhf",
+    "version": version("rlhf_lightning"),
     "description": "RLHF as a Lightning trainer. `rlhf fit --algo ppo --strategy colocated` trains the model "
     "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
     "epilog": "Without a trainer: `rlhf export CHECKPOINT OUT` writes a Hugging Face directory, `rlhf map` "
     "finds where models run best on a cluster, `rlhf calibrate FILE` measures this machine for it, `rlhf "
     "reshard` shows what it takes to get from training to generation.",
 }
-"""What `rlhf --help` says."""
+"""What `rlhf --help` and `--version` say."""
 COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
 

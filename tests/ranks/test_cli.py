@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -256,6 +258,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--version",), (f"rlhf {version('rlhf_lightning')}",)),
         (("--help",), ("rlhf fit --algo ppo", "rlhf export", "rlhf map", "rlhf calibrate")),
         (("fit", "--algo.help", "ppo"), ("PPO", "--algo.kl", "--algo.actor")),
         (("fit", "--strategy.help=split"), ("--strategy.actor_devices",)),
@@ -271,6 +274,12 @@ def test_help(rlhf: Rlhf, words: tuple[str, ...], said: tuple[str, ...]) -> None
     code, out, _ = rlhf.run(*words)
     assert code == 0
     assert [part for part in said if part not in " ".join(out.split())] == [], out
+
+
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "rlhf_lightning", "map", "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout.split()[:3]) == (0, ["usage:", "rlhf", "map"]), run.stderr
 
 
 def test_what_is_right_is_not_refused(rlhf: Rlhf) -> None:

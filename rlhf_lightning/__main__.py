@@ -1,0 +1,5 @@
+"""`python -m rlhf_lightning` is `rlhf`."""
+
+from rlhf_lightning.entry import main
+
+main()
