@@ -2,4 +2,5 @@
 
 from rlhf_lightning.entry import main
 
-main()
+if __name__ == "__main__":
+    main()

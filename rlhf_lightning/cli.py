@@ -14,7 +14,6 @@ import sys
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Trace
 from rlhf_lightning.callbacks.output import leaves_files
@@ -50,7 +50,7 @@ STRICT = {"exit_on_error": False}
 """Of every parser: errors are raised."""
 HELP = {
     "prog": "rlhf",
-    "version": version("rlhf_lightning"),
+    "version": __version__,
     "description": "RLHF as a Lightning trainer. `rlhf fit --algo ppo --strategy colocated` trains the model "
     "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
     "epilog": "Without a trainer: `rlhf export CHECKPOINT OUT` writes a Hugging Face directory, `rlhf map` "

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning import checkpoint
+from rlhf_lightning import __version__, checkpoint
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import connection
 from rlhf_lightning.data.tokenizer import embedded_directory
@@ -258,7 +257,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--version",), (f"rlhf {version('rlhf_lightning')}",)),
+        (("--version",), (f"rlhf {__version__}",)),
         (("--help",), ("rlhf fit --algo ppo", "rlhf export", "rlhf map", "rlhf calibrate")),
         (("fit", "--algo.help", "ppo"), ("PPO", "--algo.kl", "--algo.actor")),
         (("fit", "--strategy.help=split"), ("--strategy.actor_devices",)),
