@@ -58,6 +58,14 @@ HELP = {
     "reshard` shows what it takes to get from training to generation.",
 }
 """What `rlhf --help` and `--version` say."""
+UNSAID = (
+    "GPU available but not used",  # by this process: its devices use them
+    "Checkpoint directory .* exists and is not empty",  # LastCheckpoint looks whose it is
+    "Total length of .* across ranks is zero",  # no rows are held out
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "'set_vital' is deprecated",
+)
+"""Beginnings of warnings of libraries about what nobody who types a command can change."""
 COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
@@ -327,7 +335,8 @@ def _searched(directory: Path) -> str:
 def main() -> None:
     """The console command."""
     sys.path.insert(0, os.getcwd())
-    warnings.filterwarnings("ignore", "GPU available but not used")  # by this process: its devices use them
+    for said in UNSAID:
+        warnings.filterwarnings("ignore", said)
     arguments = sys.argv[1:]
     sys.argv = sys.argv[:1]
     try:

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +142,19 @@ def test_an_export_to_where_nothing_can_be_written(
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         file.name for file in Path("out").iterdir()
     }
+
+
+def test_libraries_warn_of_nothing_that_nobody_can_change(trained: Path) -> None:
+    data = ("--data.batch_size", "2", "--data.num_rows", "8", "--data.num_val_rows", "0")
+    words = (*FIT, *data, "--strategy", "local", "--ckpt_path", str(trained), "--trainer.max_steps", "2")
+    root = ("--trainer.default_root_dir", str(trained.parents[1]), "--trainer.logger", "false")
+    command = [sys.executable, "-m", "rlhf_lightning", *words, *root]
+    (trained.parents[1] / "checkpoints").mkdir()
+    (trained.parents[1] / "checkpoints" / "mine.txt").touch()
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "max_steps=2` reached" in run.stderr
+    assert [line for line in run.stderr.splitlines() if re.search("deprecat|not empty|is zero", line)] == []
 
 
 def test_an_export_into_the_checkpoint_or_over_its_beginning(rlhf: Rlhf, trained: Path) -> None:
