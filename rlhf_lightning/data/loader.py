@@ -83,7 +83,7 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
             there = state_dict.get(option, here)
             if there != here:
                 raise ValueError(
-                    f"data.{option}={here}: the checkpoint was taken in the middle of an epoch with {there}. "
+                    f"data.{option}={here}: the epoch of the checkpoint was begun with {there}. "
                     f"Resume with --data.{option} {there}."
                 )
         self.sampler.check(state_dict.get("order", {}))

@@ -2,7 +2,8 @@
 
 --hardware a100-80gb --devices 16          one kind
 --hardware a100-80gb:16,h100-80gb:8        several, with how many there are of each
---hardware cluster.yaml                    the same as a list of {hardware: name or file, devices: number}
+--hardware cluster.yaml                    the same as a list of {hardware: name or file, devices: number};
+                                           files lie beside the list, or where the command is typed
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def _entries(source: str, values: Sequence[object]) -> list[tuple[str, int]]:
     for value in values:
         if not isinstance(value, Mapping) or set(value) != {"hardware", "devices"}:
             raise ValueError(f"{source}: {value} is not {{hardware: a100-80gb, devices: 16}}.")
-        found.append((str(value["hardware"]), _number(source, str(value["devices"]))))
+        beside = Path(source).parent / str(value["hardware"])
+        name = str(beside) if beside.is_file() else str(value["hardware"])
+        found.append((name, _number(source, str(value["devices"]))))
     if not found:
         raise ValueError(f"{source}: is an empty list. Write - {{hardware: a100-80gb, devices: 16}}.")
     return found

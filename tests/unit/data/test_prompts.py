@@ -82,7 +82,10 @@ def test_loader_goes_on_in_mid_epoch_and_over_its_end(numbered: Callable[[int], 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 4}, r"data\.batch_size=4: .* epoch with 3\. Resume with --data\.batch_size 3\."),
+        (
+            {"batch_size": 4},
+            r"data\.batch_size=4: .* begun with 3\. Resume with --data\.batch_size 3\.",
+        ),
         ({"num_workers": 1}, r"data\.num_workers=1: .*Resume with --data\.num_workers 0"),
         ({"shuffle": False}, r"data\.shuffle=false: .*Resume with --data\.shuffle true"),
         ({"val_rows": 2}, "in the middle of 10 rows, the data has 8 now"),

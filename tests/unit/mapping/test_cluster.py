@@ -96,6 +96,8 @@ def test_how_clusters_are_written(tmp_path: Path) -> None:
     assert cluster.load(str(own), 8) == ((H100, 8),)
     file.write_text(f"- {{hardware: a100-80gb, devices: 16}}\n- {{hardware: {own}, devices: 8}}\n")
     assert cluster.load(str(file), None) == both
+    file.write_text("- {hardware: a100-80gb, devices: 16}\n- {hardware: own.yaml, devices: 8}\n")
+    assert cluster.load(str(file), None) == both, "a file beside the list"
 
 
 @pytest.mark.parametrize(
