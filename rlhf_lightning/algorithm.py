@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning import checks
 from rlhf_lightning.balance import balanced, tokens_of
-from rlhf_lightning.controller import Batch, Metrics, check_neighbours
+from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator
@@ -310,7 +310,7 @@ class RLHFAlgorithm(LightningModule):
         copies = torch.arange(times).repeat(len(batch))
         repeated = batch.repeat(times)
         row_ids = repeated["row_ids"] * times + copies
-        return repeated | Batch.of({"row_ids": row_ids, "group_ids": repeated["row_ids"]})
+        return repeated | Batch.of({"row_ids": row_ids, GROUPS: repeated["row_ids"]})
 
     @property
     def second_batch(self) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import GROUPS, Batch
 from rlhf_lightning.parallel.shares import evened
 
 
@@ -33,8 +33,8 @@ def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch
     """
     if tokens is None or len(batch) % together:
         return batch
-    if "group_ids" in batch:
-        sizes = batch["group_ids"].unique_consecutive(return_counts=True)[1].unique().tolist()
+    if GROUPS in batch:
+        sizes = batch[GROUPS].unique_consecutive(return_counts=True)[1].unique().tolist()
         together = sizes[0] if len(sizes) == 1 and sizes[0] % together == 0 else together
     groups = evened(tokens.view(-1, together).sum(dim=1).tolist())
     if groups == sorted(groups):

@@ -325,7 +325,7 @@ class Strategy(SingleDeviceStrategy):
         roles = self.algorithm.roles() if self.lightning_module else {}
         files.check_models(filepath, kept, [name for name, role in roles.items() if role.kept])
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
-        state = {**checkpoint, MODELS: models, files.PATHS: self._paths()}
+        state = {**checkpoint, MODELS: models, files.PATHS: _paths(roles)}
         with files.replacing(Path(filepath).absolute()) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
             files.write_state(directory, state)
@@ -351,7 +351,7 @@ class Strategy(SingleDeviceStrategy):
             self._check_architecture(name, directory / name)
         if self.algorithm.trainer.state.fn == "fit":
             files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
-            files.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), self._paths())
+            files.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), _paths(self.algorithm.roles()))
             self.take_rows(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         recount_epochs(state)
         self._resume = directory.absolute()
@@ -380,11 +380,6 @@ class Strategy(SingleDeviceStrategy):
         """Remove a checkpoint directory."""
         files.remove(Path(filepath))
 
-    def _paths(self) -> dict[str, str]:
-        """Of the models that the roles begin with, those that do not learn among them."""
-        roles = self.algorithm.roles() if self.lightning_module else {}
-        return {name: role.path for name, role in roles.items() if role.path}
-
     def _kept(self) -> dict[str, Role]:
         return {n: r for n, r in self._handles.items() if r.kept}
 
@@ -395,3 +390,8 @@ class Strategy(SingleDeviceStrategy):
         for ranks in loading:
             ranks.fetch()
         self._resume = None
+
+
+def _paths(roles: Mapping[str, Role]) -> dict[str, str]:
+    """Of the models that roles begin with, those that do not learn among them."""
+    return {name: role.path for name, role in roles.items() if role.path}

@@ -52,9 +52,9 @@ def refusal(
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
     said = re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
     unknown = _UNKNOWN.search(message)
-    if unknown is None and (dotted := _DOTTED.search(said)):
-        return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1])}"
     if unknown is None:
+        if dotted := _DOTTED.search(said):
+            return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1])}"
         said = _LACKS.sub(r"\1", said)
         return said + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Iterator
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
@@ -13,6 +12,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.output import leaves_files, output_path
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.reporting import texts
+from rlhf_lightning.rewards import json_safe
 from rlhf_lightning.workers import Reward
 
 
@@ -80,21 +80,17 @@ class Rollouts(Callback):
             first = rows.take(range(min(self.rows or len(rows), len(rows))))
             lines = _lines(first, pl_module, trainer.global_step)
             file = directory / f"step-{trainer.global_step:06d}.jsonl"
-            file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+            file.write_text("".join(f"{json.dumps(json_safe(line))}\n" for line in lines), encoding="utf-8")
 
 
-def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> list[dict[str, object]]:
+def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> Iterator[dict[str, object]]:
     said = texts(rows, algorithm.tokenizer)
-    totals = rows["scores"].sum(dim=1).tolist()
+    columns = {"row_id": rows["row_ids"].tolist(), "prompt": said["prompts"], "response": said["responses"]}
+    columns["score"] = rows["scores"].sum(dim=1).tolist()
     reward = algorithm.roles().get("reward")
     names = reward.parts if isinstance(reward, Reward) and "score_parts" in rows else ()
-    parts = rows["score_parts"] if len(names) > 1 else torch.empty(len(rows), 0)
-    lines: list[dict[str, object]] = []
-    for index, row_id in enumerate(rows["row_ids"].tolist()):
-        line = {"step": step, "row_id": row_id, "prompt": said["prompts"][index]}
-        line |= {"response": said["responses"][index], "score": totals[index]}
-        if len(names) > 1:
-            each = zip(names, parts[index].tolist(), strict=False)
-            line["scores"] = {name: None if math.isnan(number) else number for name, number in each}
-        lines.append(line)
-    return lines
+    if len(names) > 1:
+        parts = rows["score_parts"].tolist()
+        columns["scores"] = [dict(zip(names, each, strict=False)) for each in parts]
+    for values in zip(*columns.values(), strict=True):
+        yield {"step": step, **dict(zip(columns, values, strict=True))}

@@ -13,13 +13,6 @@ IN_MEMORY = "memory"
 """What stands for the path of rows that are given, in messages and as their data source."""
 
 
-class Given(NamedTuple):
-    """Rows that are in memory, of both parts."""
-
-    train: list[Row]
-    held_out: list[Row]
-
-
 class Rows(NamedTuple):
     """The raw rows of both parts, and where they come from."""
 
@@ -41,7 +34,7 @@ class Files:
     val_path: str | None = None
     val_rows: int = 0
     limit: int | None = None
-    given: Given | None = None
+    given: Rows | None = None
     """Instead of what is at `path`."""
 
     def __post_init__(self) -> None:
@@ -72,8 +65,7 @@ class Files:
         Raises:
             ValueError: a file is missing or damaged, or nothing is left to train on.
         """
-        rows, held_out = self.given or Given(self._read(), [])
-        held_out_name = self.path
+        rows, held_out, _, held_out_name = self.given or self._read()
         if self.val_path is not None:
             held_out, held_out_name = read_rows(self.val_path, option="data.val_path"), self.val_path
         elif self.val_rows:
@@ -88,8 +80,9 @@ class Files:
             train=rows[: self.limit], held_out=held_out, train_name=self.path, held_out_name=held_out_name
         )
 
-    def _read(self) -> list[Row]:
-        return read_rows(self.path, limit=None if self.val_rows else self.limit)
+    def _read(self) -> Rows:
+        rows = read_rows(self.path, limit=None if self.val_rows else self.limit)
+        return Rows(rows, [], self.path, self.path)
 
 
 def listed(rows: Iterable[Mapping[str, object]]) -> list[Row]:

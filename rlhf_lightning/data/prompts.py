@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from rlhf_lightning.data.files import IN_MEMORY, Files, Given, Rows, listed
+from rlhf_lightning.data.files import IN_MEMORY, Files, Rows, listed
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.record import Record
@@ -57,7 +57,7 @@ class PromptData(RowData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._given: Given | None = None
+        self._given: Rows | None = None
         self._files()
         if "{prompt}" not in self.prompt_template:
             raise ValueError(
@@ -84,7 +84,7 @@ class PromptData(RowData):
             ValueError: there are none, one is no mapping, or an option is outside its range.
         """
         made = cls(path=IN_MEMORY, **options)
-        made._given = Given(listed(rows), listed(held_out))
+        made._given = Rows(listed(rows), listed(held_out), IN_MEMORY, IN_MEMORY)
         if not made._given.train:
             raise ValueError(f"{cls.__name__}.from_rows(rows): there are none. Give at least one.")
         made._files()

@@ -65,8 +65,7 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
     Raises:
         ValueError: as said.
     """
-    directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
-    shapes = [read_header(file) for file in weight_files(directory)] if directory.is_dir() else []
+    shapes = _headers(spec)
     head = next((names[HEAD] for names in shapes if HEAD in names), None)
     if shapes and head is None and needed:
         raise ValueError(
@@ -87,8 +86,7 @@ def check_language(spec: ModelSpec) -> None:
     Raises:
         ValueError: as said.
     """
-    directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
-    if directory.is_dir() and any(HEAD in read_header(file) for file in weight_files(directory)):
+    if any(HEAD in names for names in _headers(spec)):
         raise ValueError(
             f"path={spec.path}: its weights have {HEAD}, the head of a reward, cost or value model. Type the "
             "directory of a language model."
@@ -103,6 +101,12 @@ def check_shared(spec: ModelSpec, head: Head, t: int) -> None:
     """
     if t > 1:
         check_tensor(_blank(spec, head), t)
+
+
+def _headers(spec: ModelSpec) -> list[dict[str, tuple[int, ...]]]:
+    """Names and shapes of each weight file's tensors; none of a hub name, which is not looked up."""
+    directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
+    return [read_header(file) for file in weight_files(directory)] if directory.is_dir() else []
 
 
 def _blank(spec: ModelSpec, head: Head) -> PreTrainedModel:

@@ -18,7 +18,6 @@ from rlhf_lightning.spec import EMBEDDED, ModelSpec
 _EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
 _INDEX = "model.safetensors.index.json"
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_NOT_GIVEN = (OSError, HFValidationError)
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
     "chat_template*", "generation_config.json",
@@ -37,10 +36,7 @@ def resolve(spec: ModelSpec) -> Path:
     if directory.is_dir():
         return directory
     if _is_hub_name(spec.path):
-        try:
-            return _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
-        except _NOT_GIVEN as err:
-            raise ValueError(_nowhere(spec, err)) from err
+        return _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
     raise ValueError(f"path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
 
 
@@ -60,10 +56,7 @@ def check_model(spec: ModelSpec) -> None:
             truncated or corrupt, or the hub does not have the name.
     """
     if _is_hub_name(spec.path) and not Path(spec.path).is_dir():
-        try:
-            _check_config(_from_hub(spec, "config.json", *_TOKENIZER_FILES))
-        except _NOT_GIVEN as err:
-            raise ValueError(_nowhere(spec, err)) from err
+        _check_config(_from_hub(spec, "config.json", *_TOKENIZER_FILES))
         return
     directory = resolve(spec)
     _check_config(directory)
@@ -146,20 +139,19 @@ def _described(spec: ModelSpec) -> Path | None:
         return resolve(spec)
     try:
         return _from_hub(spec, "config.json", *_TOKENIZER_FILES)
-    except _NOT_GIVEN:  # `check_model` says so
+    except ValueError:  # `check_model` says so
         return None
 
 
 def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
-    return Path(snapshot_download(spec.path, allow_patterns=list(patterns)))
-
-
-def _nowhere(spec: ModelSpec, err: Exception) -> str:
-    reason = str(err).strip().partition("\n")[0]
-    return (
-        f"path={spec.path}: no such directory here, and the hub does not give it ({reason}). Type the path "
-        "of a Hugging Face directory."
-    )
+    try:
+        return Path(snapshot_download(spec.path, allow_patterns=list(patterns)))
+    except (OSError, HFValidationError) as err:
+        reason = str(err).strip().partition("\n")[0]
+        raise ValueError(
+            f"path={spec.path}: no such directory here, and the hub does not give it ({reason}). Type the "
+            "path of a Hugging Face directory."
+        ) from err
 
 
 def _is_hub_name(path: str) -> bool:

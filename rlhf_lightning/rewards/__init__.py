@@ -1,7 +1,7 @@
 """Rewards: functions `(prompts, responses, rows) -> scores` or services, by data source, with weights."""
 
 from rlhf_lightning.rewards.environment import Environment
-from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError
+from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError, json_safe
 from rlhf_lightning.rewards.registry import REWARDS, Functions, Sources, named, named_sources, resolve
 from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, preflight, score
 from rlhf_lightning.rewards.spec import Kind, RewardFunction, RewardSpec
@@ -20,6 +20,7 @@ __all__ = [
     "RewardSpec",
     "ServiceError",
     "Sources",
+    "json_safe",
     "named",
     "named_sources",
     "preflight",
