@@ -45,7 +45,9 @@ class OptimizerSpec:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up."""
     total_steps: int = 0
-    """Optimizer steps after which `linear` and `cosine` reach 0."""
+    """Optimizer steps after which `linear` and `cosine` reach their end."""
+    min_lr_ratio: float = 0.0
+    """Where `linear` and `cosine` end, as a part of `lr`."""
 
     def __post_init__(self) -> None:
         _require(self.lr >= 0, f"optimizer.lr={self.lr}: a learning rate is not negative. Try 1e-6.")
@@ -63,10 +65,16 @@ class OptimizerSpec:
             f"optimizer.schedule={self.schedule} with total_steps={self.total_steps} and warmup_steps="
             f"{self.warmup_steps}: nothing is left to decay over. Set total_steps above warmup_steps.",
         )
+        for name in ("total_steps", "min_lr_ratio"):
+            value = getattr(self, name)
+            _require(
+                decays or not value,
+                f"optimizer.{name}={value} with schedule=constant: a constant rate has no end. "
+                f"Take schedule linear or cosine, or leave {name} out.",
+            )
         _require(
-            decays or not self.total_steps,
-            f"optimizer.total_steps={self.total_steps} with schedule=constant: a constant rate has no end. "
-            "Take schedule linear or cosine, or leave total_steps out.",
+            0 <= self.min_lr_ratio <= 1,
+            f"optimizer.min_lr_ratio={self.min_lr_ratio}: a part of lr, so it lies in [0, 1]. Try 0.1.",
         )
 
 

@@ -18,6 +18,8 @@ from rlhf_lightning.spec import OptimizerSpec
         ({"grad_clip": -1.0}, r"optimizer\.grad_clip=-1\.0: use 0"),
         ({"warmup_steps": -1}, r"optimizer\.warmup_steps=-1: use 0"),
         ({"total_steps": 100}, r"total_steps=100 with schedule=constant: .*linear or cosine"),
+        ({"min_lr_ratio": 0.1}, r"min_lr_ratio=0.1 with schedule=constant: .*linear or cosine"),
+        ({"min_lr_ratio": 2, "schedule": "linear", "total_steps": 9}, r"min_lr_ratio=2: .*\[0, 1\]. Try 0.1"),
         ({"schedule": "linear", "warmup_steps": 5, "total_steps": 5}, r"Set total_steps above warmup_steps"),
     ],
 )

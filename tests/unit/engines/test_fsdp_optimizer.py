@@ -20,6 +20,8 @@ from rlhf_lightning.spec import OptimizerSpec
         (OptimizerSpec(lr=2.0, schedule="linear", total_steps=4), [2, 1.5, 1, 0.5, 0, 0]),
         (OptimizerSpec(lr=1.0, schedule="linear", warmup_steps=1, total_steps=3), [0.5, 1, 0.5, 0]),
         (OptimizerSpec(lr=1.0, schedule="cosine", total_steps=2), [1, 0.5, 0, 0]),
+        (OptimizerSpec(lr=2.0, schedule="linear", total_steps=2, min_lr_ratio=0.5), [2, 1.5, 1, 1]),
+        (OptimizerSpec(lr=1.0, schedule="cosine", total_steps=2, min_lr_ratio=0.1), [1, 0.55, 0.1, 0.1]),
     ],
 )
 def test_rates(spec: OptimizerSpec, rates: list[float]) -> None:
