@@ -9,6 +9,7 @@ from rlhf_lightning.callbacks.sample_table import SampleTable
 from rlhf_lightning.callbacks.sampled_validation import SampledValidation
 from rlhf_lightning.callbacks.second_reward import SecondReward
 from rlhf_lightning.callbacks.trace import Trace
+from rlhf_lightning.callbacks.validate_first import ValidateFirst
 
 __all__ = [
     "DemoSummary",
@@ -20,4 +21,5 @@ __all__ = [
     "SampledValidation",
     "SecondReward",
     "Trace",
+    "ValidateFirst",
 ]

@@ -18,7 +18,7 @@ from transformers import (
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.algos import PPO, RewardModel, SafeRLHF
-from rlhf_lightning.callbacks import SampledValidation, SampleTable
+from rlhf_lightning.callbacks import SampledValidation, SampleTable, ValidateFirst
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.rewards import Environment
@@ -115,7 +115,7 @@ def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
     with pytest.raises(ValueError, match=r"^validate: TaskData holds no rows out .*data\.num_val_rows"):
         run.validate(PPO(), datamodule=data)
-    for callback in (SampleTable(), SampledValidation()):
+    for callback in (SampleTable(), SampledValidation(), ValidateFirst()):
         run = pl.Trainer(strategy=Started(), logger=False, callbacks=callback, default_root_dir=tmp_path)
         with pytest.raises(ValueError, match=rf"^{type(callback).__name__}: TaskData holds no rows out"):
             run.fit(PPO(), datamodule=data)

@@ -54,10 +54,18 @@ class Weights(Callback):
         self.found = trained(pl_module)["actor"]
 
 
-def validated(root: Path, *callbacks: Callback, **options: object) -> pl.Trainer:
+def grpo(root: Path) -> GRPO:
     actor = Actor(
-        path=write_model(root), optimizer=OptimizerSpec(lr=1e-3), sampling=Sampling(max_new_tokens=6)
+        path=write_model(root), optimizer=OptimizerSpec(lr=0.1), sampling=Sampling(max_new_tokens=6)
     )
+    return GRPO(actor=actor, reward=Reward(functions=scored), group_size=2)
+
+
+def prompts() -> TaskData:
+    return TaskData(batch_size=4, num_rows=8, num_val_rows=6)
+
+
+def validated(root: Path, *callbacks: Callback, **options: object) -> pl.Trainer:
     trainer = pl.Trainer(
         strategy=Local(),
         max_steps=2,
@@ -68,8 +76,7 @@ def validated(root: Path, *callbacks: Callback, **options: object) -> pl.Trainer
         default_root_dir=root,
         **options,  # type: ignore[arg-type]
     )
-    data = TaskData(batch_size=4, num_rows=8, num_val_rows=6)
-    trainer.fit(GRPO(actor=actor, reward=Reward(functions=scored), group_size=2), datamodule=data)
+    trainer.fit(grpo(root), datamodule=prompts())
     return trainer
 
 

@@ -1,0 +1,31 @@
+"""A validation before anything is learned."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from rlhf_lightning.callbacks.validated import check_validates
+
+
+class ValidateFirst(Callback):
+    """Validate and log what the models are before the first step, as step 0.
+
+    It takes the place of Lightning's sanity check, which logs nothing, and is left out by a run that goes on
+    from a checkpoint.
+
+    Raises:
+        ValueError: in `setup`, where nothing is ever validated.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a run without held-out rows, and leave the sanity check out."""
+        if stage == "fit":
+            check_validates(trainer, stage, name=type(self).__name__)
+            trainer.num_sanity_val_steps = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validate, as Lightning does between two iterations."""
+        if trainer.global_step == 0:
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.run()
+            trainer.training = True
