@@ -1,4 +1,4 @@
-"""`rlhf export CHECKPOINT OUT [ROLE]`: a role's model of a checkpoint as a Hugging Face directory."""
+"""`rlhf export CHECKPOINT OUT [ROLE]`: a role's model of a checkpoint, in Hugging Face's form."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from rlhf_lightning.engines import FSDPEngine, check_checkpoint, check_model, sa
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS
 
-USAGE = "usage: rlhf export CHECKPOINT OUT [ROLE]   (ROLE: the only one, else actor)"
-CONFIG = "config.json"
-"""Makes a directory one of Hugging Face; without weights beside it, of a fresh model."""
-WEIGHTS = "model*.safetensors*"
+ADAPTERS = "--adapters"
+USAGE = f"usage: rlhf export CHECKPOINT OUT [ROLE] [{ADAPTERS}]   (ROLE: the only one, else actor)"
+CONFIG = "config.json", "adapter_config.json"
+"""Makes a directory one of Hugging Face, or of peft; without weights beside it, of a fresh model."""
+WEIGHTS = "model*.safetensors*", "adapter_model.*"
 """Shards and their index: of the model before they could be taken for this one's."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Write a role's model of a checkpoint as a Hugging Face directory, adapters merged; no Ray, one process.
+    """Write a role's model of a checkpoint as a Hugging Face directory; no Ray, one process.
 
-    Its weights are in the type that the run computed in.
+    Adapters are merged, and weights are in the type that the run computed in. With --adapters these are
+    written alone, in float32, as peft reads them.
 
     Raises:
         ValueError: the arguments are others, there is no checkpoint, or it holds no such role.
@@ -30,6 +32,8 @@ def run(arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & {*arguments}:
         sys.stdout.write(f"{USAGE}\n\n{__doc__}\n")
         return
+    alone = ADAPTERS in arguments
+    arguments = [word for word in arguments if word != ADAPTERS]
     if not 2 <= len(arguments) <= 3:
         raise ValueError(USAGE)
     directory, out = files.find(arguments[0]), Path(arguments[1])
@@ -51,10 +55,12 @@ def run(arguments: Sequence[str]) -> None:
             f"and {err} Put it back there, or a link to it."
         ) from err
     check_checkpoint(spec, head, directory / role)
-    with files.adding(out, last=CONFIG, replaces=WEIGHTS) as fresh:
+    if alone and spec.lora is None:
+        raise ValueError(f"checkpoint {arguments[0]}: {role} was trained without lora. Leave {ADAPTERS} out.")
+    with files.adding(out, last=CONFIG[alone], replaces=WEIGHTS[alone]) as fresh:
         engine = FSDPEngine(spec, head=head)
         engine.load_weights(directory / role)
-        engine.export(fresh)
+        (engine.export_adapters if alone else engine.export)(fresh)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
 
 

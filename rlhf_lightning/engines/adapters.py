@@ -13,16 +13,19 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
+from rlhf_lightning.engines.source import resolve
 from rlhf_lightning.extras import import_extra
-from rlhf_lightning.spec import LoRA
+from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 
 HEAD = "score.weight"
 """The one parameter of a scalar model that has no adapter: it may be fresh, and learns itself."""
@@ -58,6 +61,34 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
         peft.inject_adapter_in_model(config, model, adapter_name=_NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_FACTOR in name or name == HEAD)
+
+
+def export_adapters(
+    directory: Path, stored: Mapping[str, Tensor], *, like: PreTrainedModel, spec: ModelSpec
+) -> None:
+    """Write adapters as peft reads them: `PeftModel.from_pretrained(base model, directory)`.
+
+    Args:
+        directory: to write adapter_config.json and adapter_model.safetensors to.
+        stored: the whole parameters by name; the trained ones are float32, and are written so.
+        like: a model with such adapters.
+        spec: of them, and of the model below, whose path or hub name is written too.
+    """
+    scalar = HEAD in stored
+    config = dataclasses.replace(
+        cast(Any, like).peft_config[_NAME],  # peft leaves there what the adapters were made by
+        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
+        modules_to_save=[HEAD.partition(".")[0]] if scalar else None,
+        base_model_name_or_path=str(resolve(spec)) if spec.path == EMBEDDED else spec.path,
+        inference_mode=True,
+    )
+    config.save_pretrained(directory)
+    trained = {
+        f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": tensor.detach().cpu().contiguous()
+        for name, tensor in stored.items()
+        if is_factor(name) or name == HEAD
+    }
+    save_file(trained, directory / "adapter_model.safetensors", {"format": "pt"})
 
 
 @contextmanager

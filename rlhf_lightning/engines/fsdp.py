@@ -20,7 +20,15 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.adapters import Merged, adapters_off, check_lora, described, is_factor, whole
+from rlhf_lightning.engines.adapters import (
+    Merged,
+    adapters_off,
+    check_lora,
+    described,
+    export_adapters,
+    is_factor,
+    whole,
+)
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
 from rlhf_lightning.engines.compilation import compile_layers, uncompiled
 from rlhf_lightning.engines.decoder import Decoder
@@ -182,6 +190,10 @@ class FSDPEngine(TrainEngine):
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
         export_gathered(directory, self.weights(), like=self._model, spec=self._spec, group=self._group)
+
+    def export_adapters(self, directory: Path) -> None:
+        """Write the adapters that the model has alone, as peft reads them; from one process."""
+        export_adapters(directory, self._weights.stored, like=self._model, spec=self._spec)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from peft import PeftModel
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import export
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.engines import FSDP, FSDPEngine
+from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.engines.unadapted import Unadapted
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
@@ -25,6 +29,7 @@ from tests.unit.algos.small import built, write_model
 LAYOUT = ParallelLayout(d=2)
 FAST = OptimizerSpec(lr=1e-2)
 STEPS = 3
+HEADS: dict[str, Head] = {"actor": "lm", "critic": "scalar"}
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +117,48 @@ def test_a_resumed_run_learns_the_same(learned: tuple[Watch, Path], path: str, t
 
 def test_an_export_is_merged(learned: tuple[Watch, Path], tmp_path: Path) -> None:
     watch, root = learned
-    for role, head in (("actor", "lm"), ("critic", "scalar")):
+    for role, head in HEADS.items():
         export.run([str(root / "last.ckpt"), str(tmp_path / role), role])
         assert not list((tmp_path / role).glob("adapter*"))
-        plain = FSDPEngine(ModelSpec(path=str(tmp_path / role)), head=head)  # type: ignore[arg-type]
+        plain = FSDPEngine(ModelSpec(path=str(tmp_path / role)), head=head)
         torch.testing.assert_close(plain.give_weights(), watch.weights[role], rtol=0, atol=1e-6)
+
+
+def test_an_export_of_adapters_alone_is_what_peft_reads(
+    learned: tuple[Watch, Path], path: str, tmp_path: Path
+) -> None:
+    """The critic's head is fresh and has learned: it is among its adapters."""
+    watch, root = learned
+    out = {role: tmp_path / role for role in ("actor", "critic")}
+    for role, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
+        export.run([str(root / "last.ckpt"), str(out[role]), role, "--adapters"])
+        assert {file.name for file in out[role].iterdir()} == {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
+        options = json.loads((out[role] / "adapter_config.json").read_text())
+        assert options["modules_to_save"] == (["score"] if role == "critic" else None)
+        names = load_file(out[role] / "adapter_model.safetensors")
+        assert {name.rpartition(".lora_")[2] for name in names if "lora" in name} == {"A.weight", "B.weight"}
+        base = kind.from_pretrained(options["base_model_name_or_path"], num_labels=1)
+        found = PeftModel.from_pretrained(base, out[role])
+        found.merge_and_unload().save_pretrained(tmp_path / f"{role}_merged")
+        merged = FSDPEngine(ModelSpec(path=str(tmp_path / f"{role}_merged")), head=HEADS[role])
+        torch.testing.assert_close(merged.give_weights(), watch.weights[role], rtol=0, atol=1e-6)
+
+
+def test_adapters_of_the_embedded_model_name_its_directory(tmp_path: Path) -> None:
+    FSDPEngine(ModelSpec(lora=LoRA(rank=1))).export_adapters(tmp_path)
+    options = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (Path(options["base_model_name_or_path"]) / "config.json").is_file()
+
+
+def test_what_has_no_adapters_is_not_exported_as_such(path: str, tmp_path: Path) -> None:
+    plain = PPO(actor=Actor(path=path), reward=Reward(functions={"length": 1.0}))
+    fit(plain, tmp_path, steps=1)
+    with pytest.raises(ValueError, match=r"actor was trained without lora\. Leave --adapters out"):
+        export.run([str(tmp_path / "last.ckpt"), str(tmp_path / "out"), "--adapters"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_of_other_adapters_is_refused_before_anything_is_built(
