@@ -1,4 +1,7 @@
-"""`rlhf export CHECKPOINT OUT [ROLE]`: a role's model of a checkpoint, in Hugging Face's form."""
+"""`rlhf export CHECKPOINT OUT [ROLE]`: a role's model of a checkpoint as a Hugging Face directory.
+
+With --adapters those of a model that was trained with lora, alone, as peft reads them.
+"""
 
 from __future__ import annotations
 

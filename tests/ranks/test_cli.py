@@ -265,7 +265,10 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
         (("fit", "--algo.actor.sampling.help", "--algo=dapo"), ("--algo.actor.sampling.top_p",)),
         (("fit", "--strategy.help", "split", "--strategy.settings.help"), ("--strategy.settings.engine",)),
         (("map", "--help"), ("--hardware",)),
-        (("export", "--help"), ("usage: rlhf export CHECKPOINT OUT", "a Hugging Face directory")),
+        (
+            ("export", "--help"),
+            ("usage: rlhf export CHECKPOINT OUT", "a Hugging Face directory", "--adapters those"),
+        ),
     ],
     ids=" ".join,
 )
