@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning.engines import FSDPEngine, check_checkpoint, check_model, saved_lora
+from rlhf_lightning.engines import ADAPTER_CONFIG, FSDPEngine, check_checkpoint, check_model, saved_lora
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategy import MODELS
 
 ADAPTERS = "--adapters"
 USAGE = f"usage: rlhf export CHECKPOINT OUT [ROLE] [{ADAPTERS}]   (ROLE: the only one, else actor)"
-CONFIG = "config.json", "adapter_config.json"
+CONFIG = "config.json", ADAPTER_CONFIG
 """Makes a directory one of Hugging Face, or of peft; without weights beside it, of a fresh model."""
 WEIGHTS = "model*.safetensors*", "adapter_model.*"
 """Shards and their index: of the model before they could be taken for this one's."""

@@ -11,13 +11,14 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.models import check_model, read_config
 from rlhf_lightning.engines.native import Native, NativeGenerator
-from rlhf_lightning.engines.source import has_tokenizer, located, max_positions, num_tokens
+from rlhf_lightning.engines.source import ADAPTER_CONFIG, has_tokenizer, located, max_positions, num_tokens
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.engines.unadapted import unadapted
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
 
 __all__ = [
+    "ADAPTER_CONFIG",
     "FSDP",
     "PARTS",
     "VLLM",

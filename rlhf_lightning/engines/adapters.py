@@ -10,6 +10,7 @@ merged    q_proj.weight = base_layer.weight + alpha / rank B A
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
-from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.engines.source import resolve, tokenizer_files
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 
@@ -69,7 +70,7 @@ def export_adapters(
     """Write adapters as peft reads them: `PeftModel.from_pretrained(base model, directory)`.
 
     Args:
-        directory: to write adapter_config.json and adapter_model.safetensors to.
+        directory: to write adapter_config.json and adapter_model.safetensors to, and the tokenizer beside.
         stored: the whole parameters by name; the trained ones are float32, and are written so.
         like: a model with such adapters.
         spec: of them, and of the model below, whose path or hub name is written too.
@@ -89,6 +90,8 @@ def export_adapters(
         if is_factor(name) or name == HEAD
     }
     save_file(trained, directory / "adapter_model.safetensors", {"format": "pt"})
+    for file in tokenizer_files(resolve(spec)):
+        shutil.copy(file, directory / file.name)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
 _EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
+ADAPTER_CONFIG = "adapter_config.json"
+"""What makes a directory one of adapters, as peft writes it."""
 _INDEX = "model.safetensors.index.json"
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _TOKENIZER_FILES = (
@@ -170,6 +172,11 @@ def _read_json(file: Path) -> dict[str, object]:
 
 def _check_config(directory: Path) -> None:
     file = directory / "config.json"
+    if not file.exists() and (directory / ADAPTER_CONFIG).exists():
+        raise ValueError(
+            f"{directory}: holds adapters, and no model. Merge them into theirs first: `rlhf export` does "
+            "without --adapters, and so does peft's merge_and_unload."
+        )
     if not file.exists():
         raise ValueError(f"{directory}: has no config.json. Type the path of a Hugging Face model directory.")
     kind = _read_json(file).get("model_type")

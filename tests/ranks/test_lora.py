@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import export
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.engines import FSDP, FSDPEngine, Head
+from rlhf_lightning.engines import FSDP, FSDPEngine, Head, check_model
 from rlhf_lightning.engines.unadapted import Unadapted
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
@@ -132,10 +132,14 @@ def test_an_export_of_adapters_alone_is_what_peft_reads(
     out = {role: tmp_path / role for role in ("actor", "critic")}
     for role, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
         export.run([str(root / "last.ckpt"), str(out[role]), role, "--adapters"])
-        assert {file.name for file in out[role].iterdir()} == {
+        assert {file.name for file in out[role].iterdir()} >= {
             "adapter_config.json",
             "adapter_model.safetensors",
+            "tokenizer.json",
         }
+        assert not list(out[role].glob("model*"))
+        with pytest.raises(ValueError, match=f"{role}: holds adapters, and no model. Merge them"):
+            check_model(ModelSpec(path=str(out[role])))
         options = json.loads((out[role] / "adapter_config.json").read_text())
         assert options["modules_to_save"] == (["score"] if role == "critic" else None)
         names = load_file(out[role] / "adapter_model.safetensors")
