@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -332,11 +333,17 @@ def _searched(directory: Path) -> str:
     return f"{directory} holds no last.ckpt, but {', '.join(beside) or 'nothing else either'}"
 
 
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    """Whether a message of Lightning is about the run, and not about a product."""
+    return "Tip: For seamless cloud" not in record.getMessage()
+
+
 def main() -> None:
     """The console command."""
     sys.path.insert(0, os.getcwd())
     for said in UNSAID:
         warnings.filterwarnings("ignore", said)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_tip)
     arguments = sys.argv[1:]
     sys.argv = sys.argv[:1]
     try:

@@ -366,7 +366,8 @@ def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
 def test_a_validation_leaves_a_trace_too(rlhf: Rlhf) -> None:
     short = ("--strategy", "local", "--trainer.default_root_dir", ".", "--trainer.logger", "false")
     words = ("--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json")
-    code, _, err = rlhf.run("validate", "--algo", "ppo", *SHORT, *short, *words)
+    code, out, err = rlhf.run("validate", "--algo", "ppo", *SHORT, *short, *words)
     assert code == 0, err
+    assert "seamless cloud" not in out + err, "what libraries advertise"
     calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
     assert {"actor.generate_sequences", "reward.compute_reward"} <= set(calls)
