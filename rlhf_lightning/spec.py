@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
@@ -163,6 +163,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response beside the tokenizer's end token and those of generation_config.json; the
     stop token belongs to the response."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a response too, as </answer>; the token that completes one belongs to the response."""
 
     def __post_init__(self) -> None:
         _require(
@@ -176,3 +178,9 @@ class Sampling:
             min(self.stop_token_ids, default=0) >= 0,
             f"sampling.stop_token_ids={list(self.stop_token_ids)}: a token's number is not negative.",
         )
+        _require(
+            not isinstance(cast(object, self.stop_strings), str) and all(self.stop_strings),
+            f"sampling.stop_strings={self.stop_strings!r}: name a list of texts, none of them empty, as "
+            '["</answer>"].',
+        )
+        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))  # those of YAML are lists

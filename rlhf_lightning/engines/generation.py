@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.engine import TrainEngine, WeightSource
 from rlhf_lightning.engines.native import Native, NativeGenerator
+from rlhf_lightning.engines.stop_texts import StopTexts, stop_texts
 from rlhf_lightning.engines.vllm import VLLM
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -30,6 +33,27 @@ class Ends:
     """What stands behind a response."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end a response, beside those of `Sampling`."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Reads what is said where `Sampling` has texts that end it."""
+
+    def texts(self, sampling: Sampling) -> StopTexts | None:
+        """What finds the texts that end a response; None where there are none."""
+        return stop_texts(sampling.stop_strings, self.tokenizer)
+
+    def cut_off(self, ids: Tensor, mask: Tensor, *, sampling: Sampling) -> Tensor:
+        """[B] bool, responses without an end.
+
+        Args:
+            ids: [B, R] int64, of responses.
+            mask: [B, R] bool, what is said in them.
+            sampling: how they were drawn.
+        """
+        ends = torch.tensor([*self.eos_token_ids, *sampling.stop_token_ids], device=ids.device)
+        cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
+        if (texts := self.texts(sampling)) is not None:
+            for row in cut.nonzero()[:, 0].tolist():
+                cut[row] = not texts.ended(ids[row].tolist())
+        return cut
 
 
 class GenerationEngine(ABC):
@@ -43,11 +67,11 @@ class GenerationEngine(ABC):
 
         Args:
             rows: `prompt_ids` [B, P] int64, `prompt_mask` [B, P] bool, `row_ids` [B] int64.
-            sampling: Length, temperature, truncation and stop tokens.
+            sampling: length, temperature, truncation, and what ends a response.
             seed: Another seed, other tokens.
 
         Returns:
-            `response_ids` [B, R] int64, right-padded; `response_mask` [B, R] bool, True up to the stop token;
+            `response_ids` [B, R] int64, right-padded; `response_mask` [B, R] bool, True up to its end;
             `log_probs` [B, R] float32, natural log, at the sampling temperature, before truncation, 0 outside
             the mask.
 
@@ -191,6 +215,7 @@ class NativeEngine(GenerationEngine):
             device=self._device,
             pad_token_id=self._ends.pad_token_id,
             eos_token_ids=self._ends.eos_token_ids,
+            tokenizer=self._ends.tokenizer,
             config=self._config,
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.cache import Cache
@@ -34,6 +34,7 @@ from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.replayed import Steps
 from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
+from rlhf_lightning.engines.stop_texts import StopTexts, stop_texts
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 
@@ -84,11 +85,13 @@ class NativeGenerator:
         device: torch.device | str,
         pad_token_id: int,
         eos_token_ids: tuple[int, ...],
+        tokenizer: PreTrainedTokenizerBase | None = None,
         config: Native | None = None,
     ) -> None:
         self.decoder = decoder_of(module) if isinstance(module, PreTrainedModel) else module
         self.device, self.config = torch.device(device), config or Native()
         self.pad_token_id, self.eos_token_ids = pad_token_id, tuple(eos_token_ids)
+        self.tokenizer = tokenizer
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
         """See `GenerationEngine.generate`."""
@@ -214,8 +217,8 @@ class _Slots:
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
         self.seats, self.ended, self.steps = list[_Seat](), list[int](), 0
         """`ended`: rows that have all they say, in the order in which they ended."""
-        stops = sorted({*generator.eos_token_ids, *sampling.stop_token_ids})
-        self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
+        self.stops = self._tensor(sorted({*generator.eos_token_ids, *sampling.stop_token_ids}))
+        self.texts = stop_texts(sampling.stop_strings, generator.tokenizer)
         self.record, self.replayed = self._recorded(), self._replayed()
 
     def _replayed(self) -> Steps | None:
@@ -340,11 +343,14 @@ class _Slots:
         return logits
 
     def _retire(self) -> None:
-        """Close the rows that said a stop token or have all their tokens; the last rows take their slots."""
+        """Close the rows that said an end or have all their tokens; the last rows take their slots."""
         count = len(self.seats)
-        if not len(self.stops) and all(seat.last > self.steps for seat in self.seats):
+        never = not len(self.stops) and self.texts is None
+        if never and all(seat.last > self.steps for seat in self.seats):
             return
         stopped = torch.isin(self.state[3, :count], self.stops).tolist()
+        if self.texts is not None:
+            self._read(self.texts, stopped)
         done = [stop or seat.last <= self.steps for stop, seat in zip(stopped, self.seats, strict=True)]
         for seat in compress(self.seats, done):
             self.ended.append(seat.row)
@@ -362,6 +368,13 @@ class _Slots:
         del self.seats[kept:]
         if self.replayed is not None:
             self.state[2, kept:count] = 0  # who computes these slots along reads next to nothing
+
+    def _read(self, texts: StopTexts, stopped: list[bool]) -> None:
+        """Mark the slots whose rows have said a text that ends a response."""
+        row, column, _, token = self.state[:, : len(stopped)]
+        for slot in texts.may_end(token).nonzero()[:, 0].tolist():
+            said = self.responses.ids[row[slot], : column[slot]]
+            stopped[slot] = stopped[slot] or texts.ended(said[-texts.window :].tolist())
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device)

@@ -119,7 +119,7 @@ class Actor(Role):
         """The answers of a generator with the columns that follow from them."""
         ids, mask, cut = answers["response_ids"], answers["response_mask"], answers.get("row_truncated")
         if cut is None:
-            cut = mask[:, -1] & ~torch.isin(ids[:, -1], self.ends.to(ids.device))
+            cut = self.ends.cut_off(ids, mask, sampling=self.sampling)
         answers["truncated_mask"], answers["row_truncated"] = mask & cut[:, None], cut
         if "row_turns" not in answers:
             answers["row_turns"] = torch.ones(len(mask), dtype=torch.int64, device=mask.device)
@@ -127,9 +127,11 @@ class Actor(Role):
         return answers
 
     @property
-    def ends(self) -> Tensor:
-        """[n] int64, the tokens that end a turn."""
-        return torch.tensor([*end_tokens(self.path), *self.sampling.stop_token_ids])
+    def ends(self) -> Ends:
+        """How a response ends, or a turn of one."""
+        tokenizer, found = load_tokenizer(self.path), end_tokens(self.path)
+        pad = tokenizer.pad_token_id
+        return Ends(pad_token_id=found[0] if pad is None else pad, eos_token_ids=found, tokenizer=tokenizer)
 
     def drawn(self, *, greedy: bool) -> Sampling:
         """How responses are drawn, or the likeliest taken."""
@@ -146,9 +148,7 @@ class Actor(Role):
 
     def generator_over(self, source: WeightSource, config: Native | VLLM) -> GenerationEngine:
         """What answers with the weights of a source."""
-        pad, found = load_tokenizer(self.path).pad_token_id, end_tokens(self.path)
-        ends = Ends(pad_token_id=found[0] if pad is None else pad, eos_token_ids=found)
-        return generation_engine(self, source, seat=self.worker, ends=ends, config=config)
+        return generation_engine(self, source, seat=self.worker, ends=self.ends, config=config)
 
     def offload(self) -> None:
         """Free the device of the model, and of what generates with it."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.data.tokenizer import encode_behind
-from rlhf_lightning.engines import GenerationEngine
+from rlhf_lightning.engines import Ends, GenerationEngine
 from rlhf_lightning.parallel import ModelGroups
 from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.rewards import Environment
@@ -39,8 +39,8 @@ class Conversation:
     """Answers it, asked by one rank of a copy."""
     tokenizer: PreTrainedTokenizerBase
     """Of both."""
-    ends: Tensor
-    """[n] int64, tokens that end a turn."""
+    ends: Ends
+    """Of a turn."""
     groups: ModelGroups | None = None
     """Of this rank; None where it is alone."""
 
@@ -67,7 +67,7 @@ class Conversation:
         with self.engine.kept():
             said = speak(TensorDict({}, batch_size=rows.batch_size))
             context = torch.zeros_like(said["response_mask"])
-            cut = self._full(said)
+            cut = self._cut_off(said, sampling)
             going, turns = ~cut, torch.ones(len(rows), dtype=torch.int64)
             for _ in range(self.environment.turns - 1):
                 replies = self._replies(rows, said, going)
@@ -79,17 +79,16 @@ class Conversation:
                 _append(said, context, replies, going)
                 turns += going
                 said = speak(said)
-                cut |= (full := self._full(said))
+                cut |= (full := self._cut_off(said, sampling))
                 going &= ~full
         found = said.select(*_SAID)
         found["response_mask"] = found["response_mask"] & ~context
         found["row_truncated"], found["row_turns"] = cut, turns
         return found
 
-    def _full(self, said: TensorDict) -> Tensor:
-        """[B] bool, whether a response has all R tokens, and the last one is no end."""
-        last: Tensor = said["response_mask"][:, -1]
-        return last & ~torch.isin(said["response_ids"][:, -1], self.ends)
+    def _cut_off(self, said: TensorDict, sampling: Sampling) -> Tensor:
+        """[B] bool, turns that have no end, and no room for one."""
+        return self.ends.cut_off(said["response_ids"], said["response_mask"], sampling=sampling)
 
     def _replies(self, rows: TensorDict, said: TensorDict, going: Tensor) -> list[list[int] | None]:
         """The tokens that come after each response, None where nothing does or `going` [B] is False."""

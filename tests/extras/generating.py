@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 
+from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import VLLM, Ends, TrainEngine
 from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
@@ -22,6 +23,8 @@ from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
 VOCABULARY, POSITIONS, PAD = 89, 512, 0
+TOKENIZER = load_tokenizer("embedded")
+"""A token is a byte."""
 STOPS = tuple(range(1, 9))
 """So many that some rows end early and some do not."""
 SMALL = VLLM(kv_cache_gib=0.02, max_num_seqs=16)
@@ -54,7 +57,7 @@ def write(directory: Path, name: str = "llama") -> ModelSpec:
 
 def ends(*tokens: int) -> Ends:
     """Responses end with these tokens."""
-    return Ends(pad_token_id=PAD, eos_token_ids=tokens)
+    return Ends(pad_token_id=PAD, eos_token_ids=tokens, tokenizer=TOKENIZER)
 
 
 def prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf_lightning.spec import Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, PAD, SMALL, STOPS, agree, prompts, table
+from tests.extras.generating import EXACT, PAD, SMALL, STOPS, TOKENIZER, agree, prompts, table
 from tests.extras.test_vllm import BLOCK, LENGTHS, Pair
 
 DRAWN = Sampling(max_new_tokens=13, temperature=0.8, top_p=0.95, stop_token_ids=STOPS)
@@ -70,6 +70,18 @@ def test_pauses_change_nothing(pair: Pair, sampling: Sampling, at_once: int) -> 
         if rows["ended"].all():
             break
     agree(rows, whole)
+
+
+def test_a_text_that_a_pause_divides_ends_the_answer(pair: Pair) -> None:
+    rows = table(prompts(LENGTHS))
+    free = pair(rows, Sampling(max_new_tokens=13))["response_ids"]
+    sampling = Sampling(max_new_tokens=13, stop_strings=(str(TOKENIZER.decode(free[0, 4:7])),))
+    for steps in range(3, 9):
+        said = resumed(pair, rows, sampling, after(steps))
+        whole = resumed(pair, said, sampling, never)
+        assert whole["response_mask"][0].sum() == 7
+        assert whole["response_ids"][0, :7].equal(free[0, :7])
+        assert said["ended"][0] == (steps >= 7)
 
 
 def test_a_row_says_a_token_a_step(pair: Pair) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -21,11 +21,33 @@ from rlhf_lightning.engines import (
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, PAD, POSITIONS, SMALL, STOPS, VOCABULARY, agree, prompts, table
+from tests.extras.generating import (
+    EXACT,
+    PAD,
+    POSITIONS,
+    SMALL,
+    STOPS,
+    TOKENIZER,
+    VOCABULARY,
+    agree,
+    prompts,
+    table,
+)
 
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
 BLOCK = 128
 """Tokens in a block of vLLM's prefix cache on a CPU: a shorter prompt is never found in it."""
+
+
+SPOTS = [(0, slice(4, 6)), (3, slice(13, 16))]
+"""Of answers to be ended by a text: the one in the middle of a row, the other at another's very end."""
+
+
+def read_to(texts: Sequence[str], tokens: Sequence[int]) -> int:
+    """Tokens up to the one that completes a text; all where none does."""
+    reads = (str(TOKENIZER.decode([*tokens[: n + 1]])) for n in range(len(tokens)))
+    ends = (n for n, read in enumerate(reads) if any(text in read for text in texts))
+    return next(ends, len(tokens) - 1) + 1
 
 
 class Pair:
@@ -116,6 +138,25 @@ def test_a_stop_token_ends_its_row(pair: Pair) -> None:
         assert out["response_mask"][row].tolist() == [True] * length + [False] * (16 - length)
         assert out["response_ids"][row].tolist() == tokens[:length] + [PAD] * (16 - length)
         assert not out["log_probs"][row, length:].any()
+
+
+def test_the_token_that_completes_a_text_ends_its_row(pair: Pair) -> None:
+    rows = table(prompts(LENGTHS))
+    free = pair(rows, Sampling(max_new_tokens=16))
+    texts = tuple(str(TOKENIZER.decode(free["response_ids"][row, at])) for row, at in SPOTS)
+    out = pair(rows, Sampling(max_new_tokens=16, stop_strings=texts))
+    lengths = [read_to(texts, tokens) for tokens in free["response_ids"].tolist()]
+    assert lengths[0] == 6
+    assert lengths[3] == lengths[5] == 16
+    assert out["response_mask"].sum(1).tolist() == lengths
+    for row, length in enumerate(lengths):
+        assert out["response_ids"][row].tolist() == [
+            *free["response_ids"][row, :length].tolist(),
+            *[PAD] * (16 - length),
+        ]
+        torch.testing.assert_close(
+            out["log_probs"][row, :length], free["log_probs"][row, :length], atol=EXACT, rtol=0
+        )
 
 
 def test_no_rows(pair: Pair) -> None:

@@ -171,6 +171,13 @@ def test_stop_tokens_are_tokens_of_the_model(tmp_path: Path) -> None:
         assert refusal(PPO(actor=stops), tmp_path).startswith(told)
 
 
+@pytest.mark.parametrize("texts", [("",), "</answer>", ["ok", ""]], ids=repr)
+def test_texts_to_stop_at_are_a_list_of_texts(texts: object) -> None:
+    with pytest.raises(ValueError, match=r"sampling.stop_strings=.*name a list of texts, none of them empty"):
+        Sampling(stop_strings=texts)  # type: ignore[arg-type]
+    assert Sampling(stop_strings=["</answer>"]).stop_strings == ("</answer>",)  # type: ignore[arg-type]
+
+
 def test_a_judge_has_one_output(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(write_model(tmp_path / "model"), num_labels=2)
     classifier = AutoModelForSequenceClassification.from_config(config)

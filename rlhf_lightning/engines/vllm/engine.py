@@ -273,9 +273,8 @@ class VLLMEngine(GenerationEngine):
         """
         positions, longest = self._engine.model_config.max_model_len, sampling.max_new_tokens
         prompts = read_prompts(rows, positions=positions, new_tokens=longest, owner="vLLM")
-        stops = sorted({*self._ends.eos_token_ids, *sampling.stop_token_ids})
         self._logits.temperature = sampling.temperature or 1.0
-        return Requests.of(rows, prompts, sampling=sampling, stops=stops, seed=seed)
+        return Requests.of(rows, prompts, sampling=sampling, ends=self._ends, seed=seed)
 
     @contextmanager
     def _going(self, requests: Requests, *, rows: Sequence[int], at_once: int) -> Iterator[Going]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,13 @@ from vllm import CompletionOutput, RequestOutput, SamplingParams
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from rlhf_lightning.engines.generation import Ends
 from rlhf_lightning.engines.prompts import Prompt
 from rlhf_lightning.engines.sampling import uniform
+from rlhf_lightning.engines.stop_texts import StopTexts
 from rlhf_lightning.spec import Sampling
 
 _BITS = 48
@@ -39,10 +43,12 @@ class Requests:
     """How each row is answered: with seeds of its own, from logits already at the temperature."""
     seeds: npt.NDArray[np.int64]
     """[B, R]: of the draw at each place of each response."""
+    texts: StopTexts | None
+    """What else ends a response."""
 
     @classmethod
     def of(
-        cls, rows: TensorDict, prompts: Sequence[Prompt], *, sampling: Sampling, stops: list[int], seed: int
+        cls, rows: TensorDict, prompts: Sequence[Prompt], *, sampling: Sampling, ends: Ends, seed: int
     ) -> Requests:
         """Ask for the rest of every row.
 
@@ -50,10 +56,11 @@ class Requests:
             rows: row_ids [B] int64 and what was said before, as `begun` gives it.
             prompts: of the rows, without padding.
             sampling: for all of them.
-            stops: tokens that end a response.
+            ends: of responses.
             seed: of all draws.
         """
         ids, said = rows["response_ids"].cpu().numpy(), rows["response_mask"].sum(1).tolist()
+        stops = sorted({*ends.eos_token_ids, *sampling.stop_token_ids})
         numbers = uniform(seed, rows["row_ids"].cpu()[:, None], torch.arange(sampling.max_new_tokens))
         params = [
             SamplingParams(
@@ -72,7 +79,8 @@ class Requests:
             for before in said
         ]
         whole = [[*p.tolist(), *row[:n].tolist()] for p, row, n in zip(prompts, ids, said, strict=True)]
-        return cls(prompts=whole, said=said, params=params, seeds=(numbers * 2**_BITS).long().numpy())
+        seeds = (numbers * 2**_BITS).long().numpy()
+        return cls(prompts=whole, said=said, params=params, seeds=seeds, texts=ends.texts(sampling))
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -117,6 +125,8 @@ class Going:
             assert isinstance(output, RequestOutput)
             ended[int(output.request_id)] = output.outputs[0]
         self.left -= ended.keys()
+        if self._requests.texts is not None:
+            ended |= self._taken(self._stopped(self._requests.texts))
         return ended
 
     def seed(self) -> None:
@@ -128,13 +138,32 @@ class Going:
             place = self._requests.said[row] + len(self._runner.requests[name].output_token_ids)
             generator.manual_seed(int(self._requests.seeds[row, min(place, width - 1)]))
 
+    def _stopped(self, texts: StopTexts) -> set[int]:
+        """Rows that have just completed a text that ends a response: without a tokenizer vLLM reads none."""
+        found = set()
+        for row, state in self._states().items():
+            new = state.detokenizer.output_token_ids
+            if new and bool(texts.may_end(torch.tensor(new[-1:]))):
+                prompt, before = self._requests.prompts[row], self._requests.said[row]
+                if texts.ended([*prompt[len(prompt) - before :], *new]):
+                    found.add(row)
+        return found
+
     def pause(self) -> dict[int, CompletionOutput]:
         """Take from vLLM what it has, between two steps, and say how far each row came."""
-        states = self._engine.output_processor.request_states
-        said = {_row(name): state._new_completion_output([], None, None) for name, state in states.items()}
-        self._engine.abort_request([str(row) for row in self.left])
-        self.left.clear()
+        return self._taken(self.left)
+
+    def _taken(self, rows: AbstractSet[int]) -> dict[int, CompletionOutput]:
+        """What these rows have said so far; vLLM has them no more."""
+        states = self._states()
+        said = {row: states[row]._new_completion_output([], None, None) for row in rows}
+        self._engine.abort_request([str(row) for row in rows])
+        self.left -= rows
         return said
+
+    def _states(self) -> dict[int, RequestState]:
+        """What vLLM notes of the rows that it has."""
+        return {_row(name): state for name, state in self._engine.output_processor.request_states.items()}
 
     def break_off(self) -> None:
         """Forget requests without an answer, and keys and values that vLLM may only think it has computed."""

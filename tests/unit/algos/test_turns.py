@@ -204,6 +204,21 @@ def test_one_turn_is_as_without_an_environment(model: str) -> None:
             assert torch.equal(first[name], second[name]), name
 
 
+def test_a_turn_that_ends_with_a_text_is_as_one_that_ends_with_its_token(model: str) -> None:
+    """A token is a byte here: what is said, and which responses have no room for an end."""
+    tokens, texts = grpo(model, insists), grpo(model, insists)
+    ends = {*ENDS} - {*b"01"}  # <extra_0> and <extra_1> read so
+    by_token = Sampling(max_new_tokens=R, stop_token_ids=tuple(ends))
+    by_text = Sampling(max_new_tokens=R, stop_strings=tuple(map(chr, ends)))
+    for algorithm, sampling in ((tokens, by_token), (texts, by_text)):
+        algorithm.actor = replace(algorithm.actor, sampling=sampling)
+        run(algorithm, data(), steps=2)
+    for one, other in zip(tokens.batches, texts.batches, strict=True):
+        for name in ("response_ids", "response_mask", "log_probs", "row_truncated", "row_turns"):
+            assert torch.equal(one[name], other[name]), name
+        assert 0 < int(one["row_truncated"].sum()) < len(one)
+
+
 def test_ppo_learns_from_turns(model: str) -> None:
     algorithm = PPO(
         actor=actor(model, insists), critic=Critic(optimizer=FAST), reward=Reward(functions={"length": 1.0})

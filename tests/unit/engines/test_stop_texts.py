@@ -1,0 +1,85 @@
+"""Which token completes a text, beside decoding everything after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.engines.stop_texts import StopTexts, stop_texts
+
+TEXTS = ("</answer>", "\n\n", "été", "🙂", "END ", ">.<")
+CORPUS = ["<answer> l'été 🙂 </answer>\n", "x</answer>.\n\nEND of", "END  été>.< é🙃 THE END"] * 3
+
+
+def bytes_of_text() -> PreTrainedTokenizerBase:
+    return load_tokenizer("embedded")
+
+
+def merged() -> PreTrainedTokenizerBase:
+    """Tokens of several bytes, some of parts of characters."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False)
+
+
+def spaced() -> PreTrainedTokenizerBase:
+    """As Llama 2's: a space is part of the word behind it, and the first one is not read."""
+    inner = Tokenizer(models.BPE(unk_token="<unk>"))  # noqa: S106
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    inner.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>"]))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("kind", [bytes_of_text, merged, spaced])
+@pytest.mark.parametrize("texts", [TEXTS, *((text,) for text in TEXTS)], ids=str)
+def test_it_is_the_first_token_after_which_the_whole_holds_one(
+    kind: Callable[[], PreTrainedTokenizerBase], texts: tuple[str, ...]
+) -> None:
+    """What stands before the window is not looked at, and text before a response's own is not either."""
+    tokenizer, random = kind(), Random(0)  # noqa: S311 - draws texts, not keys
+    stops = StopTexts(texts, tokenizer)
+    pieces = [*CORPUS, *TEXTS, "a", " ", "E", "<", "é", "\n"]
+    ended = 0
+    for _ in range(150):
+        said = "".join(random.choice(pieces) for _ in range(random.randint(1, 4)))
+        cut = random.randint(0, 3)  # with a token or two that no text has
+        tokens = tokenizer.encode(said, add_special_tokens=False)
+        tokens = [*tokens[:cut], *(random.randrange(len(tokenizer)) for _ in range(2)), *tokens[cut:]]
+        whole = [tokenizer.decode(tokens[: n + 1]) for n in range(len(tokens))]
+        expected = next((n for n, read in enumerate(whole) if any(text in read for text in texts)), None)
+        may = stops.may_end(torch.tensor(tokens)).tolist()
+        found = [n for n in range(len(tokens)) if stops.ended(tokens[: n + 1])]
+        assert next(iter(found), None) == expected, whole[-1]
+        assert expected is None or may[expected]
+        ended += expected is not None
+    assert 5 < ended < 150
+
+
+def test_a_text_that_was_completed_before_does_not_end_it_again() -> None:
+    stops, tokens = StopTexts(("ab",), bytes_of_text()), [*b"xab and more"]
+    assert [n for n in range(len(tokens)) if stops.ended(tokens[: n + 1])] == [2]
+    assert not StopTexts(("ab",), bytes_of_text()).ended([])
+
+
+def test_few_tokens_have_to_be_read() -> None:
+    stops = StopTexts(("</a>",), bytes_of_text())
+    which = stops.may_end(torch.arange(400)).nonzero()[:, 0].tolist()  # a model may have more tokens
+    assert ord(">") in which
+    assert not {*range(128)} - {ord(">")} & {*which}
+    assert StopTexts((" ",), bytes_of_text()).may_end(torch.arange(200)).all()
+
+
+def test_nothing_is_looked_for_where_nothing_is_asked() -> None:
+    assert stop_texts((), None) is None
+    tokenizer = bytes_of_text()
+    assert stop_texts(("a",), tokenizer) is stop_texts(("a",), tokenizer)
