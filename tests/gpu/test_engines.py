@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedModel
 
+from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine, replayed
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.decoder import Decoder, Output, WholeDecoder
@@ -25,6 +26,8 @@ SAME = 1e-4
 """float32, in another order, without TensorFloat-32."""
 STEPS = 3
 PROMPTS, NEW = 24, 16
+ENDS = tuple("!'05")
+"""Texts that end an answer, of a token each."""
 Replay = Callable[[], torch.Tensor | None]
 
 
@@ -81,7 +84,12 @@ def prompts(vocabulary: int) -> TensorDict:
 def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int = 0) -> TensorDict:
     """Answers to prompts; on a GPU its steps must be replayed."""
     native = NativeGenerator(
-        decoder, device=device, pad_token_id=0, eos_token_ids=(3,), config=Native(slots=slots)
+        decoder,
+        device=device,
+        pad_token_id=0,
+        eos_token_ids=(3,),
+        tokenizer=load_tokenizer("embedded"),
+        config=Native(slots=slots),
     )
     graphs: list[Replay] = []
     record = Recorder.record
@@ -93,7 +101,7 @@ def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "record", counted)
         rows = prompts(native.decoder.config.vocab_size)
-        answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW), seed=5)
+        answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW, stop_strings=ENDS), seed=5)
     assert bool(graphs) == (device.type == "cuda")
     return answers
 

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.cache import Cache, Places
@@ -30,7 +31,8 @@ from tests.unit.engines.test_native import PAD, table
 
 STOPS = tuple(range(16))
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
-GREEDY, DRAWN = Sampling(max_new_tokens=7, temperature=0), Sampling(max_new_tokens=7, temperature=0.8)
+GREEDY = Sampling(max_new_tokens=7, temperature=0)
+DRAWN = Sampling(max_new_tokens=7, temperature=0.8, stop_strings=tuple("!'05"))
 _COMMON = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -142,7 +144,12 @@ def rows() -> TensorDict:
 
 def answers(decoder: PreTrainedModel | ShardedDecoder, sampling: Sampling) -> TensorDict:
     generator = NativeGenerator(
-        decoder, device="cpu", pad_token_id=PAD, eos_token_ids=STOPS, config=Native(slots=4, refill=2)
+        decoder,
+        device="cpu",
+        pad_token_id=PAD,
+        eos_token_ids=STOPS,
+        tokenizer=load_tokenizer("embedded"),
+        config=Native(slots=4, refill=2),
     )
     return generator.generate(rows(), sampling=sampling, seed=3)
 
