@@ -37,17 +37,12 @@ class NeMoAligner(HybridEngine3D):
         name, known = type(self).__name__, self.models()
         each = math.lcm(*(s.p * s.t for s in (self._sizes(known[role], role) for role in roles)))
         sides = len({role in ACTOR_SIDE for role in roles})
-        total = devices or sides * each
-        if total % sides:
-            raise ValueError(
-                f"{name}(devices={total}): {total} devices are not two equal halves. Try devices={total + 1}."
-            )
-        pools = two_sides(roles, total, actor_devices=total // 2, name=name)
         fewest = each * sides
+        total = devices or fewest
         if total % fewest:
             raise ValueError(
                 f"{name}(devices={total}): p={self.parallel.p} x t={self.parallel.t} = {each} ranks a "
-                f"replica, which does not divide {total // sides}. "
+                f"replica want a multiple of {fewest} devices, the same number on each side. "
                 f"Try devices={max(1, total // fewest) * fewest}."
             )
-        return pools
+        return two_sides(roles, total, actor_devices=total // 2, name=name)

@@ -42,7 +42,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (Split(devices=1), "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
         (Split(devices=3), "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
-        (NeMoAligner(devices=3), "NeMoAligner(devices=3): 3 devices are not two equal halves. Try devices=4"),
+        (NeMoAligner(devices=3), "a multiple of 2 devices, the same number on each side. Try devices=2"),
         (
             OpenRLHF(devices=8, generator_devices=2),
             "OpenRLHF(devices=8, generator_devices=2): 6 are left for 4 roles, which have equally many each. "
