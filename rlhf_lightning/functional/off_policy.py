@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional.kl import kl_estimate
 from rlhf_lightning.functional.masked import masked_sum, token_mean, zero_masked
 from rlhf_lightning.functional.ratio import MAX_LOG_RATIO, log_ratio
 
@@ -27,8 +26,8 @@ class OffPolicyCorrection:
     `truncate` is TIS (Yao 2025, "Your efficient RL framework secretly brings you off-policy RL training"),
     `mask` is IcePop (Ling Team 2025, arXiv 2510.18855).
 
-    Metrics, means over the tokens of the mini-batch: actor/mismatch_kl (k3 of the rollout's policy against
-    the other), actor/mismatch_ratio (the weight before it is limited) and actor/correction_weight (after).
+    Metrics, means over the tokens of the mini-batch: actor/mismatch_ratio (the weight before it is limited)
+    and actor/correction_weight (after).
 
     Raises:
         ValueError: a value is outside its range.
@@ -93,9 +92,7 @@ class OffPolicyCorrection:
         """
         ratios = self.ratios(old_log_probs, rollout_log_probs, mask)
         weights = self.weights(ratios)
-        kl = kl_estimate(rollout_log_probs, old_log_probs, "k3", mask=mask)
         return weights, {
-            "actor/mismatch_kl": token_mean(kl, mask, num_tokens),
             "actor/mismatch_ratio": token_mean(ratios, mask, num_tokens),
             "actor/correction_weight": token_mean(weights, mask, num_tokens),
         }

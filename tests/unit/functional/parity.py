@@ -16,6 +16,8 @@ from rlhf_lightning.functional import (
     PolicyLoss,
     ReturnEstimator,
     adapted_kl_coef,
+    kl_estimate,
+    masked_mean,
     overlong_penalty,
 )
 from tests.parity import cases, references
@@ -115,11 +117,12 @@ def valued(batch: Batch, *, loss: Loss) -> Found:
 
 def corrected(batch: Batch, *, correction: OffPolicyCorrection) -> Found:
     """The policy loss with the weights, and the weights."""
-    weights, metrics = correction(
+    weights, _ = correction(
         batch["old_log_probs"], batch["rollout_log_probs"], batch.mask, num_tokens=int(batch.mask.sum())
     )
     found = trained(batch, loss=PolicyLoss(correction=correction))
-    return found | {"weights": weights, "mismatch_kl": metrics["actor/mismatch_kl"]}
+    kl = kl_estimate(batch["rollout_log_probs"], batch["old_log_probs"], "k3", mask=batch.mask)
+    return found | {"weights": weights, "mismatch_kl": masked_mean(kl, batch.mask)}
 
 
 def _differentiated(loss: Tensor, leaf: Tensor, metrics: Mapping[str, Tensor]) -> Found:
