@@ -113,7 +113,8 @@ def _check(name: str, values: object, *, at_least_zero: tuple[str, ...] = ()) ->
     for entry in dataclasses.fields(values):  # type: ignore[arg-type]
         value = getattr(values, entry.name)
         if isinstance(value, int | float) and (value < 0 or (value == 0 and entry.name not in at_least_zero)):
-            raise ValueError(f"{name}: {entry.name}={value}: must be positive.")
+            wanted = "not be negative" if entry.name in at_least_zero else "be positive"
+            raise ValueError(f"{name}: {entry.name}={value}: must {wanted}.")
 
 
 _GPU = Overhead(

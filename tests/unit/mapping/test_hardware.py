@@ -52,6 +52,7 @@ def test_an_unknown_name_lists_the_known() -> None:
         ({"gpu_per_node": 8}, "'gpu_per_node' is unknown. Hardware has name, gpus_per_node"),
         ({"memory_bandwidth": -1.0}, "memory_bandwidth=-1.0: must be positive"),
         ({"efficiency": {"matmul": 70}}, "matmul=70: is a share"),
+        ({"overhead": {"layer": -1.0}}, "layer=-1.0: must not be negative"),
         ({"efficiency": {"matmult": 0.7}}, "'matmult' is unknown. Efficiency has matmul"),
         ({"efficiency": 3}, r"mine\.yaml: efficiency is 3, and has to hold keys of its own"),
         ({"gpus_per_node": 1.5}, r"mine\.yaml: gpus_per_node is 1\.5, and has to be a whole number"),
