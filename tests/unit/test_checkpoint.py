@@ -153,3 +153,9 @@ def test_what_another_machine_left_of_the_same_checkpoint_goes(
         path.mkdir()
     write(tmp_path / "last.ckpt", 1)
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", other.name}
+
+
+def test_containers_come_back_as_they_were(tmp_path: Path) -> None:
+    state = {"list": [1, 2], "tuple": (0.9, 0.95), "nested": {"a": [(1, None)]}, "numbers": {3: "x"}}
+    files.write_state(tmp_path, {"callbacks": state})
+    assert files.read_state(tmp_path)["callbacks"] == state

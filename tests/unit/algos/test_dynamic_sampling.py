@@ -66,6 +66,13 @@ def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) ->
     assert algorithm.learned == [[0, 3, 4, 7], [8, 11, 12, 15]]
 
 
+def test_a_short_last_batch_is_not_enough(model: str, tmp_path: Path) -> None:
+    algorithm = dapo(model)
+    kept = run(algorithm, prompts(tmp_path, [True, False, False, False], rows=6), steps=2)
+    assert [numbers["response/held_prompts"] for numbers in kept.numbers] == [1, 2]
+    assert algorithm.learned == []
+
+
 def test_no_group_is_older_than_the_weights(model: str, tmp_path: Path) -> None:
     algorithm = dapo(model)
     kept = run(algorithm, prompts(tmp_path, [True, True, False, True]), steps=4)

@@ -9,8 +9,9 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import Batch, CallReport, Metrics
 from rlhf_lightning.data import PromptData, TaskData
+from rlhf_lightning.reporting import timings
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run, write_rows
@@ -67,3 +68,9 @@ def test_the_pace_counts_the_prompts_that_were_answered(tmp_path: Path) -> None:
         assert numbers["prompt/tokens"] == 2 * length, "two answers"
         tokens = numbers["prompt/tokens"] + numbers["response/tokens"]
         assert numbers["throughput/tokens_per_s"] * numbers["time/step_s"] == pytest.approx(tokens)
+
+
+def test_a_method_takes_as_long_as_on_its_slowest_device() -> None:
+    seconds = ((1, 3.0), (0, 1.0), (1, 2.0), (0, 1.0))
+    calls = [CallReport("actor", "update_actor", rank, 0.0, s, 2_000_000_000, None) for rank, s in seconds]
+    assert timings(calls) == {"time/actor.update_actor_s": 5.0, "memory/device_gb": 2.0}

@@ -64,6 +64,8 @@ def test_an_update_that_drifts_is_cut_short(model: str) -> None:
     options = {"mini_batch_size": 2, "epochs": 4}
     free = run(ppo(model, **options), data(), steps=3)
     held = run(ppo(model, stop_kl=0.0, **options), data(), steps=3)
+    loose = run(ppo(model, stop_kl=1e3, **options), data(), steps=3)
+    assert loose.numbers[-1]["actor/approx_kl"] == free.numbers[-1]["actor/approx_kl"]
     assert free.numbers[-1]["actor/ratio"] != pytest.approx(1, abs=1e-4)
     assert all(numbers["actor/lr"] > 0 for numbers in held.numbers), "the first mini-batch counts"
     assert held.numbers[-1]["actor/approx_kl"] < 0.2 * free.numbers[-1]["actor/approx_kl"]
@@ -168,7 +170,9 @@ class Explained(PPO):
 def test_a_table_compares_at_one_temperature(model: str, tmp_path: Path) -> None:
     sampling = Sampling(max_new_tokens=6, temperature=0.5)
     algorithm = Explained(
-        actor=Actor(path=model, sampling=sampling), reward=Reward(functions={"length": 1.0})
+        actor=Actor(path=model, sampling=sampling),
+        reward=Reward(functions={"length": 1.0}),
+        scaling=Scaling(rewards=True, values=True),
     )
     trainer = pl.Trainer(
         strategy=Local(),
@@ -185,6 +189,9 @@ def test_a_table_compares_at_one_temperature(model: str, tmp_path: Path) -> None
     # Before anything was learned.
     assert algorithm.found
     assert max(map(abs, algorithm.found)) < 1e-5
+    # Explaining held-out answers taught nothing.
+    assert float(algorithm.running.scores[0]) == 6
+    assert float(algorithm.running.returns[0]) == float(trainer.logged_metrics["response/tokens"])
 
 
 class Plain(PPO):
