@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
-from collections.abc import Mapping as Dictionary
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -20,7 +19,7 @@ from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.report import table
-from rlhf_lightning.mapping.search import Mapping
+from rlhf_lightning.mapping.search import DeviceMapping
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
@@ -126,7 +125,7 @@ class Auto(Strategy):
         return ParallelLayout(sizes.p, sizes.t, devices // each, generation=generate)
 
     def placements(
-        self, roles: Dictionary[str, Role], pools: Sequence[ResourcePool]
+        self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]
     ) -> tuple[dict[str, Placement], list[tuple[int, ...]]]:
         """See `Strategy.placements`; models decode as many rows at once as the search found room for."""
         placements, groups = super().placements(roles, pools)
@@ -205,7 +204,7 @@ class Auto(Strategy):
             raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unsized)}): no pool has such a role.")
 
 
-def _sizes(found: Mapping) -> dict[str, RoleSizes]:
+def _sizes(found: DeviceMapping) -> dict[str, RoleSizes]:
     """How the search divides each role."""
     sizes = {}
     for pool in found.pools:

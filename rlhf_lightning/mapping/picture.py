@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from rlhf_lightning.mapping.plan import Plan
 from rlhf_lightning.mapping.report import layout_text
-from rlhf_lightning.mapping.search import Mapping, Pool
+from rlhf_lightning.mapping.search import DeviceMapping, Pool
 
 
 def check_format(path: Path) -> None:
@@ -27,7 +27,7 @@ def check_format(path: Path) -> None:
         )
 
 
-def draw(plan: Plan, mapping: Mapping, path: Path, *, title: str) -> None:
+def draw(plan: Plan, mapping: DeviceMapping, path: Path, *, title: str) -> None:
     """Write a picture of one iteration.
 
     Args:
@@ -63,7 +63,7 @@ def _label(plan: Plan, pool: Pool) -> str:
 
 
 def _pool(
-    axes: Axes, row: int, plan: Plan, mapping: Mapping, *, pool: Pool, colors: dict[str, object]
+    axes: Axes, row: int, plan: Plan, mapping: DeviceMapping, *, pool: Pool, colors: dict[str, object]
 ) -> None:
     at = dict(zip(pool.roles, pool.layouts, strict=True))
     tasks = plan.tasks(pool)
@@ -82,7 +82,7 @@ def _pool(
         start += seconds
 
 
-def _stages(axes: Axes, plan: Plan, mapping: Mapping) -> None:
+def _stages(axes: Axes, plan: Plan, mapping: DeviceMapping) -> None:
     start = 0.0
     for name, seconds in zip(plan.stages, mapping.stages, strict=True):
         axes.axvline(start, color="0.4", linewidth=0.8, linestyle="--")

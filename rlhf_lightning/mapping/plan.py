@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_lightning.mapping.auto_parallel import AutoParallel
 from rlhf_lightning.mapping.dataflow import Work
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
-from rlhf_lightning.mapping.search import Kind, Mapping, Pool, Search, Sets
+from rlhf_lightning.mapping.search import DeviceMapping, Kind, Pool, Search, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 
 LARGEST = 4096
@@ -43,9 +42,9 @@ class Plan:
 
     clusters: tuple[tuple[SimulatedCosts, int], ...]
     """For each kind of devices, what the models cost there, and how many devices there are."""
-    mappings: tuple[Mapping, ...]
+    mappings: tuple[DeviceMapping, ...]
     """The fastest, then the fastest of those that share devices in another way."""
-    baselines: Dictionary[str, Mapping | None]
+    baselines: Mapping[str, DeviceMapping | None]
     """Mappings with given sets, each at its best; None where it does not fit."""
     search_s: float
     """Seconds that all of it took."""
@@ -74,7 +73,7 @@ class Plan:
         """Names of the stages."""
         return tuple(stage.name for stage in self.costs.dataflow.stages)
 
-    def tokens_per_s(self, mapping: Mapping) -> float:
+    def tokens_per_s(self, mapping: DeviceMapping) -> float:
         """Tokens of prompts and responses of an iteration, divided by its seconds."""
         workload = self.costs.workload
         return self.costs.dataflow.rows * (workload.prompt + workload.response) / mapping.seconds
@@ -103,7 +102,7 @@ def plan(
     devices: int,
     *,
     sizes: Sequence[int] | None = None,
-    baselines: Dictionary[str, Sets] | None = None,
+    baselines: Mapping[str, Sets] | None = None,
     count: int = 5,
     others: Sequence[tuple[SimulatedCosts, int]] = (),
 ) -> Plan:

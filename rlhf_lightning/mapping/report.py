@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.plan import Plan, Task
-from rlhf_lightning.mapping.search import Mapping, Pool
+from rlhf_lightning.mapping.search import DeviceMapping, Pool
 
 GB = 1e9
 BF16_BYTES = 2
@@ -20,7 +19,7 @@ class Request:
     """What was asked for, in the words in which it was."""
 
     algorithm: str
-    models: Dictionary[str, str]
+    models: Mapping[str, str]
     """Source of each role's model; empty for a reward of functions."""
     strategy: str
     """The strategy that runs a mapping."""
@@ -110,7 +109,7 @@ def _indented(text: str | Sequence[str]) -> list[str]:
     return [f"    {line}" for line in (text.splitlines() if isinstance(text, str) else text)]
 
 
-def table(plan: Plan, mapping: Mapping, rank: int) -> list[str]:
+def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:
     """Lines of one mapping: what each model does where, in which layout, for how long and in which memory."""
     stages = ", ".join(f"{n} {digits(s)} s" for n, s in zip(plan.stages, mapping.stages, strict=True))
     tokens = plan.tokens_per_s(mapping)
@@ -136,7 +135,7 @@ def _devices(plan: Plan, pool: Pool) -> str:
     return f"{pool.devices} x {plan.hardware(pool)}" if len(plan.clusters) > 1 else str(pool.devices)
 
 
-def _idle(plan: Plan, mapping: Mapping) -> list[str]:
+def _idle(plan: Plan, mapping: DeviceMapping) -> list[str]:
     """Devices that no model stands on, by kind."""
     found = []
     for kind, (costs, devices) in enumerate(plan.clusters):
@@ -160,7 +159,7 @@ def layout_text(layout: Layout, *, generating: bool) -> str:
     return f"{text} -> pg{sizes.pg} tg{sizes.tg} dg{train.p * train.t // (sizes.pg * sizes.tg)}"
 
 
-def as_yaml(plan: Plan, mapping: Mapping, request: Request) -> str:
+def as_yaml(plan: Plan, mapping: DeviceMapping, request: Request) -> str:
     """The configuration that runs a mapping."""
     lines = ["algo:", f"  class_path: {request.algorithm}", "  init_args:"]
     workload = plan.costs.workload
@@ -174,7 +173,7 @@ def as_yaml(plan: Plan, mapping: Mapping, request: Request) -> str:
     return "\n".join([*lines, *_strategy(plan, mapping, request)]) + "\n"
 
 
-def _strategy(plan: Plan, mapping: Mapping, request: Request) -> list[str]:
+def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]:
     """The part of the configuration that differs between mappings."""
     total = sum(pool.devices for pool in mapping.pools)
     lines = ["strategy:", f"  class_path: {request.strategy}", "  init_args:", f"    devices: {total}"]

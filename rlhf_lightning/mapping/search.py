@@ -50,7 +50,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Mapping:
+class DeviceMapping:
     """Every model on its devices in its layout."""
 
     pools: tuple[Pool, ...]
@@ -88,9 +88,9 @@ class Search:
         self.kinds, self.roles = tuple(kinds), tuple(roles)
         self.layouts = [AutoParallel(kind.costs) for kind in kinds]
 
-    def best(self, count: int = 1) -> list[Mapping]:
+    def best(self, count: int = 1) -> list[DeviceMapping]:
         """The best mapping and the best ones that share devices in another way; empty where nothing fits."""
-        found: list[Mapping] = []
+        found: list[DeviceMapping] = []
         for _, sets in sorted(self._promising(), key=lambda entry: entry[0]):
             bound = found[count - 1].seconds if len(found) >= count else math.inf
             mapping = self.of(sets, bound)
@@ -112,7 +112,7 @@ class Search:
             seen[key] = (bound, sets)
         return [entry for entry in seen.values() if math.isfinite(entry[0])]
 
-    def of(self, sets: Sets, bound: float = math.inf) -> Mapping | None:
+    def of(self, sets: Sets, bound: float = math.inf) -> DeviceMapping | None:
         """The best mapping in which these models share devices; None where it does not fit, or not below."""
         there = [kind.devices for kind in self.kinds]
         while True:
@@ -125,7 +125,7 @@ class Search:
             chosen = [given[i] for (_, given), i in zip(tables, found[1], strict=True)]
             pools = [self._pool(roles, one) for roles, one in zip(sets, chosen, strict=True)]
             if all(pools):
-                return Mapping(tuple(pool for pool in pools if pool is not None))
+                return DeviceMapping(tuple(pool for pool in pools if pool is not None))
             for roles, one in zip(sets, chosen, strict=True):
                 self.layouts[one.kind].front(roles, one.devices)
 

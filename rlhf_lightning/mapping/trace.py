@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from rlhf_lightning.controller import Batch, CallReport, WorkerGroup
-from rlhf_lightning.controller import call as controller
 from rlhf_lightning.controller.block import Block, encode
+from rlhf_lightning.controller.call import Call as RemoteCall
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 from rlhf_lightning.mapping.dataflow import Call, Dataflow, dataflow_of, kind_of
 from rlhf_lightning.parallel import ParallelLayout
@@ -61,7 +61,7 @@ class _Recorder(Transport):
         self.fetched: set[int] = set()
         self._trained: dict[str, int] = {}
 
-    def submit(self, device: int, call: controller.Call, blocks: Sequence[Future | Block]) -> Submitted:
+    def submit(self, device: int, call: RemoteCall, blocks: Sequence[Future | Block]) -> Submitted:
         """Note the call; `device` is always 0."""
         index = len(self.calls)
         made = {block.call for block in blocks if isinstance(block, _Noted)}
