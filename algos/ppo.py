@@ -51,7 +51,7 @@ class PPO(RLHFAlgorithm):
 
     def __post_init__(self) -> None:
         """Keep what runs through the iterations where checkpoints find it; refuse what cannot be."""
-        GAEEstimator(gamma=self.gamma, lam=self.lam)
+        GAEEstimator(gamma=self.gamma, lam=self.lam)  # refuses what is outside [0, 1]
         self.running = Running(self.kl, self.scaling)
         self.spared = False
         self.texts: Iterator[Batch] = iter(())
@@ -114,7 +114,7 @@ class PPO(RLHFAlgorithm):
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""
-        batch |= self.actor.compute_log_prob(batch)  # at the temperature of the reference's
+        batch |= self.actor.compute_log_prob(batch)  # greedy answers have those of temperature 0
         batch |= self.critic.compute_values(batch)
         batch |= self.reference.compute_ref_log_prob(batch)
         return self.compute_advantage(batch)[0]

@@ -18,7 +18,7 @@ class SafeRLHF(PPO):
     """HybridFlow Figure 6, right: PPO plus a cost model, its critic, a multiplier and a pre-training loss."""
 
     cost: Cost = field(default_factory=Cost)
-    """Says what the answers do harm; what it says is to stay below `threshold` in the mean."""
+    """Scores the harm that answers do; the mean of its scores is to stay below `threshold`."""
     cost_critic: Critic | None = field(default_factory=Critic)
     """Estimates the cost still to come; None (as in HybridFlow's figure) takes what comes for it."""
     threshold: float = 0.0

@@ -36,7 +36,7 @@ from rlhf_lightning.reporting import (
     per_token,
     plain,
     retries,
-    returned,
+    run_step,
     texts,
     timings,
     warn_of_skips,
@@ -191,7 +191,7 @@ class RLHFAlgorithm(LightningModule):
         if stage != "predict":
             checks.check_columns(self)
         if "response_ids" in self.needs:
-            self._read_plainly()
+            self._read_at_temperature_1()
         main, seed = self.main_model, run_seed()
         seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
         self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
@@ -211,7 +211,7 @@ class RLHFAlgorithm(LightningModule):
         started = time.perf_counter()
         forget_iteration(self.trainer)
         rows, self.pretraining = _both(batch)
-        metrics = returned(type(self).__name__, self.step, rows)
+        metrics = run_step(type(self).__name__, self.step, rows)
         self._lead_references()
         self.strategy.learned()
         numbers = metrics.fetch() | retries(self.roles())
@@ -369,8 +369,8 @@ class RLHFAlgorithm(LightningModule):
 
     # ---- details -------------------------------------------------------------------------------------------
 
-    def _read_plainly(self) -> None:
-        """Take given answers as they are likely at temperature 1: nobody has drawn them."""
+    def _read_at_temperature_1(self) -> None:
+        """Take given answers as they are likely at temperature 1, whatever `actor.sampling` says."""
         actor = self.roles().get("actor")
         if isinstance(actor, Actor):
             unscaled = dataclasses.replace(actor.sampling, temperature=1.0)
@@ -380,7 +380,7 @@ class RLHFAlgorithm(LightningModule):
         """Let the references that follow the actor do so."""
         followers = [r for r in self.roles().values() if isinstance(r, Reference) and r.kept]
         if followers:
-            weights = self.main_actor.give_weights(Batch.of({"row_ids": torch.zeros(1)}))
+            weights = self.main_actor.give_weights(Batch({}, num_rows=1))
             for reference in followers:
                 reference.follow(weights)
 

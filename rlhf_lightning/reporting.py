@@ -20,10 +20,9 @@ from rlhf_lightning.functional import (
     masked_mean,
     part_metrics,
     rollout_metrics,
-    row_ends,
     row_totals,
 )
-from rlhf_lightning.workers import Actor, Judge, Role
+from rlhf_lightning.workers import Actor, Judge, Role, whole_ids
 
 logger = logging.getLogger(__name__)
 
@@ -123,23 +122,17 @@ def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[obj
     prompts = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)
     return {
         "prompts": list(tokenizer.batch_decode([ids[mask].tolist() for ids, mask in prompts])),
-        "responses": list(tokenizer.batch_decode(_said(rows))),
+        "responses": list(tokenizer.batch_decode(whole_ids(rows))),
     }
 
 
 def answers(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[object]:
     """Responses as texts without special tokens, as reward functions read them."""
-    return list(tokenizer.batch_decode(_said(rows), skip_special_tokens=True))
+    return list(tokenizer.batch_decode(whole_ids(rows), skip_special_tokens=True))
 
 
-def _said(rows: Batch) -> list[list[int]]:
-    """Each response up to its last token, what others say in between too."""
-    pairs = zip(rows["response_ids"], row_ends(rows["response_mask"]), strict=True)
-    return [ids[:end].tolist() for ids, end in pairs]
-
-
-def returned(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
-    """What the `step` of an algorithm of this name returns as metrics; a mapping of numbers will do.
+def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
+    """Run the `step` of an algorithm of this name, and return its metrics; a mapping of numbers will do.
 
     Raises:
         TypeError: it returns neither.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-QUANTITIES = ("kl", "values", "advantages")
-"""Numbers that a token can carry, in the order in which they are shown."""
+from rlhf_lightning.reporting import PER_TOKEN
+
 _REQUIRED = ("prompts", "responses", "scores")
 
 
@@ -23,7 +23,7 @@ class Sample:
     tokens: tuple[str, ...] = ()
     """The response token by token, as text; empty if not asked for."""
     numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Some of `QUANTITIES`, one number for each token."""
+    """Some of `PER_TOKEN`, one number for each token."""
 
 
 def samples_of(outputs: Mapping[str, object]) -> list[Sample]:
@@ -31,9 +31,8 @@ def samples_of(outputs: Mapping[str, object]) -> list[Sample]:
 
     Args:
         outputs: `prompts` and `responses` (lists of str) and `scores` (list of float); optionally `tokens` (a
-        list of
-            str for each response) and `kl`, `values`, `advantages` (a list of float for each, one number a
-            token).
+            list of str for each response) and `kl`, `values`, `advantages` (a list of float for each, one
+            number a token).
 
     Returns:
         One sample a row.
@@ -47,7 +46,7 @@ def samples_of(outputs: Mapping[str, object]) -> list[Sample]:
             f"SampleTable: validation_step returned {sorted(outputs)}, without {', '.join(missing)}. "
             "Return prompts, responses and scores, lists of one length."
         )
-    columns = {name: _items(outputs, name) for name in (*_REQUIRED, "tokens", *QUANTITIES) if name in outputs}
+    columns = {name: _items(outputs, name) for name in (*_REQUIRED, "tokens", *PER_TOKEN) if name in outputs}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"SampleTable: validation_step returned lists of different lengths: {lengths}.")
@@ -66,7 +65,7 @@ def _items(outputs: Mapping[str, object], name: str) -> list[object]:
 def _sample(columns: Mapping[str, list[object]], i: int) -> Sample:
     tokens = tuple(str(token) for token in _row(columns, "tokens", i))
     numbers = {}
-    for name in QUANTITIES if tokens else ():
+    for name in PER_TOKEN if tokens else ():
         if name in columns:
             numbers[name] = tuple(float(str(x)) for x in _row(columns, name, i))
             if len(numbers[name]) != len(tokens):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from rlhf_lightning.callbacks.sample import QUANTITIES, Sample, mean_score, printable
+from rlhf_lightning.callbacks.sample import Sample, mean_score, printable
+from rlhf_lightning.reporting import PER_TOKEN
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
@@ -28,7 +29,7 @@ def sample_page(samples: Sequence[Sample], *, step: int) -> str:
         samples: what to show, in this order.
         step: training step of the samples.
     """
-    scales = {name: _scale(samples, name) for name in QUANTITIES}
+    scales = {name: _scale(samples, name) for name in PER_TOKEN}
     rows = "\n".join(_row(sample, scales) for sample in samples)
     summary = f"{len(samples)} samples, mean score {mean_score(list(samples)):.4g}"
     legend = [f"{name}: full colour at &plusmn;{scale:.3g}" for name, scale in scales.items() if scale > 0]

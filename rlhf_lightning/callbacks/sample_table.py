@@ -72,7 +72,11 @@ class SampleTable(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the samples of a batch until the table is full."""
+        """Keep the samples of a batch until the table is full.
+
+        Raises:
+            ValueError: `validation_step` returned what is no table.
+        """
         if outputs is None or len(self._samples) >= self.rows:
             return
         if not isinstance(outputs, Mapping):

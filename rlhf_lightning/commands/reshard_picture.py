@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from rlhf_lightning.commands.blocks import MEANING, Blocks
+from rlhf_lightning.mapping.picture import check_format
 from rlhf_lightning.parallel.reshard import ReshardPlan
 
 _TAB = colormaps["tab10"].colors  # type: ignore[attr-defined]
@@ -27,13 +28,10 @@ def draw(plan: ReshardPlan, path: Path, *, title: str) -> None:
     Raises:
         ValueError: the ending names no format of pictures.
     """
+    check_format(path)
     blocks, layout = Blocks(plan), plan.layout
     figure = Figure(figsize=(9, 1.6 + 0.3 * layout.num_ranks), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    if path.suffix.removeprefix(".") not in canvas.get_supported_filetypes():
-        raise ValueError(
-            f"{path}: no format of pictures ends in {path.suffix!r}. Try {path.stem}.svg or .png."
-        )
+    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for part in plan.ranks:
         for block in blocks.of(part):

@@ -147,7 +147,6 @@ class RowData(LightningDataModule, ABC):
     def columns(self) -> tuple[str, ...]:
         """Names of what a batch holds; there after `setup`."""
         train = self._encoded()
-        assert self._collate is not None
         return tuple(self._collate([train[0]]))
 
     @property

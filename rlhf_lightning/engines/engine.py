@@ -109,7 +109,7 @@ class TrainEngine(WeightSource):
             temperature: as for `infer`.
 
         Returns:
-            The loss's metrics and `loss`, summed over the rows of this rank: scalars on the host.
+            The loss's metrics, summed over the rows of this rank: scalars on the host.
         """
 
     @abstractmethod

@@ -54,8 +54,8 @@ class _TokenLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         norms = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         log_probs, entropies = torch.empty_like(norms), torch.zeros_like(norms)
-        for part in _chunks(logits):
-            scaled = _scaled(logits[part], scale)
+        for part in chunks(logits):
+            scaled = times(logits[part], scale)
             tops = scaled.amax(1, keepdim=True)
             shifted = scaled - tops
             chosen = shifted.gather(1, targets[part, None])[:, 0]
@@ -82,8 +82,8 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_log_probs = torch.zeros_like(norms) if grads[0] is None else grads[0]
         grad_entropies = grads[1] if ctx.entropy else None  # type: ignore[attr-defined]
         out = logits.detach() if ctx.in_place else torch.empty_like(logits)  # type: ignore[attr-defined]
-        for part in _chunks(logits):
-            log_p = _scaled(logits[part], scale) - norms[part, None]
+        for part in chunks(logits):
+            log_p = times(logits[part], scale) - norms[part, None]
             factor = -scale * grad_log_probs[part, None]
             if grad_entropies is not None:
                 factor = factor - scale * grad_entropies[part, None] * (log_p + entropies[part, None])
@@ -93,10 +93,12 @@ class _TokenLogProbs(torch.autograd.Function):
         return out, None, None, None
 
 
-def _scaled(logits: Tensor, scale: float) -> Tensor:
+def times(logits: Tensor, scale: float) -> Tensor:
+    """Logits in fp32, times `scale`."""
     return logits.float() if scale == 1 else logits.float() * scale
 
 
-def _chunks(logits: Tensor) -> list[slice]:
+def chunks(logits: Tensor) -> list[slice]:
+    """Runs of tokens whose logits in fp32 take little memory."""
     size = max(1, _CHUNK_ELEMENTS.get(logits.device.type, 1 << 22) // logits.shape[1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]

@@ -68,7 +68,7 @@ class Shards:
         dtype: torch.dtype,
         schedule: Schedule,
     ) -> None:
-        self._model, self._skeleton = model, _skeleton(model)
+        self._model, self._skeleton = model, skeleton(model)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)
         self._tensor = mesh.tensor
@@ -136,11 +136,11 @@ class Shards:
         empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
         try:
             for name, parameter in self._whole_module():
-                _place(self._skeleton, name, parameter)
+                place(self._skeleton, name, parameter)
             yield self._skeleton
         finally:
             for name, parameter in empty.items():
-                _place(self._skeleton, name, parameter)
+                place(self._skeleton, name, parameter)
             self.after_forward()
 
     def _whole_module(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -191,13 +191,14 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _skeleton(model: PreTrainedModel) -> PreTrainedModel:
+def skeleton(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the model that shares its buffers and whose parameters take no memory."""
     shared: dict[int, Tensor] = {id(buffer): buffer for buffer in model.buffers()}
     empty = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()}
     return copy.deepcopy(model, {**shared, **empty})
 
 
-def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Put a parameter in its place in a module, by its dotted name."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, parameter)

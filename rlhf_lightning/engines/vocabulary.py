@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from rlhf_lightning.engines.log_probs import _chunks, _scaled, token_log_probs
+from rlhf_lightning.engines.log_probs import chunks, times, token_log_probs
 
 
 def parallel_token_log_probs(
@@ -67,12 +67,12 @@ class _ParallelTokenLogProbs(torch.autograd.Function):
         words = logits.shape[1]
         tops = logits.new_full((len(logits),), -torch.inf, dtype=torch.float32)
         sums = tops.new_zeros(3 if entropy else 2, len(logits))
-        for part in _chunks(logits) if words else ():
-            tops[part] = _scaled(logits[part], scale).amax(1)
+        for part in chunks(logits) if words else ():
+            tops[part] = times(logits[part], scale).amax(1)
         _reduce(tops, dist.ReduceOp.MAX, group)
         mine = (places >= 0) & (places < words)
-        for part in _chunks(logits) if words else ():
-            shifted = _scaled(logits[part], scale) - tops[part, None]
+        for part in chunks(logits) if words else ():
+            shifted = times(logits[part], scale) - tops[part, None]
             chosen = shifted.gather(1, places[part, None].clamp(0, words - 1))[:, 0]
             sums[1, part] = chosen.where(mine[part], 0.0)
             weights = shifted.exp() if entropy else shifted.exp_()
@@ -96,8 +96,8 @@ class _ParallelTokenLogProbs(torch.autograd.Function):
         grad_entropies = grads[1] if entropy else None
         out = torch.empty_like(logits)
         words = logits.shape[1]
-        for part in _chunks(logits) if words else ():
-            log_p = _scaled(logits[part], scale) - norms[part, None]
+        for part in chunks(logits) if words else ():
+            log_p = times(logits[part], scale) - norms[part, None]
             factor = -scale * grad_log_probs[part, None]
             if grad_entropies is not None:
                 factor = factor - scale * grad_entropies[part, None] * (log_p + entropies[part, None])

@@ -25,7 +25,11 @@ class CISPOLoss(PolicyLoss):
     """`clip_high` is the largest weight itself, such as TRL's 5.0."""
 
     def check_clip(self) -> None:
-        """Refuse limits that the surrogate cannot have."""
+        """Refuse limits that the surrogate cannot have.
+
+        Raises:
+            ValueError: as said.
+        """
         super().check_clip()
         if self.dual_clip is not None:
             raise ValueError(f"CISPOLoss(dual_clip={self.dual_clip}): it has no dual clip. Leave it at None.")

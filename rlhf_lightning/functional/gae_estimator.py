@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import Gap, bootstrap_truncated, check_discounts, gae
 from rlhf_lightning.functional.kl import penalized_rewards
-from rlhf_lightning.functional.masked import at_last_valid, masked_sum, widened, zero_masked
+from rlhf_lightning.functional.masked import masked_sum, widened, zero_masked
 from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.whiten import whiten
 
@@ -42,12 +42,10 @@ class GAEEstimator(PenalizedEstimator):
     """Give the advantages of the whole batch mean 0 and variance 1."""
     unbiased: bool = True
     """Divide that variance by n - 1 (verl) or, if False, by n (OpenRLHF)."""
-    score_shift: float = 0.0
-    """Taken off the score of each response, at its last valid token; a running mean, say."""
     score_scale: float = 1.0
-    """Multiplies the scores after the shift; the inverse of a running standard deviation, say."""
+    """Multiplies the scores; the inverse of a running standard deviation, say."""
     score_clip: float | None = None
-    """Largest size of a score after both; None is no limit."""
+    """Largest size of a score after that; None is no limit."""
     value_mean: float = 0.0
     """Return that a value of 0 stands for."""
     value_std: float = 1.0
@@ -100,7 +98,5 @@ class GAEEstimator(PenalizedEstimator):
         }
 
     def _scores(self, scores: Tensor, mask: Tensor) -> Tensor:
-        scores = zero_masked(scores, mask)
-        shift = at_last_valid(scores.new_full((len(scores),), self.score_shift), mask)
-        scores = (scores - shift) * self.score_scale
+        scores = zero_masked(scores, mask) * self.score_scale
         return scores if self.score_clip is None else scores.clamp(-self.score_clip, self.score_clip)

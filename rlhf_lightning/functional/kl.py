@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.functional.masked import masked_mean, zero_masked
+from rlhf_lightning.functional.ratio import MAX_LOG_RATIO
 
 KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
-_MAX_EXPONENT = 20.0
 _MAX_K3 = 10.0
+"""Largest k3 of a token (verl)."""
 
 
 def kl_estimate(
@@ -41,6 +42,9 @@ def kl_estimate(
 
     Returns:
         [B, R] float32.
+
+    Raises:
+        ValueError: the kind is unknown.
     """
     mask = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask
     d = zero_masked(log_probs, mask) - zero_masked(ref_log_probs, mask)
@@ -60,7 +64,7 @@ def kl_estimate(
 def _k3(d: Tensor, clamp: bool) -> Tensor:
     if not clamp:
         return torch.expm1(-d) + d
-    d = d.clamp(-_MAX_EXPONENT, _MAX_EXPONENT)
+    d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (torch.expm1(-d) + d).clamp(-_MAX_K3, _MAX_K3)
 
 

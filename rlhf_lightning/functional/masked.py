@@ -91,5 +91,4 @@ def at_last_valid(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _last_index(mask: Tensor) -> Tensor:
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return torch.where(mask, positions, torch.zeros_like(positions)).amax(dim=1, keepdim=True)
+    return (row_ends(mask) - 1).clamp(min=0)[:, None]

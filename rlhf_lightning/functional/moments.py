@@ -1,4 +1,4 @@
-"""Running mean and standard deviation: a state of three numbers that checkpoints, and grows with each batch.
+"""Running mean and standard deviation: three numbers, into which each batch is merged; checkpoints hold them.
 
 A state is float64 [3]: count, mean and sum of squared deviations. It starts as zeros.
 """

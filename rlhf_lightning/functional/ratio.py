@@ -7,6 +7,7 @@ from torch import Tensor
 from rlhf_lightning.functional.masked import widened
 
 MAX_LOG_RATIO = 20.0
+"""Largest size of a log-ratio that is exponentiated, so that one odd token cannot overflow (verl)."""
 
 
 def log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:

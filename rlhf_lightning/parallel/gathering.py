@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlhf_lightning.parallel.buckets import Slot, buckets, param_of, stored_as
 from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 from rlhf_lightning.parallel.sharding import Sharded, holds
-from rlhf_lightning.parallel.transition import exchange
+from rlhf_lightning.parallel.transition import exchange, storage_bytes
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class GatheredShard:
     def size_bytes(self) -> int:
         """Bytes of all memory that the parameters and the generation shard lie in, each piece once."""
         tensors = [*self._shard.values(), *(parameter.data for parameter in self.parameters.values())]
-        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+        return storage_bytes(tensors)
 
     def gather(self) -> dict[str, Tensor]:
         """Make the generation shard as `HybridBuffer.gather` does; all ranks of the replica call it."""

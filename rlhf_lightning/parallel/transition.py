@@ -71,7 +71,7 @@ class HybridBuffer:
     def size_bytes(self) -> int:
         """Bytes of all memory that the parameters and the generation shard lie in, each piece once."""
         tensors = [*self._stores.values(), *(parameter.data for parameter in self.parameters.values())]
-        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+        return storage_bytes(tensors)
 
     def gather(self) -> dict[str, Tensor]:
         """Make the generation shard; every member of the micro-DP group calls it.
@@ -170,6 +170,11 @@ def exchange(slot: Slot, store: Tensor, *, member: int, group: dist.ProcessGroup
         elif receiver == member:
             operations.append(dist.P2POp(dist.irecv, store[piece], group=group, group_peer=sender))
     return dist.batch_isend_irecv(operations) if operations else []
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all memory that tensors lie in, each piece once."""
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
 def _started(work: dist.Work | None) -> dist.Work:

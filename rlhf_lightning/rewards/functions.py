@@ -52,7 +52,11 @@ def repetition(prompts: list[str], responses: list[str], rows: list[dict[str, ob
 
 
 def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
-    """Give the score of the verifier that comes with the row's task in the reasoning-gym library."""
+    """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
+
+    Raises:
+        ValueError: a row is not of that library, or the library is not installed.
+    """
     del prompts
     gym = import_extra("reasoning_gym", extra="tasks", purpose="the reward function reasoning_gym")
     scores = []

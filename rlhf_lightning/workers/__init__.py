@@ -6,7 +6,7 @@ from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
 from rlhf_lightning.workers.joining import joined, rows_together
-from rlhf_lightning.workers.judge import Judge, reads_ids
+from rlhf_lightning.workers.judge import Judge, reads_ids, whole_ids
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
 from rlhf_lightning.workers.role import Role, Settings
@@ -31,4 +31,5 @@ __all__ = [
     "reads_ids",
     "rows_together",
     "seed_of",
+    "whole_ids",
 ]

@@ -25,8 +25,7 @@ from rlhf_lightning.parallel import ModelGroups
 from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
-
-_SAID = ("response_ids", "response_mask", "log_probs")
+from rlhf_lightning.workers.in_hand import SAID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ class Conversation:
                 said = speak(said)
                 cut |= (full := self._cut_off(said, sampling))
                 going &= ~full
-        found = said.select(*_SAID)
+        found = said.select(*SAID)
         found["response_mask"] = found["response_mask"] & ~context
         found["row_truncated"], found["row_turns"] = cut, turns
         return found

@@ -168,7 +168,7 @@ class Generator(Role):
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
     def hold_sequences(self, rows: TensorDict, *, carry: Carry) -> TensorDict:
-        """Take rows in hand, to be answered by `carry_sequences`; columns and `carry` as there."""
+        """Take rows in hand for `carry_sequences`, columns as there; `carry` keeps a group on one rank."""
         self.in_hand.add(rows, width=self.actor.sampling.max_new_tokens)
         return TensorDict({}, batch_size=rows.batch_size)
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import ONE_TO_ALL, Remote, register
+from rlhf_lightning.controller import ONE_TO_ALL, Batch, Remote, register
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer, reads
 from rlhf_lightning.engines import Head, TrainEngine, has_tokenizer, located, max_positions, num_tokens
@@ -207,7 +207,7 @@ def valid_ids(rows: TensorDict) -> list[list[int]]:
     return [ids[mask].tolist() for ids, mask in pairs]
 
 
-def whole_ids(rows: TensorDict) -> list[list[int]]:
+def whole_ids(rows: TensorDict | Batch) -> list[list[int]]:
     """The response ids of each row up to the last that its mask counts, what others say in between too."""
     ends = row_ends(rows["response_mask"]).tolist()
     return [ids[:end].tolist() for ids, end in zip(rows["response_ids"], ends, strict=True)]

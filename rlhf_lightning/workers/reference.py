@@ -16,7 +16,11 @@ from rlhf_lightning.workers.role import Role
 
 @dataclass(frozen=True, kw_only=True)
 class Reference(Role):
-    """The actor before it was trained, unless a path says otherwise."""
+    """The actor before it was trained, unless a path says otherwise.
+
+    Raises:
+        ValueError: `decay` is no share.
+    """
 
     path: str = ""
     """As the actor's where empty."""

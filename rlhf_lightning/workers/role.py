@@ -45,7 +45,11 @@ from rlhf_lightning.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How the models of a job compute; the strategy owns it, every role is built with it."""
+    """How the models of a job compute; the strategy owns it, every role is built with it.
+
+    Raises:
+        ValueError: an engine or a generator of another name.
+    """
 
     engine: Literal["fsdp", "megatron", "zero"] = "fsdp"
     """What trains the models."""
@@ -155,7 +159,11 @@ class Role(ModelSpec, Remote):
         return Place()
 
     def caller(self) -> Caller | None:
-        """Where calls go; None on a worker."""
+        """Where calls go; None on a worker.
+
+        Raises:
+            RuntimeError: the role is not placed yet.
+        """
         if self.place.caller is None and self.place.worker is None:
             raise RuntimeError(
                 f"{type(self).__name__} is not placed yet: its methods work inside trainer.fit, validate and "

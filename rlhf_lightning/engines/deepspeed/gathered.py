@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.deepspeed.scope import GatheredParameters, Scope, ZeroParamStatus
-from rlhf_lightning.engines.shards import _place, _skeleton
+from rlhf_lightning.engines.shards import place, skeleton
 
 
 class Gathering:
@@ -27,7 +27,7 @@ class Gathering:
     """
 
     def __init__(self, model: PreTrainedModel, *, scope: Scope, bucket: int) -> None:
-        self._model, self._skeleton, self._scope = model, _skeleton(model), scope
+        self._model, self._skeleton, self._scope = model, skeleton(model), scope
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._sizes = {name: p.numel() for name, p in self._parameters.items()}
         self._buckets = _buckets(self._sizes, bucket)
@@ -42,12 +42,12 @@ class Gathering:
         try:
             whole = {id(self._parameters[name]): values for name, values in self.whole()}
             for name, parameter in self._model.named_parameters(remove_duplicate=False):
-                _place(self._skeleton, name, nn.Parameter(whole[id(parameter)], requires_grad=False))
+                place(self._skeleton, name, nn.Parameter(whole[id(parameter)], requires_grad=False))
             del whole
             yield self._skeleton
         finally:
             for name, parameter in empty.items():
-                _place(self._skeleton, name, parameter)
+                place(self._skeleton, name, parameter)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter by name; those gathered live no longer than the reader keeps them."""

@@ -165,11 +165,6 @@ class ShardedAdamW:
         return next(iter(self._parameters.values())).dtype != torch.float32
 
     @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return next(iter(self._parameters.values())).device
-
-    @property
     def moment_steps(self) -> int | None:
         """Steps that the moments have seen; None where there are none yet."""
         states = [state for state in self._adamw.state.values() if "step" in state]

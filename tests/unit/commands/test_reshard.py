@@ -113,7 +113,7 @@ def test_the_picture_is_an_image(rlhf: Rlhf, tmp_path: Path, rule: str) -> None:
         (("1,1,1", "1,1", "--bytes", "5", "--model", "llama-7b"), ("not allowed with argument --bytes",)),
         (("1,1,1", "1,1", "--rule", "verl"), ("'verl'", "'hybridflow', 'vanilla', 'deepspeed-chat'")),
         (("1,1,1", "1,1", "--order", "dtp"), ("'dtp'", "'tpd', 'tdp'")),
-        (("1,1,1", "1,1", "--picture", "plan.doc"), ("plan.doc", "Try plan.svg or .png")),
+        (("1,1,1", "1,1", "--picture", "plan.doc"), ("plan.doc", "Try plan.png or .svg")),
         (("1,1,1", "1,1", "--jsn"), ("--jsn", "--help")),
     ],
     ids=lambda value: " ".join(value) if value and isinstance(value, tuple) and "1," in value[0] else "",

@@ -26,7 +26,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae": GAEEstimator(kl_coef=0.1),
     "gae_everything": GAEEstimator(
         gamma=0.9, gap="zero", bootstrap=True, unbiased=False, kl_coef=0.1, kl_estimator="k3", score_clip=0.5,
-        score_shift=0.2, score_scale=2.0, value_mean=3.0, value_std=2.0,
+        score_scale=2.0, value_mean=3.0, value_std=2.0,
     ),
     "group": GroupEstimator(group_size=2),
     "group_everything": GroupEstimator(

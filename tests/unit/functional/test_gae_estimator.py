@@ -17,13 +17,12 @@ from tests.unit.functional.slow import limited
 
 FULL = GAEEstimator(
     gamma=0.9, lam=0.8, bootstrap=True, unbiased=False, kl_coef=0.2, kl_estimator="k3", score_clip=0.9,
-    score_shift=0.3, score_scale=1.5, value_mean=2.0, value_std=0.5,
+    score_scale=1.5, value_mean=2.0, value_std=0.5,
 )  # fmt: skip
 
 
 def slow_scores(row: list[float]) -> list[float]:
-    last = len(row) - 1
-    return [limited((x - (0.3 if t == last else 0.0)) * 1.5, -0.9, 0.9) for t, x in enumerate(row)]
+    return [limited(x * 1.5, -0.9, 0.9) for x in row]
 
 
 def test_against_python(case: str, dtype: torch.dtype) -> None:
@@ -105,9 +104,8 @@ def test_scores_are_shifted_then_scaled_then_limited() -> None:
         close(found["row_scores"], [3.5])
         return found["rewards"]
 
-    close(rewards(score_shift=1.0), [[0.5, 2.0]])
-    close(rewards(score_shift=1.0, score_scale=0.5), [[0.25, 1.0]])
-    close(rewards(score_shift=1.0, score_scale=0.5, score_clip=0.75), [[0.25, 0.75]])
+    close(rewards(score_scale=0.5), [[0.25, 1.5]])
+    close(rewards(score_scale=0.5, score_clip=0.75), [[0.25, 0.75]])
     close(rewards(score_clip=2.0), [[0.5, 2.0]])
 
 
