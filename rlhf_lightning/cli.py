@@ -252,17 +252,20 @@ class CommandLine(LightningCLI):
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
         strategy = self._get(self.config_init, "strategy")
+        options = self._get(self.config_init, "trainer")
+        given = options.get("callbacks") or []
+        own = (
+            list(given) if isinstance(given, list) else [given]
+        )  # the trainer adds to the list that it is given
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
-        if self._get(self.config_init, "trainer").get("enable_checkpointing") is not False:
-            self._keep_last_checkpoint()
+        if options.get("enable_checkpointing") is not False:
+            self._keep_last_checkpoint(own)
         if path := self._get(self.config_init, "trace"):
             self.trainer.callbacks.append(Trace(path))  # type: ignore[attr-defined]
 
-    def _keep_last_checkpoint(self) -> None:
+    def _keep_last_checkpoint(self, own: Sequence[object]) -> None:
         """Keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`, beside the user's own checkpoints."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        given = self._get(self.config_init, "trainer").get("callbacks") or []
-        own = given if isinstance(given, list) else [given]
         for theirs in self.trainer.checkpoint_callbacks:
             if theirs not in own:  # Lightning's choice where there is none
                 callbacks.remove(theirs)

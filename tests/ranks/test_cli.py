@@ -323,6 +323,8 @@ def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Tr
     assert found._every_n_train_steps == 50
     (usual,) = prepared(*FIT, *SHORT).checkpoint_callbacks
     assert type(last) is type(usual) is LastCheckpoint
+    (beside,) = prepared(*FIT, *SHORT, "--trainer.callbacks+=Rollouts").checkpoint_callbacks
+    assert type(beside) is LastCheckpoint
     assert vars(last)["dirpath"] == vars(usual)["dirpath"] == str(Path("runs/checkpoints").absolute())
     assert found.state_key != last.state_key
     (own,) = prepared(
