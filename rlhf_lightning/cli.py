@@ -10,15 +10,14 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
-from itertools import islice, pairwise
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
@@ -35,8 +34,8 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import refusal
+from rlhf_lightning.words import resolved
 
-EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 OWNED = {
     "strategy": "The strategy stands for itself: --strategy NAME.",
     "accelerator": "The strategy computes on the GPUs that there are, else on CPUs: leave the option out.",
@@ -69,95 +68,6 @@ UNSAID = (
 """Beginnings of warnings of libraries about what nobody who types a command can change."""
 COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
-
-
-def read_config(path: str) -> str:
-    """A configuration file as JSON text, with short names replaced.
-
-    Raises:
-        ValueError: there is no such file, or it is no YAML mapping.
-    """
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except OSError as err:
-        raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
-    except yaml.YAMLError as err:
-        raise ValueError(f"-c {path}: is not YAML ({err}).") from err
-    if not isinstance(content, dict):
-        raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
-    for option in FOLDERS:
-        value = content.get(option)
-        if isinstance(value, str):
-            content[option] = {"class_path": class_path(option, value)}
-        elif isinstance(value, dict) and "class_path" in value:
-            value["class_path"] = class_path(option, str(value["class_path"]))
-    return json.dumps(content, default=str)  # such as a date
-
-
-def resolved(arguments: Sequence[str]) -> list[str]:
-    """The command line with short names and configuration files replaced by what they stand for.
-
-    Raises:
-        ValueError: an unknown name, a configuration file that cannot be read, or help on a part of nothing.
-    """
-    result = list(arguments[:1])
-    rest = _ordered(_on_parts([part for word in arguments[1:] for part in _halves(word)]))
-    command = bool(result) and not result[0].startswith("-")
-    if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
-        result += ["-c", read_config(str(EMBEDDED_CONFIG))]
-    previous = ""
-    for word in rest:
-        option = previous.removeprefix("--").removesuffix(".help")
-        if previous in ("-c", "--config"):
-            result.append(read_config(word))
-        elif previous.startswith("--") and option in FOLDERS:
-            result.append(class_path(option, word))
-        else:
-            result.append(word)
-        previous = word
-    return result
-
-
-def _on_parts(words: list[str]) -> list[str]:
-    """`--algo ppo --algo.actor.sampling.help` as the parser wants it: `--algo.help ppo --algo.actor.help`."""
-    for word in words:
-        option, *parts = word.removeprefix("--").split(".")
-        if option in FOLDERS and parts[1:] and parts[-1] == "help":
-            names = [
-                name for before, name in pairwise(words) if before in (f"--{option}", f"--{option}.help")
-            ]
-            if not names:
-                raise ValueError(f"{word}: of which? Type --{option}.help NAME {word}.")
-            return [f"--{option}.help", names[-1], f"--{option}.{parts[0]}.help"]
-    return words
-
-
-def _ordered(words: Sequence[str]) -> list[str]:
-    """The words with `--algo ppo` and its like before the options of that class, wherever they were typed.
-
-    Nothing passes a configuration file: what comes later still overrides what came before.
-    """
-    done: list[str] = []
-    classes: list[str] = []
-    others: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word in ("-c", "--config"):
-            done += [*classes, *others, word, *islice(rest, 1)]
-            classes, others = [], []
-        elif word in {f"--{option}" for option in FOLDERS}:
-            classes += [word, *islice(rest, 1)]
-        else:
-            others.append(word)
-    return [*done, *classes, *others]
-
-
-def _halves(word: str) -> list[str]:
-    """`--algo=ppo` as two words; everything else as it is."""
-    name, equals, value = word.partition("=")
-    named = [f"--{option}{ending}" for option in FOLDERS for ending in ("", ".help")]
-    split = bool(equals) and name in {"--config", *named}
-    return [name, value] if split else [word]
 
 
 class Parser(LightningArgumentParser):
@@ -236,6 +146,10 @@ class CommandLine(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as err:
+            if "subcommand" in (said := str(err)):
+                known, typed = ", ".join([*self.subcommands(), *COMMANDS]), re.search("choice: '(.*?)'", said)
+                lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
+                raise ValueError(f"{lacking}. Choose from {known}.") from err
             elsewhere = {f"trainer.{name}": said for name, said in OWNED.items()}
             raise ValueError(refusal(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err
 
@@ -254,9 +168,7 @@ class CommandLine(LightningCLI):
         strategy = self._get(self.config_init, "strategy")
         options = self._get(self.config_init, "trainer")
         given = options.get("callbacks") or []
-        own = (
-            list(given) if isinstance(given, list) else [given]
-        )  # the trainer adds to the list that it is given
+        own = [*given] if isinstance(given, list) else [given]  # before the trainer adds its own to the list
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         if options.get("enable_checkpointing") is not False:
             self._keep_last_checkpoint(own)

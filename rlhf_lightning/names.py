@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from typing import is_typeddict
 
 FOLDERS = {
@@ -18,8 +19,10 @@ def class_path(option: str, name: str) -> str:
     """The class path behind a short name; a name with a dot is one already.
 
     Raises:
-        ValueError: unknown name; the message lists those there are.
+        ValueError: unknown name; the message lists those there are. Or the name of a file.
     """
+    if option == "data" and Path(name).is_file():
+        raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
     if "." in name:
         return name
     known = choices(option)

@@ -26,11 +26,19 @@ _QUOTES = (
     "'\"Question: {prompt}\"'."
 )
 _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
+_WORD = re.compile(r"unrecognized arguments: (\S+)")
 _DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
+_EXPECTED = re.compile(r"- Expected a ")
+_PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
+"""Lines that say where something is wrong, and not what."""
+_GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
 _LACKS = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
 """The rest is of the other types that an option could have."""
-_NAMED = ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
-"""Whose classes may be named without their path."""
+_NAMED = {
+    "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
+    "logger": ("lightning.pytorch.loggers",),
+}
+"""Whose classes may be named without their path, by the trainer's option."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
@@ -48,22 +56,36 @@ def refusal(
     lines = [line.strip() for line in message.splitlines()]
     told = [line for line in lines if not _TRIED.match(line)]
     told = [line for line in told if not _FORMS.match(line)] or told
+    if any(not _EXPECTED.match(line) and not _PLACE.match(line) for line in told):
+        told = [line for line in told if not _EXPECTED.match(line) or _DOTTED.search(line)]
     said = " ".join(line.removeprefix("- ") for line in told)
+    given = _GIVEN.search(message)
+    if given and "Expected a" in said and "Got value" not in said and not _DOTTED.search(said):
+        said = f"{said}. Got value: {given[1]}"
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
     said = re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
     unknown = _UNKNOWN.search(message)
     if unknown is None:
         if dotted := _DOTTED.search(said):
-            return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1])}"
+            key = re.findall(r"[\w.]+", said[: dotted.start()])[-1:]
+            return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1], *key)}"
+        typed = _WORD.fullmatch(said)
+        if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
+            return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
         said = _LACKS.sub(r"\1", said)
         return said + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
 
 
-def _class_meant(name: str) -> str:
-    """A callback or a logger that looks like a name that is none."""
-    known = [each for module in _NAMED for each in importlib.import_module(module).__all__]
+def _class_meant(name: str, key: str = "") -> str:
+    """A callback or a logger that looks like a name that is none; elsewhere the option for a path, say."""
+    modules = _NAMED.get(key.rpartition(".")[2])
+    if modules is None:
+        return f" Type its options one by one, such as {key}.path." if key else " Type its import path."
+    known = [each for module in modules for each in importlib.import_module(module).__all__]
     low = {each.lower(): each for each in known}
+    if name in known:
+        return " There is one of this name, but a package that it needs is not installed."
     begun = [each for each in low if name and each.startswith(name.lower())]
     found = begun[:1] or get_close_matches(name.lower(), low, n=1)
     return f" Did you mean {low[found[0]]}?" if found else " Type its import path."
@@ -76,6 +98,9 @@ def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> s
     if tried and owner is None:
         return "Name the class before its options, such as --algo ppo or --data promptdata."
     first, *rest = option.split(".")
+    for prefix, cls in owners.items():
+        if not tried and first in _options(cls):
+            return f"Did you mean --{prefix}.{option}?"
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):

@@ -75,12 +75,16 @@ def copy_model(*, without: str = "") -> Path:
         (("fit", "--algo.actor.help"), ("of which?", "--algo.help NAME --algo.actor.help")),
         ((*FIT, "--algo.gamma", "high"), ("gamma", "float", "high")),
         ((*FIT, "--algo.actor.sampling.top_p", "2"), ("sampling.top_p=2.0", "(0, 1]")),
+        ((*FIT, "--algo.actor.optimizer.lr", "-1e-6"), ("optimizer.lr=-1e-06: a learning rate is not",)),
         ((*FIT, "--trainer.max_steps", "-5"), ("max_steps", "-5")),
         ((*FIT, "--trainer.callbacks", "Nope"), ("trainer.callbacks", "Nope")),
         ((*FIT, "--data", "promptdata"), ("PromptData", "required: path")),
         (("fit", "--data", "taskdata"), ("required: fit.algo",)),
         (("fit", "-c", "nowhere.yaml"), ("-c nowhere.yaml", "cannot be read")),
-        (("fitt",), ("'fitt'", "'fit', 'validate', 'predict'")),
+        (("fitt",), ("'fitt' is no command", "fit, validate, predict, export, map, calibrate, reshard")),
+        ((), ("no command was typed. Choose from fit,",)),
+        (("fit", "grpo"), ("grpo. Did you mean --algo grpo?",)),
+        (("fit", "--algo.help"), ("--algo.help: of which? Type --algo.help NAME: cispo, ",)),
         (("export",), ("usage: rlhf export CHECKPOINT OUT",)),
         (("export", "nowhere.ckpt", "out"), ("'nowhere.ckpt' is not there",)),
         (("map", "--algo", "json.dumps", "--model", "llama-7b"), ("--algo json.dumps: is no RLHFAlgorithm",)),
@@ -104,6 +108,19 @@ def test_an_unknown_key_in_a_configuration(rlhf: Rlhf) -> None:
     assert "does not accept option 'trainer.max_step'. Did you mean max_steps?" in rlhf.refused(
         "fit", "-c", "mine.yaml"
     )
+
+
+def test_options_beside_a_class_in_a_configuration(rlhf: Rlhf) -> None:
+    Path("mine.yaml").write_text("algo: {class_path: grpo, group_size: 4}\n", encoding="utf-8")
+    assert "-c mine.yaml: algo: group_size: write options of a class under init_args" in rlhf.refused(
+        "fit", "-c", "mine.yaml"
+    )
+
+
+def test_a_file_in_place_of_the_kind_of_data(rlhf: Rlhf) -> None:
+    write_rows()
+    said = "--data rows.jsonl: is a file. Type the kind too: --data promptdata --data.path rows.jsonl"
+    assert rlhf.refused(*FIT, "--data", "rows.jsonl") == said
 
 
 def test_a_data_file_that_is_not_there(rlhf: Rlhf) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lightning.pytorch import Trainer
 
 from rlhf_lightning.usage import refusal
 
@@ -44,17 +45,45 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("key", "name", "meant"),
     [
-        ("SampelTable", "Did you mean SampleTable?"),
-        ("csv", "Did you mean CSVLogger?"),
-        ("8", "Type its import path."),
+        ("trainer.callbacks", "SampelTable", "Did you mean SampleTable?"),
+        ("trainer.logger", "csv", "Did you mean CSVLogger?"),
+        ("trainer.logger", "8", "Type its import path."),
+        (
+            "trainer.logger",
+            "LitLogger",
+            "There is one of this name, but a package that it needs is not installed.",
+        ),
+        ("actor", "ModelCheckpoint", "Type its options one by one, such as actor.path."),
     ],
 )
-def test_a_name_that_is_no_class(name: str, meant: str) -> None:
+def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
     tried = f"  - Expected a dot import path string: {name}\n  - Expected a <class 'bool'>"
-    said = f'Parser key "trainer.logger":\n{tried}'
-    assert refusal(said, {}) == f"trainer.logger: {name!r} is no class. {meant}"
+    said = f'Parser key "{key}":\n{tried}\nGiven value: {name}'
+    assert refusal(said, {}) == f"{key}: {name!r} is no class. {meant}"
+
+
+def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
+    tried = (
+        "Errors:\n  - Problem with given class_path 'my.Logger':\n      Requirement 'mlflow' not met.\n"
+        "  - Expected a <class 'collections.abc.Iterable'>\n  - Expected a <class 'bool'>\n"
+        "Given value: Namespace(class_path='my.Logger')"
+    )
+    assert refusal(tried, {}) == "my.Logger: Requirement 'mlflow' not met."
+
+
+def test_what_was_written_is_said() -> None:
+    tried = (
+        "Parser key \"devices\":\n  Errors:\n    - Expected a <class 'int'>\n"
+        "    - Expected a <class 'NoneType'>\n  Given value type: <class 'str'>\n  Given value: two"
+    )
+    assert refusal(tried, {}) == "devices: Expected a <class 'int'>. Got value: two"
+
+
+def test_an_option_of_the_trainer_without_its_prefix() -> None:
+    said = refusal("unrecognized arguments: --max_steps 3", {"trainer": Trainer})
+    assert said == "unrecognized arguments: --max_steps 3. Did you mean --trainer.max_steps?"
 
 
 def test_what_a_class_lacks_is_said_alone() -> None:

@@ -1,0 +1,124 @@
+"""The words of a command line as the parser wants them: short names, files and numbers put right."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from rlhf_lightning.names import FOLDERS, choices, class_path
+
+EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
+_NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
+
+
+def read_config(path: str) -> str:
+    """A configuration file as JSON text, with short names replaced.
+
+    Raises:
+        ValueError: there is no such file, it is no YAML mapping, or options stand beside a class.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except OSError as err:
+        raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
+    except yaml.YAMLError as err:
+        raise ValueError(f"-c {path}: is not YAML ({err}).") from err
+    if not isinstance(content, dict):
+        raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
+    for option in FOLDERS:
+        value = content.get(option)
+        if isinstance(value, str):
+            content[option] = {"class_path": class_path(option, value)}
+        elif isinstance(value, dict) and "class_path" in value:
+            value["class_path"] = class_path(option, str(value["class_path"]))
+            if beside := sorted(map(str, value.keys() - {"class_path", "init_args"})):
+                raise ValueError(
+                    f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, "
+                    "beside class_path."
+                )
+    return json.dumps(content, default=str)  # such as a date
+
+
+def resolved(arguments: Sequence[str]) -> list[str]:
+    """The command line with short names and configuration files replaced by what they stand for.
+
+    Raises:
+        ValueError: an unknown name, a configuration file that cannot be read, or help on a part of nothing.
+    """
+    result = list(arguments[:1])
+    rest = _ordered(_on_parts([part for word in _numbered(arguments[1:]) for part in _halves(word)]))
+    command = bool(result) and not result[0].startswith("-")
+    if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
+        result += ["-c", read_config(str(EMBEDDED_CONFIG))]
+    previous = ""
+    for word in rest:
+        option = previous.removeprefix("--").removesuffix(".help")
+        if previous in ("-c", "--config"):
+            result.append(read_config(word))
+        elif previous.startswith("--") and option in FOLDERS:
+            result.append(class_path(option, word))
+        else:
+            result.append(word)
+        previous = word
+    return result
+
+
+def _numbered(words: Sequence[str]) -> list[str]:
+    """`--lr -1e-6` as one word, since argparse takes -1 for a number and -1e-6 for an option."""
+    result: list[str] = []
+    for word in words:
+        option = bool(result) and result[-1].startswith("--") and "=" not in result[-1]
+        if option and _NEGATIVE.fullmatch(word):
+            result[-1] += f"={word}"
+        else:
+            result.append(word)
+    return result
+
+
+def _on_parts(words: list[str]) -> list[str]:
+    """`--algo ppo --algo.actor.sampling.help` as the parser wants it: `--algo.help ppo --algo.actor.help`."""
+    for word, after in pairwise([*words, "--"]):
+        option, *parts = word.removeprefix("--").split(".")
+        if option in FOLDERS and parts == ["help"] and after.startswith("-"):
+            raise ValueError(f"{word}: of which? Type {word} NAME: {', '.join(sorted(choices(option)))}.")
+        if option in FOLDERS and parts[1:] and parts[-1] == "help":
+            names = [
+                name for before, name in pairwise(words) if before in (f"--{option}", f"--{option}.help")
+            ]
+            if not names:
+                raise ValueError(f"{word}: of which? Type --{option}.help NAME {word}.")
+            return [f"--{option}.help", names[-1], f"--{option}.{parts[0]}.help"]
+    return words
+
+
+def _ordered(words: Sequence[str]) -> list[str]:
+    """The words with `--algo ppo` and its like before the options of that class, wherever they were typed.
+
+    Nothing passes a configuration file: what comes later still overrides what came before.
+    """
+    done: list[str] = []
+    classes: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("-c", "--config"):
+            done += [*classes, *others, word, *islice(rest, 1)]
+            classes, others = [], []
+        elif word in {f"--{option}" for option in FOLDERS}:
+            classes += [word, *islice(rest, 1)]
+        else:
+            others.append(word)
+    return [*done, *classes, *others]
+
+
+def _halves(word: str) -> list[str]:
+    """`--algo=ppo` as two words; everything else as it is."""
+    name, equals, value = word.partition("=")
+    named = [f"--{option}{ending}" for option in FOLDERS for ending in ("", ".help")]
+    split = bool(equals) and name in {"--config", *named}
+    return [name, value] if split else [word]
