@@ -102,6 +102,11 @@ class LastCheckpoint(ModelCheckpoint):
         super().teardown(trainer, pl_module, stage)
         self._leave()
 
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """See `ModelCheckpoint`; what Slurm's warning has left too: Lightning goes on from the newest."""
+        warned = trainer._checkpoint_connector._hpc_resume_path
+        return super()._find_last_checkpoints(trainer) | ({warned} if warned else set())
+
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         others = self.path if self.path.exists() else standing(self.path)
         if others is not None and not self._is_mine:
@@ -109,6 +114,7 @@ class LastCheckpoint(ModelCheckpoint):
             others.rename(kept)
             logger.warning("%s is of another run; it is %s now.", others, kept.name)
         self._is_mine = True
+        self.best_model_path = filepath  # by which a run that goes on from another file knows its own
         super()._save_checkpoint(trainer, filepath)
 
     def _take(self) -> None:

@@ -6,10 +6,12 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf_lightning.algos import GRPO
+from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
@@ -45,6 +47,16 @@ class Warned(Noted):
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
+class Ended(Warned):
+    """And ends the job in the iteration after that."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does, twice."""
+        if len(self.rows) == 2:
+            raise KeyError("the time is over")
+        return super().step(batch)
+
+
 class Impatient(Noted):
     """Saves itself."""
 
@@ -53,11 +65,14 @@ class Impatient(Noted):
         self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "mine.ckpt")
 
 
-def fit(kind: type[Noted], root: Path, *, steps: int = 3) -> Noted:
+def fit(
+    kind: type[Noted], root: Path, *, steps: int = 3, last: LastCheckpoint | None = None, resume: str = ""
+) -> Noted:
     algorithm = grpo(kind)
     assert isinstance(algorithm, kind)
     data = TaskData(batch_size=2, num_rows=8, num_val_rows=0)
-    trainer(Local(), root, steps=steps).fit(algorithm, datamodule=data)
+    kept: dict[str, Any] = {"callbacks": [last], "enable_checkpointing": True} if last else {}
+    trainer(Local(), root, steps=steps, **kept).fit(algorithm, datamodule=data, ckpt_path=resume or None)
     return algorithm
 
 
@@ -82,6 +97,31 @@ def test_slurms_warning_waits_for_the_end_of_the_iteration(
     assert saved["global_step"] == 2
     repeated = fit(Noted, root, steps=4)  # Lightning finds that checkpoint by itself
     assert repeated.rows == uninterrupted.rows[2:]
+
+
+def test_last_is_what_the_warning_has_left_where_that_is_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the script of docs/cluster.md; of itself Lightning looks at `last.ckpt` alone."""
+    root, command = tmp_path / "run", tmp_path / "scontrol"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    uninterrupted = fit(Noted, tmp_path / "other", steps=5)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+
+    def go_on(kind: type[Noted], *, steps: int) -> list[list[int]]:
+        last = LastCheckpoint(root / "checkpoints")
+        return fit(kind, root, steps=steps, last=last, resume="last" if root.exists() else "").rows
+
+    go_on(Noted, steps=1)
+    with pytest.raises(KeyError, match="the time is over"):
+        go_on(Ended, steps=5)
+    assert (root / "hpc_ckpt_1.ckpt").is_dir()
+    assert go_on(Noted, steps=4) == uninterrupted.rows[3:4]
+    assert go_on(Noted, steps=5) == uninterrupted.rows[4:]  # `last.ckpt` is the newer one again
+    assert [path.name for path in (root / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
 def test_nothing_is_saved_in_the_middle_of_an_iteration(tmp_path: Path) -> None:
