@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import set_parsing_settings
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -189,6 +190,7 @@ class CommandLine(LightningCLI):
         if missing := self._missing_last():
             sys.stderr.write(f"rlhf: {missing} The run begins anew.\n")
             self.config_init[self.subcommand]["ckpt_path"] = None
+        self._check_warned()
 
     def _parse_ckpt_path(self) -> None:
         """Refuse a file, which Lightning would read options from: a checkpoint is a directory.
@@ -209,8 +211,23 @@ class CommandLine(LightningCLI):
         """
         if missing := self._missing_last():
             raise ValueError(f"{missing} Type the path of one, or its run's --trainer.default_root_dir.")
+        self._check_warned()
 
     before_predict = before_validate
+
+    def _check_warned(self) -> None:
+        """Refuse what another job was warned with, from which Lightning would go on in a job of Slurm.
+
+        Raises:
+            ValueError: as said; a job that Slurm repeats may.
+        """
+        found = self.trainer._checkpoint_connector._hpc_resume_path
+        given = self._get(self.config_init, "ckpt_path")
+        if found and not given and SLURMEnvironment.detect() and "SLURM_RESTART_COUNT" not in os.environ:
+            raise ValueError(
+                f"{found}: an earlier job of Slurm was warned and has left this, and Lightning would go on "
+                "from it. Type --ckpt_path last to do so, or another --trainer.default_root_dir."
+            )
 
     def _missing_last(self) -> str:
         """Where `--ckpt_path last` looks in vain, and what is there; empty where it finds something."""

@@ -114,6 +114,26 @@ def test_no_last_checkpoint_to_evaluate(rlhf: Rlhf) -> None:
     assert "nothing is kept with enable_checkpointing false" in rlhf.refused("predict", *words, *off)
 
 
+@pytest.mark.parametrize("command", ["fit", "validate", "predict"])
+def test_a_job_of_slurm_does_not_go_on_from_anothers_warning(
+    command: str, rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Path(shutil.copytree(trained, "runs/hpc_ckpt_1.ckpt"))
+    job = {"SLURM_JOB_ID": "78", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "rlhf"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    few = ("--data.num_rows", "8", "--data.batch_size", "2", "--algo.actor.sampling.max_new_tokens", "2")
+    words = (command, "--algo", "ppo", *SHORT, *few, "--strategy", "local", "--trainer.logger", "false")
+    assert rlhf.refused(*words).startswith(f"{left}: an earlier job of Slurm was warned and has left this")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    code, _, err = rlhf.run(*words, *(("--trainer.max_steps", "2") if command == "fit" else ()))
+    assert code == 0, err
+    if command == "fit":
+        last = checkpoint.read_state(Path("runs/checkpoints/last.ckpt"))
+        batches = last["loops"]["fit_loop"]["epoch_loop.batch_progress"]  # type: ignore[index]
+        assert (last["global_step"], batches["total"]["ready"]) == (2, 2)
+
+
 @pytest.mark.parametrize(("command", "logger"), [("fit", "true"), ("predict", "false")])
 def test_a_directory_that_cannot_be_made(rlhf: Rlhf, command: str, logger: str) -> None:
     Path("file").touch()
