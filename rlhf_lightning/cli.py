@@ -34,7 +34,7 @@ from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.usage import refusal
+from rlhf_lightning.usage import library_refusal, refusal
 from rlhf_lightning.words import resolved
 
 OWNED = {
@@ -294,6 +294,11 @@ def main() -> None:
             raise
         where = err.filename or "the disk of trainer.default_root_dir, or of a logger"
         sys.stderr.write(f"rlhf: error: {where}: {err.strerror}.\n")
+        sys.exit(1)
+    except Exception as err:
+        if not (said := library_refusal(err)):
+            raise
+        sys.stderr.write(f"rlhf: error: {said}\n")
         sys.exit(1)
 
 

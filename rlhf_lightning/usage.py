@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -75,6 +76,16 @@ def refusal(
         said = _LACKS.sub(r"\1", said)
         return said + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
+
+
+def library_refusal(err: Exception) -> str:
+    """What Lightning or wandb refuses, in its own words on one line; empty for any other error."""
+    *_, (frame, _) = traceback.walk_tb(err.__traceback__)
+    said = " ".join(str(err).split())
+    if type(err).__module__.startswith("wandb."):
+        return f"wandb: {said} Or try --trainer.logger.offline true."
+    raised_there = str(frame.f_globals.get("__name__")).startswith("lightning.")
+    return said if type(err) is RuntimeError and raised_there else ""
 
 
 def _class_meant(name: str, key: str = "") -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from wandb.errors import UsageError
 
-from rlhf_lightning.usage import refusal
+import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
+from rlhf_lightning.usage import library_refusal, refusal
 
 
 def answer(cls: str, option: str) -> str:
@@ -79,6 +82,21 @@ def test_what_was_written_is_said() -> None:
         "    - Expected a <class 'NoneType'>\n  Given value type: <class 'str'>\n  Given value: two"
     )
     assert refusal(tried, {}) == "devices: Expected a <class 'int'>. Got value: two"
+
+
+def test_what_a_library_refuses_is_one_line() -> None:
+    stopping = EarlyStopping("val/rewad")
+    trainer = Trainer(logger=False, enable_checkpointing=False, callbacks=[stopping])
+    with pytest.raises(RuntimeError) as lightnings:
+        stopping._run_early_stopping_check(trainer)
+    assert library_refusal(lightnings.value).startswith("Early stopping conditioned on metric `val/rewad`")
+    with pytest.raises(RuntimeError) as ours:
+        raise RuntimeError("a bug")
+    assert not library_refusal(ours.value)
+    with pytest.raises(UsageError) as wandbs:
+        raise UsageError("No API key configured.\nUse `wandb login` to log in.")
+    said = "wandb: No API key configured. Use `wandb login` to log in. Or try --trainer.logger.offline true."
+    assert library_refusal(wandbs.value) == said
 
 
 def test_an_option_of_the_trainer_without_its_prefix() -> None:
