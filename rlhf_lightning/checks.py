@@ -10,6 +10,7 @@ from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
 from rlhf_lightning.engines import check_head, check_language, check_model, max_positions, num_tokens
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
@@ -41,11 +42,15 @@ def check_strategy(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse roles that are no fields, optimizers that nothing reads, and loops of no step.
+    """Refuse values of other types, roles that are no fields, optimizers that nothing reads, empty loops.
 
     Raises:
         ValueError: as said.
     """
+    check_types(algorithm)
+    roles = algorithm.roles()
+    for role in roles:
+        check_types(roles[role], name=role)
     kind, own = type(algorithm), vars(algorithm)
     fields = [field.name for field in dataclasses.fields(cast("DataclassInstance", algorithm))]
     known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()} | own
@@ -62,7 +67,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
                 f"{kind.__name__}.{name} holds roles in a {type(value).__name__}, where nothing places them. "
                 "Give each a field of its own."
             )
-    for name, given_role in algorithm.roles().items():
+    for name, given_role in roles.items():
         if not given_role.trains and given_role.optimizer != OptimizerSpec():
             raise ValueError(
                 f"{name}.optimizer: nothing trains this model, so nothing reads it. Leave it out."

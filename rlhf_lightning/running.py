@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import GAEEstimator, KLKind, adapted_kl_coef, mean_std, merged
 
 
@@ -29,6 +30,7 @@ class KLPenalty:
     """Rows over which it is steered."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.coef < 0:
             raise ValueError(f"kl.coef={self.coef}: a penalty is not negative. Try 0.05, or 0 for none.")
         if self.target is not None:

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from rlhf_lightning.field_types import check_types
+
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
@@ -50,6 +52,7 @@ class OptimizerSpec:
     """Where `linear` and `cosine` end, as a part of `lr`."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _require(self.lr >= 0, f"optimizer.lr={self.lr}: a learning rate is not negative. Try 1e-6.")
         _require(
             all(0 <= beta < 1 for beta in self.betas),
@@ -96,6 +99,7 @@ class LoRA:
     """Last parts of the names of linear layers, such as q_proj; all but the output layer where empty."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         # In one order and type, whoever writes them: those of a checkpoint are compared with these.
         object.__setattr__(self, "target_modules", tuple(sorted(self.target_modules)))
         _require(self.rank >= 1, f"lora.rank={self.rank}: an adapter has a rank of at least 1. Try 16.")
@@ -167,6 +171,7 @@ class Sampling:
     """Texts that end a response too, as </answer>; the token that completes one belongs to the response."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _require(
             self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}: must be at least 1."
         )

@@ -7,7 +7,7 @@ False. Inputs may hold anything there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -50,7 +50,12 @@ def gae(
 
     Returns:
         advantages [B, R] and returns [B, R], the latter advantages + values before any whitening.
+
+    Raises:
+        ValueError: `gap` is another word.
     """
+    if gap not in get_args(Gap):
+        raise ValueError(f"gae(gap={gap!r}): unknown. Try 'carry' or 'zero'.")
     rewards, values = zero_masked(rewards, mask), zero_masked(values, mask)
     advantages = torch.zeros_like(values)
     next_value = next_advantage = values.new_zeros(values.shape[0])

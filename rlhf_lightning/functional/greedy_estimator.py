@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import check_discounts
 from rlhf_lightning.functional.kl import penalized_rewards
@@ -34,6 +35,7 @@ class GreedyEstimator(PenalizedEstimator):
     """Largest size of the difference of outcomes, `official` only, 5 there; None is no limit."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_discounts("GreedyEstimator", gamma=self.gamma)
         if self.clip is not None and (self.clip <= 0 or self.form == "verl"):
             raise ValueError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggregate, check_aggregation
 from rlhf_lightning.functional.kl import KLKind, kl_estimate
 from rlhf_lightning.functional.masked import token_mean, widened, zero_masked
@@ -91,6 +92,7 @@ class PolicyLoss(Loss):
     """Weights for tokens that another engine drew, by `rollout_log_probs`; None takes them as on-policy."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_aggregation(self.aggregation, self.horizon)
         self.check_clip()
 

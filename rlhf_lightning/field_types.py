@@ -1,0 +1,74 @@
+"""Values of fields against the types that they are declared with: in Python nothing else compares them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+from functools import cache
+from numbers import Integral, Real
+from os import PathLike
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_TAKEN: dict[type, type | UnionType] = {
+    int: Integral,
+    float: Real,
+    bool: bool,
+    str: str | PathLike,
+    NoneType: NoneType,
+}
+"""What a value may be where a field is of such a type; a truth value is a number to Python, and not here."""
+
+
+def check_types(holder: object, *, name: str = "") -> None:
+    """Refuse words, numbers and dataclasses that are not of the types of their fields; others pass.
+
+    Args:
+        holder: a dataclass.
+        name: what its fields are called by; its class where empty.
+
+    Raises:
+        ValueError: a field has another type, or is none of the words that it may be.
+    """
+    hints = _hints(cast("Hashable", type(holder)))
+    for field in dataclasses.fields(cast("DataclassInstance", holder)):
+        hint, value = hints.get(field.name), getattr(holder, field.name)
+        if hint is not None and not _fits(value, hint):
+            said = (
+                f"{name}.{field.name}={value!r}"
+                if name
+                else f"{type(holder).__name__}({field.name}={value!r})"
+            )
+            raise ValueError(f"{said}: has to be {' or '.join(_described(hint))}.")
+
+
+@cache
+def _hints(cls: Hashable) -> dict[str, object]:
+    try:
+        return get_type_hints(cls)
+    except NameError:  # imported for type checkers alone
+        return {}
+
+
+def _fits(value: object, hint: object) -> bool:
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(word) and value == word for word in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if dataclasses.is_dataclass(hint):  # of one's own, which may be another, such as a loss
+        return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    taken = _TAKEN.get(cast(type, hint))
+    return taken is None or (isinstance(value, taken) and (hint is bool or not isinstance(value, bool)))
+
+
+def _described(hint: object) -> Iterator[str]:
+    if get_origin(hint) is Literal:
+        yield from map(repr, get_args(hint))
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _described(part)
+    else:
+        yield "None" if hint is NoneType else f"of type {getattr(hint, '__name__', hint)}"

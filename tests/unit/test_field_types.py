@@ -1,0 +1,100 @@
+"""Values of fields in Python, where nothing else compares them with their types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.checks import check_fields
+from rlhf_lightning.functional import (
+    GAEEstimator,
+    GreedyEstimator,
+    GroupEstimator,
+    LagrangianEstimator,
+    PolicyLoss,
+    ReturnEstimator,
+    gae,
+)
+from rlhf_lightning.running import KLPenalty
+from rlhf_lightning.spec import LoRA, OptimizerSpec, Sampling
+from rlhf_lightning.workers import Actor, Reference, Reward
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "said"),
+    [
+        (
+            GroupEstimator,
+            {"group_size": 2, "baseline": "med"},
+            r"baseline='med'\): has to be 'mean' or 'leave_one_out' or ",
+        ),
+        (GroupEstimator, {"group_size": 2, "scale": "foo"}, r"scale='foo'\): has to be 'std' or 'none'"),
+        (GroupEstimator, {"group_size": "3"}, r"GroupEstimator\(group_size='3'\): has to be of type int"),
+        (GroupEstimator, {"group_size": True}, "group_size=True"),
+        (GAEEstimator, {"gap": "foo"}, r"gap='foo'\): has to be 'carry' or 'zero'"),
+        (GreedyEstimator, {"form": "foo"}, r"form='foo'\): has to be 'official' or 'verl'"),
+        (ReturnEstimator, {"credit": "foo"}, r"credit='foo'\): has to be 'to_go' or 'outcome'"),
+        (ReturnEstimator, {"gap": "foo"}, "gap='foo'"),
+        (LagrangianEstimator, {"whiten": "no"}, r"whiten='no'\): has to be of type bool"),
+        (PolicyLoss, {"kl_estimator": "k9"}, r"kl_estimator='k9'\): has to be 'k1' or 'k2'"),
+        (PolicyLoss, {"correction": {"high": 2.0}}, r"has to be of type OffPolicyCorrection or None"),
+        (KLPenalty, {"estimator": "k9"}, "estimator='k9'"),
+        (
+            OptimizerSpec,
+            {"schedule": "cosin", "total_steps": 5},
+            r"schedule='cosin'\): has to be 'constant' or ",
+        ),
+        (OptimizerSpec, {"lr": "1e-3"}, r"OptimizerSpec\(lr='1e-3'\): has to be of type float"),
+        (LoRA, {"rank": 4.5}, r"LoRA\(rank=4.5\): has to be of type int"),
+        (Sampling, {"max_new_tokens": "3"}, r"max_new_tokens='3'\): has to be of type int"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_when_it_is_made(cls: type, options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cls(**options)
+
+
+ROLES = {"actor": Actor, "reference": Reference, "reward": Reward}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "role", "options", "said"),
+    [
+        (GRPO, "", {"baseline": "med"}, "GRPO(baseline='med'): has to be 'mean'"),
+        (GRPO, "actor", {"dtype": "bf16"}, "actor.dtype='bf16': has to be 'float32' or 'bfloat16' or None"),
+        (GRPO, "actor", {"optimizer": {"lr": 1.0}}, "actor.optimizer={'lr': 1.0}: has to be of type Opti"),
+        (PPO, "reward", {"per_token": "step"}, "reward.per_token='step': has to be 'outcome' or"),
+        (
+            PPO,
+            "reference",
+            {"temperature": "1"},
+            "reference.temperature='1': has to be of type float or None",
+        ),
+        (PPO, "", {"epochs": 1.5}, "PPO(epochs=1.5): has to be of type int"),
+        (PPO, "", {"policy_loss": None}, "PPO(policy_loss=None): has to be of type PolicyLoss"),
+    ],
+)
+def test_what_is_refused_of_an_algorithm_before_anything_starts(
+    algorithm: type[GRPO | PPO], role: str, options: dict[str, object], said: str
+) -> None:
+    made = algorithm(**{role: ROLES[role](**options)} if role else options)
+    with pytest.raises(ValueError, match=r".") as caught:
+        check_fields(made)
+    assert str(caught.value).startswith(said)
+
+
+def test_other_numbers_and_paths_are_taken() -> None:
+    OptimizerSpec(lr=1, warmup_steps=np.int64(3), weight_decay=np.float32(0.1))  # type: ignore[arg-type]
+    Sampling(temperature=0)
+    check_fields(GRPO(actor=Actor(path=Path("embedded"))))  # type: ignore[arg-type]
+
+
+def test_words_of_functions() -> None:
+    zeros = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match=r"gae\(gap='foo'\): unknown. Try 'carry' or 'zero'"):
+        gae(zeros, zeros, zeros.bool(), gamma=1.0, lam=1.0, gap="foo")  # type: ignore[arg-type]
