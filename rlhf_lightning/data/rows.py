@@ -48,8 +48,8 @@ def read_rows(path: str, *, option: str = "data.path", limit: int | None = None)
     """Read all rows, or the first few.
 
     Args:
-        path: a .jsonl, .jsonl.gz or .parquet file, a directory of a Hugging Face data set, or a hub name; the
-            last two may end in `@SUBSET` and `:SPLIT` (train where no split is given).
+        path: a .jsonl[.gz], .ndjson[.gz] or .parquet file, a directory of a Hugging Face data set, or a hub
+            name; the last two may end in `@SUBSET` and `:SPLIT` (train where no split is given).
         option: what the user set to `path`, for messages.
         limit: read no more rows than this.
 

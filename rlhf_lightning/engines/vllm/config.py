@@ -32,7 +32,7 @@ class VLLM:
     max_num_batched_tokens: int = 0
     """Most tokens in one forward; 0 leaves it to vLLM."""
     max_model_len: int = 0
-    """Most tokens of a prompt and its response; 0: the model's positions."""
+    """Most tokens of a prompt and its response; 0: the model's positions, or what the cache holds."""
     enable_prefix_caching: bool = True
     """Compute the shared beginning of prompts once."""
     enforce_eager: bool | None = None
