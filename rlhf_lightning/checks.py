@@ -95,10 +95,12 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         )
     missing = set(algorithm.needs) - set(data.columns)
     if missing:
+        others = "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
+        unread = missing == {"safe"}
         raise ValueError(
             f"{name} learns from the columns {', '.join(algorithm.needs)}, and "
-            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. Try other data: --data "
-            "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need."
+            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
+            + ("Type --data.safe_fields '[A, B]'." if unread else f"Try other data: --data {others}.")
         )
 
 

@@ -46,6 +46,11 @@ class Format:
         Raises:
             ValueError: as said, or there is no template that would be used.
         """
+        if self.chat_template and not tokenizer.chat_template:
+            raise ValueError(
+                f"data.chat_template=true: the tokenizer of {tokenizer.name_or_path} has no chat template. "
+                "Leave it out, or put one beside the tokenizer as chat_template.jinja."
+            )
         if self.template_options and not self.chat_template:
             raise ValueError(
                 f"data.chat_template_options={dict(self.template_options)}: they are for the chat template, "

@@ -93,7 +93,7 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
         raise ValueError(f"{what}: the module {module_name} defines no {attribute!r}. {advice}")
     function = vars(module)[attribute]
     if not callable(function):
-        raise ValueError(f"{what}: it is a {type(function).__name__}, which cannot be called.")
+        raise ValueError(f"{what}: it is of type {type(function).__name__}, which cannot be called.")
     return cast("Callable[..., object]", function)
 
 

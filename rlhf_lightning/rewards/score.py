@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -94,13 +94,19 @@ def _call(
     whose, first = f"{spec.kind} function {name}", f"the first with the prompt {prompts[0][:60]!r}"
     try:
         given = resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows)
-        returned: list[object] = list(awaited(given) if isinstance(given, Awaitable) else given)
+        found: object = awaited(given) if isinstance(given, Awaitable) else given
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
     except (Exception, SystemExit) as err:
         raise ValueError(
             f"{whose}: {type(err).__name__} while it scored {len(rows)} rows, {first}: {err}"
         ) from err
+    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+        raise ValueError(
+            f"{whose}: returned {str(found)[:60]}, of type {type(found).__name__}, {first}. Return a list of "
+            "one number for each response."
+        )
+    returned: list[object] = list(found)
     if len(returned) != len(rows):
         raise ValueError(
             f"{whose}: returned {len(returned)} scores for {len(rows)} rows, {first}. "

@@ -62,6 +62,7 @@ def test_options_that_cannot_be(rlhf: Rlhf, words: tuple[str, ...], said: tuple[
     [
         ("dpo", "preferencedata", {"rejected": None}, ("row 5", "rejected")),
         ("rewardmodel", "preferencedata", {"chosen": 3}, ("row 5", "chosen")),
+        ("costmodel", "preferencedata", {}, ("PreferenceData gives no safe. Type --data.safe_fields",)),
         ("kto", "unpaireddata", {"label": "good"}, ("row 5", "good")),
         ("processrewardmodel", "stepdata", {"labels": [1, 0]}, ("row 5", "2")),
         ("processrewardmodel", "stepdata", {"labels": [7]}, ("row 5", "7")),

@@ -164,6 +164,16 @@ def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> N
         prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
 
 
+def test_a_tokenizer_without_a_chat_template(write_rows: Writer, tmp_path: Path) -> None:
+    plain = build_byte_tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"data.chat_template=true: the tokenizer of .* has no chat template"
+    ):
+        prompt_data(write_rows({"prompt": "hi"}), chat_template=True, tokenizer=str(tmp_path))
+
+
 def test_prompts_of_dialogues(write_rows: Writer) -> None:
     file = write_rows({"chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d"})
     options = {"prompt_field": "chosen", "dialogue": True, "batch_size": 1}

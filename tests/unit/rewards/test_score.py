@@ -209,7 +209,7 @@ def test_preflight_tries_every_source_once(mine: ModuleType) -> None:
         ("exact", "it is no short name"),
         ("nowhere.at.all", "there is no module 'nowhere.at'"),
         ("math.nothing", "the module math defines no 'nothing'"),
-        ("math.pi", "it is a float, which cannot be called"),
+        ("math.pi", "it is of type float, which cannot be called"),
     ],
 )
 def test_unknown_function_lists_the_known(name: str, message: str) -> None:
