@@ -24,7 +24,7 @@ _TAKEN: dict[type, type | UnionType] = {
 
 
 def check_types(holder: object, *, name: str = "") -> None:
-    """Refuse words, numbers and dataclasses that are not of the types of their fields; others pass.
+    """Refuse words, numbers and dataclasses that are not of the types of their fields; defaults pass.
 
     Args:
         holder: a dataclass.
@@ -36,12 +36,9 @@ def check_types(holder: object, *, name: str = "") -> None:
     hints = _hints(cast("Hashable", type(holder)))
     for field in dataclasses.fields(cast("DataclassInstance", holder)):
         hint, value = hints.get(field.name), getattr(holder, field.name)
-        if hint is not None and not _fits(value, hint):
-            said = (
-                f"{name}.{field.name}={value!r}"
-                if name
-                else f"{type(holder).__name__}({field.name}={value!r})"
-            )
+        if hint is not None and value is not field.default and not _fits(value, hint):
+            given = f"{field.name}={value!r}"
+            said = f"{name}.{given}" if name else f"{type(holder).__name__}({given})"
             raise ValueError(f"{said}: has to be {' or '.join(_described(hint))}.")
 
 

@@ -94,6 +94,18 @@ def test_other_numbers_and_paths_are_taken() -> None:
     check_fields(GRPO(actor=Actor(path=Path("embedded"))))  # type: ignore[arg-type]
 
 
+class Mine(GRPO):
+    """Says None of what it does not know yet, without the type, as people write."""
+
+    budget: float = None  # type: ignore[assignment]
+
+
+def test_a_default_is_taken_whatever_its_type() -> None:
+    check_fields(Mine())
+    with pytest.raises(ValueError, match=r"Mine\(budget='5'\): has to be of type float"):
+        check_fields(Mine(budget="5"))  # type: ignore[arg-type]
+
+
 def test_words_of_functions() -> None:
     zeros = torch.zeros(1, 2)
     with pytest.raises(ValueError, match=r"gae\(gap='foo'\): unknown. Try 'carry' or 'zero'"):
