@@ -40,6 +40,20 @@ _NAMED = {
     "logger": ("lightning.pytorch.loggers",),
 }
 """Whose classes may be named without their path, by the trainer's option."""
+_TRLS = {
+    "learning_rate": "actor.optimizer.lr",
+    "num_generations": "group_size",
+    "num_iterations": "epochs",
+    "num_ppo_epochs": "epochs",
+    "max_completion_length": "actor.sampling.max_new_tokens",
+    "model": "actor.path",
+    "model_name_or_path": "actor.path",
+    "ref_model": "reference.path",
+    "reward_model": "reward.path",
+    "value_model": "critic.path",
+    "reward_funcs": "reward.functions",
+}
+"""Options of algorithms by the names that they have in TRL; docs/coming_from.md has all."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
@@ -112,6 +126,8 @@ def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> s
     for prefix, cls in owners.items():
         if not tried and first in _options(cls):
             return f"Did you mean --{prefix}.{option}?"
+    if not tried and option in _TRLS:
+        return f"Did you mean --algo.{_TRLS[option]}?"
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
@@ -130,6 +146,8 @@ def _meant(words: Sequence[str], owner: type) -> str:
     ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
     alike = get_close_matches(typed, flat.values(), n=1)
     close = [path for path in paths if flat[path] in alike]
+    if _TRLS.get(typed) in paths:
+        return f"Did you mean {_TRLS[typed]}?"
     if same:
         return f"Did you mean {' or '.join([*same, *ends][:2])}?"
     if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:

@@ -30,6 +30,9 @@ def answer(cls: str, option: str) -> str:
         ("algos.PPO", "group_size", "group_size is an option of --algo cispo, dapo, gmpo, grpo."),
         ("data.TaskData", "path", "path is an option of --data completiondata, "),
         ("workers.Actor", "optimizer.momentum", "OptimizerSpec has: lr, betas, "),
+        ("algos.GRPO", "reward_model", "Did you mean reward.path?"),
+        ("algos.GRPO", "value_model", "GRPO has: actor, "),
+        ("algos.GRPO", "num_generations", "Did you mean group_size?"),
         ("algos.PPO", "wholly.unknown", "PPO has: actor, critic, "),
     ],
 )
@@ -102,6 +105,8 @@ def test_what_a_library_refuses_is_one_line() -> None:
 def test_an_option_of_the_trainer_without_its_prefix() -> None:
     said = refusal("unrecognized arguments: --max_steps 3", {"trainer": Trainer})
     assert said == "unrecognized arguments: --max_steps 3. Did you mean --trainer.max_steps?"
+    said = refusal("unrecognized arguments: --learning_rate 1e-5", {"trainer": Trainer})
+    assert said.endswith("Did you mean --algo.actor.optimizer.lr?")
 
 
 def test_what_a_class_lacks_is_said_alone() -> None:
