@@ -49,7 +49,6 @@ _TRLS = {
     "model": "actor.path",
     "model_name_or_path": "actor.path",
     "ref_model": "reference.path",
-    "reward_model": "reward.path",
     "value_model": "critic.path",
     "reward_funcs": "reward.functions",
 }
@@ -146,8 +145,8 @@ def _meant(words: Sequence[str], owner: type) -> str:
     ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
     alike = get_close_matches(typed, flat.values(), n=1)
     close = [path for path in paths if flat[path] in alike]
-    if _TRLS.get(typed) in paths:
-        return f"Did you mean {_TRLS[typed]}?"
+    if (known := _TRLS.get(typed, f"{typed.removesuffix('_model')}.path")) in paths:
+        return f"Did you mean {known}?"
     if same:
         return f"Did you mean {' or '.join([*same, *ends][:2])}?"
     if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
