@@ -102,5 +102,12 @@ def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
         ValueError: a model's config.json cannot be read.
     """
     main = algorithm.main_model
-    roles = {name: role.following(main) for name, role in algorithm.roles().items()}
-    return {name: shape_of(role) for name, role in roles.items() if role.path}
+    found: dict[str, ModelShape] = {}
+    for name, role in algorithm.roles().items():
+        model = role.following(main)
+        try:
+            found |= {name: shape_of(model)} if model.path else {}
+        except ValueError as err:
+            said = str(err)
+            raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
+    return found

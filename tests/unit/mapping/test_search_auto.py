@@ -21,7 +21,7 @@ from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
-from rlhf_lightning.workers import Actor, Settings
+from rlhf_lightning.workers import Actor, Critic, Settings
 
 ROLES = ("actor", "critic", "reference", "reward")
 
@@ -111,6 +111,12 @@ def test_a_model_without_an_actor_is_placed() -> None:
 def test_unknown_hardware() -> None:
     with pytest.raises(ValueError, match="one of a100-80gb"):
         attached(Auto(mapping=MappingOption(hardware="tpu")), PPO()).place(ROLES, 2)
+
+
+def test_a_path_that_is_a_size_alone_is_named_with_its_role() -> None:
+    """As `rlhf map` writes them."""
+    with pytest.raises(ValueError, match=r"^critic\.path=llama-7b: no such directory"):
+        attached(Auto(), PPO(critic=Critic(path="llama-7b"))).place(ROLES, 2)
 
 
 def test_given_pools() -> None:
