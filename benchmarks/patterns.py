@@ -22,9 +22,9 @@ from lightning.pytorch.callbacks import Callback
 from benchmarks import environments
 from benchmarks.small_runs import alone, quiet_trainer, write_llama
 from benchmarks.spread import machine
+from benchmarks.timeline import draw_timeline, idle_shares
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import Trace
-from rlhf_lightning.callbacks.timeline import draw_timeline, idle_shares
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import Transition
 from rlhf_lightning.parallel import Generation, Moved

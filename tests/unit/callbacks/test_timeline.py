@@ -1,13 +1,11 @@
-"""Traces, idle shares and pictures of calls whose times are known."""
+"""Traces of calls whose times are known."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
-
-from rlhf_lightning.callbacks.timeline import draw_timeline, idle_shares, write_trace
+from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
 
 
@@ -24,13 +22,6 @@ CALLS = (
 ITERATIONS = ((100.0, 4.0), (104.0, 2.0))
 
 
-def test_idle_is_what_no_call_fills() -> None:
-    # Device 0 runs 100-102 and 103-105, device 1 102-103 and 103-104.5, of 100-106.
-    assert idle_shares(CALLS, ITERATIONS) == pytest.approx({0: 1 - 4 / 6, 1: 1 - 2.5 / 6})
-    # A call counts as far as it lies within an iteration.
-    assert idle_shares(CALLS, ITERATIONS[1:]) == pytest.approx({0: 0.5, 1: 0.75})
-
-
 def test_a_trace_has_a_track_for_each_device_and_one_for_the_iterations(tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json"
     write_trace(path, CALLS, ITERATIONS)
@@ -42,11 +33,3 @@ def test_a_trace_has_a_track_for_each_device_and_one_for_the_iterations(tmp_path
     update = next(span for span in spans if span["name"] == "critic.update_critic")
     assert (update["tid"], update["ts"], update["dur"]) == (2, 103.0e6, 1.5e6)
     assert update["args"] == {"rows": 8, "peak_memory_bytes": 1001}
-
-
-def test_the_picture_names_devices_roles_and_long_calls(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "timeline.svg"
-    draw_timeline(path, CALLS, title="who ran when")
-    text = path.read_text()
-    for word in ("device 0", "device 1", "actor", "critic", "who ran when"):
-        assert f"<!-- {word} -->" in text
