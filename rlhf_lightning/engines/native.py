@@ -374,7 +374,7 @@ class _Slots:
         row, column, _, token = self.state[:, : len(stopped)]
         for slot in texts.may_end(token).nonzero()[:, 0].tolist():
             said = self.responses.ids[row[slot], : column[slot]]
-            stopped[slot] = stopped[slot] or texts.ended(said[-texts.window :].tolist())
+            stopped[slot] = stopped[slot] or texts.ended(said.tolist())
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device)

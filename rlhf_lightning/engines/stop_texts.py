@@ -29,7 +29,8 @@ class StopTexts:
         self._texts, self._tokenizer = tuple(texts), tokenizer
         self.window = max(len(text.encode()) for text in texts) + 4
         """Tokens to look at: of a byte each, behind those of a character that begins before them."""
-        self._may_end = torch.tensor([self._has_last(token) for token in range(len(tokenizer))] + [False])
+        highest = max(tokenizer.get_vocab().values())  # there may be numbers that no token has
+        self._may_end = torch.tensor([self._has_last(token) for token in range(highest + 1)] + [False])
 
     def _has_last(self, token: int) -> bool:
         lasts = {text[-1] for text in self._texts}
@@ -45,7 +46,10 @@ class StopTexts:
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Whether the last of the tokens, whatever they are before, completes a text."""
-        last = list(tokens[-self.window :])
+        last, width = list(tokens[-self.window :]), self.window
+        while width < len(tokens) and str(self._tokenizer.decode(last)).startswith(_UNFINISHED):
+            width *= 2  # bytes of rare characters are read all or none
+            last = list(tokens[-width:])
         before, whole = (str(self._tokenizer.decode(part)) for part in (last[:-1], last))
         known = len(before.rstrip(_UNFINISHED))
         return any(text in whole[max(0, known - len(text) + 1) :] for text in self._texts)

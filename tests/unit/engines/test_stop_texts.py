@@ -40,7 +40,31 @@ def spaced() -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False)
 
 
-@pytest.mark.parametrize("kind", [bytes_of_text, merged, spaced])
+def fallback() -> PreTrainedTokenizerBase:
+    """As Llama 2's: what has no token of its own is said byte by byte, and these are read all or none."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefxEND<>./"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))  # noqa: S106
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False)
+
+
+def test_bytes_of_characters_before_a_text_do_not_hide_it() -> None:
+    tokenizer = fallback()
+    for text, said in {"\n": "日本\n", "🙂": "日本語の🙂", "。": "そうです。"}.items():
+        stops, tokens = StopTexts((text,), tokenizer), tokenizer.encode(said, add_special_tokens=False)
+        assert stops.ended(tokens)
+        assert not any(stops.ended(tokens[:n]) for n in range(len(tokens)))
+
+
+def test_a_token_behind_numbers_that_none_has() -> None:
+    inner = Tokenizer(models.WordLevel(vocab={"u": 0, "a": 1, "</a>": 9}, unk_token="u"))  # noqa: S106
+    stops = StopTexts(("</a>",), PreTrainedTokenizerFast(tokenizer_object=inner))
+    assert stops.may_end(torch.arange(12)).tolist() == [number == 9 for number in range(12)]
+
+
+@pytest.mark.parametrize("kind", [bytes_of_text, merged, spaced, fallback])
 @pytest.mark.parametrize("texts", [TEXTS, *((text,) for text in TEXTS)], ids=str)
 def test_it_is_the_first_token_after_which_the_whole_holds_one(
     kind: Callable[[], PreTrainedTokenizerBase], texts: tuple[str, ...]
