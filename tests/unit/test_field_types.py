@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from rlhf_lightning.functional import (
     GreedyEstimator,
     GroupEstimator,
     LagrangianEstimator,
+    Loss,
     PolicyLoss,
     ReturnEstimator,
     gae,
@@ -91,7 +94,59 @@ def test_what_is_refused_of_an_algorithm_before_anything_starts(
 def test_other_numbers_and_paths_are_taken() -> None:
     OptimizerSpec(lr=1, warmup_steps=np.int64(3), weight_decay=np.float32(0.1))  # type: ignore[arg-type]
     Sampling(temperature=0)
+    GAEEstimator(score_scale=torch.tensor(2.0))  # type: ignore[arg-type]
     check_fields(GRPO(actor=Actor(path=Path("embedded"))))  # type: ignore[arg-type]
+
+
+def test_words_of_enumerations_and_of_numpy_are_taken() -> None:
+    class Word(StrEnum):
+        MEAN = "mean"
+
+    for word in (Word.MEAN, np.str_("mean")):
+        check_fields(GRPO(baseline=word))  # type: ignore[arg-type]
+    GAEEstimator(whiten=np.bool_(True))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epochs=True"):
+        check_fields(PPO(epochs=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(GAEEstimator):
+    """With annotations that say something to readers alone."""
+
+    plan: "Nothing" | None = None  # type: ignore[name-defined]  # noqa: F821, UP037
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(GAEEstimator):
+    """Likewise."""
+
+    bounds: [float] = (1.0,)  # type: ignore[misc, valid-type]
+
+
+class Later(GRPO):
+    """Has a field that is set later."""
+
+    seen: int = field(init=False)
+
+
+class Bare(Loss):
+    """A loss that is no dataclass."""
+
+    def __call__(self, *_: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        raise NotImplementedError
+
+
+def test_another_loss_is_taken_and_none_or_a_function_is_not() -> None:
+    check_fields(PPO(policy_loss=Bare()))  # type: ignore[arg-type]
+    for wrong in (None, {"clip_low": 0.1}, len, PPO):
+        with pytest.raises(ValueError, match=r"policy_loss=.*: has to be of type PolicyLoss"):
+            check_fields(PPO(policy_loss=wrong))  # type: ignore[arg-type]
+
+
+def test_annotations_that_are_no_types_and_fields_that_are_set_later_pass() -> None:
+    Odd()
+    Listed(bounds=[2.0])
+    check_fields(Later())
 
 
 class Mine(GRPO):
