@@ -21,11 +21,11 @@ def class_path(option: str, name: str) -> str:
     Raises:
         ValueError: unknown name; the message lists those there are. Or the name of a file.
     """
-    if option == "data" and Path(name).is_file():
+    known = choices(option)
+    if option == "data" and name.lower() not in known and Path(name).is_file():
         raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
     if "." in name:
         return name
-    known = choices(option)
     if name.lower() not in known:
         raise ValueError(
             f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "

@@ -36,7 +36,7 @@ def read_config(path: str) -> str:
             content[option] = {"class_path": class_path(option, value)}
         elif isinstance(value, dict) and "class_path" in value:
             value["class_path"] = class_path(option, str(value["class_path"]))
-            if beside := sorted(map(str, value.keys() - {"class_path", "init_args"})):
+            if beside := sorted(map(str, value.keys() - {"class_path", "init_args", "dict_kwargs"})):
                 raise ValueError(
                     f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, "
                     "beside class_path."
