@@ -14,6 +14,7 @@ from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.usage import of_role
 from rlhf_lightning.workers import Actor, Judge, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     """
     check_types(algorithm)
     roles = algorithm.roles()
-    for role in roles:
-        check_types(roles[role], name=role)
+    for name, model in roles.items():
+        check_types(model, name=name)
     kind, own = type(algorithm), vars(algorithm)
     fields = [field.name for field in dataclasses.fields(cast("DataclassInstance", algorithm))]
     known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()} | own
@@ -151,15 +152,12 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     for name, role in algorithm.roles().items():
         if not role.path:
             continue
-        try:
+        with of_role(name):
             check_model(role)
             if role.head == "lm":
                 check_language(role)
             else:
                 check_head(role, needed=isinstance(role, Judge))
-        except ValueError as err:
-            said = str(err)
-            raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
         if isinstance(role, Actor):
             _check_stops(name, role)
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)

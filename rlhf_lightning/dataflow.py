@@ -16,6 +16,7 @@ from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.trace import trace, traced_batch
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.usage import of_role
 from rlhf_lightning.workers import Actor, Settings
 
 _LATE = 10**9
@@ -105,9 +106,7 @@ def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
     found: dict[str, ModelShape] = {}
     for name, role in algorithm.roles().items():
         model = role.following(main)
-        try:
-            found |= {name: shape_of(model)} if model.path else {}
-        except ValueError as err:
-            said = str(err)
-            raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
+        if model.path:
+            with of_role(name):
+                found[name] = shape_of(model)
     return found

@@ -7,7 +7,8 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -89,6 +90,20 @@ def refusal(
         said = _LACKS.sub(r"\1", said)
         return said + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
+
+
+@contextmanager
+def of_role(name: str) -> Iterator[None]:
+    """Let what is said of a model's path name the role whose it is.
+
+    Raises:
+        ValueError: what is refused within.
+    """
+    try:
+        yield
+    except ValueError as err:
+        said = str(err)
+        raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
 
 
 def library_refusal(err: Exception) -> str:
