@@ -10,7 +10,6 @@ merged    q_proj.weight = base_layer.weight + alpha / rank B A
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
-from rlhf_lightning.engines.source import resolve, tokenizer_files
+from rlhf_lightning.engines.source import copy_tokenizer, resolve
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 
@@ -90,8 +89,7 @@ def export_adapters(
         if is_factor(name) or name == HEAD
     }
     save_file(trained, directory / "adapter_model.safetensors", {"format": "pt"})
-    for file in tokenizer_files(resolve(spec)):
-        shutil.copy(file, directory / file.name)
+    copy_tokenizer(spec, directory)
 
 
 @contextmanager

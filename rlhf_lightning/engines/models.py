@@ -6,7 +6,6 @@ in the system's page cache, and each makes float32 numbers of those only that it
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers.utils import logging
 
 from rlhf_lightning.engines.adapters import HEAD, adapt
 from rlhf_lightning.engines.attention import Sequences, use_interface
-from rlhf_lightning.engines.source import check_model, resolve, stored_type, tokenizer_files, weight_files
+from rlhf_lightning.engines.source import check_model, copy_tokenizer, resolve, stored_type, weight_files
 from rlhf_lightning.spec import ModelSpec
 
 __all__ = [
@@ -123,8 +122,7 @@ def export_model(
     module.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
     with quiet():
         module.save_pretrained(directory)
-    for file in tokenizer_files(resolve(spec)):
-        shutil.copy(file, directory / file.name)
+    copy_tokenizer(spec, directory)
 
 
 def export_gathered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -125,6 +126,12 @@ def stored_type(files: Iterable[Path]) -> torch.dtype:
 def tokenizer_files(directory: Path) -> list[Path]:
     """Files of the directory that belong to the tokenizer or to generation."""
     return sorted(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern) if file.is_file())
+
+
+def copy_tokenizer(spec: ModelSpec, directory: Path) -> None:
+    """Put the files of a model's tokenizer, and of its generation, into another directory."""
+    for file in tokenizer_files(resolve(spec)):
+        shutil.copy(file, directory / file.name)
 
 
 def has_tokenizer(spec: ModelSpec) -> bool:
