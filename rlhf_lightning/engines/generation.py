@@ -36,6 +36,10 @@ class Ends:
     tokenizer: PreTrainedTokenizerBase | None = None
     """Reads what is said where `Sampling` has texts that end it."""
 
+    def tokens(self, sampling: Sampling) -> list[int]:
+        """Tokens that end a response, each once."""
+        return sorted({*self.eos_token_ids, *sampling.stop_token_ids})
+
     def texts(self, sampling: Sampling) -> StopTexts | None:
         """What finds the texts that end a response; None where there are none."""
         return stop_texts(sampling.stop_strings, self.tokenizer)
@@ -48,7 +52,7 @@ class Ends:
             mask: [B, R] bool, what is said in them.
             sampling: how they were drawn.
         """
-        ends = torch.tensor([*self.eos_token_ids, *sampling.stop_token_ids], device=ids.device)
+        ends = torch.tensor(self.tokens(sampling), device=ids.device)
         cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
         if (texts := self.texts(sampling)) is not None:
             for row in cut.nonzero()[:, 0].tolist():

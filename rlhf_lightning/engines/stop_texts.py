@@ -27,17 +27,17 @@ class StopTexts:
 
     def __init__(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
         self._texts, self._tokenizer = tuple(texts), tokenizer
-        self.window = max(len(text.encode()) for text in texts) + 4
+        self._window = max(len(text.encode()) for text in texts) + 4
         """Tokens to look at: of a byte each, behind those of a character that begins before them."""
+        lasts = {text[-1] for text in texts}
+        any_may = any(last.isspace() for last in lasts)  # a token alone may read as none
+        endings = {*lasts, _UNFINISHED}
         highest = max(tokenizer.get_vocab().values())  # there may be numbers that no token has
-        self._may_end = torch.tensor([self._has_last(token) for token in range(highest + 1)] + [False])
+        found = [any_may or not endings.isdisjoint(self._read([n])) for n in range(highest + 1)]
+        self._may_end = torch.tensor([*found, False])
 
-    def _has_last(self, token: int) -> bool:
-        lasts = {text[-1] for text in self._texts}
-        if any(last.isspace() for last in lasts):  # a token alone may read as none
-            return True
-        read = self._tokenizer.decode([token])
-        return not lasts.isdisjoint(read) or _UNFINISHED in read
+    def _read(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens)))
 
     def may_end(self, tokens: Tensor) -> Tensor:
         """[n] bool, whether a text may end with each of the tokens [n] int64."""
@@ -46,11 +46,10 @@ class StopTexts:
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Whether the last of the tokens, whatever they are before, completes a text."""
-        last, width = list(tokens[-self.window :]), self.window
-        while width < len(tokens) and str(self._tokenizer.decode(last)).startswith(_UNFINISHED):
+        width = self._window
+        while width < len(tokens) and self._read(tokens[-width:]).startswith(_UNFINISHED):
             width *= 2  # bytes of rare characters are read all or none
-            last = list(tokens[-width:])
-        before, whole = (str(self._tokenizer.decode(part)) for part in (last[:-1], last))
+        whole, before = self._read(tokens[-width:]), self._read(tokens[-width:-1])
         known = len(before.rstrip(_UNFINISHED))
         return any(text in whole[max(0, known - len(text) + 1) :] for text in self._texts)
 

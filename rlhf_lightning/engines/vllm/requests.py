@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,6 @@ class Requests:
             seed: of all draws.
         """
         ids, said = rows["response_ids"].cpu().numpy(), rows["response_mask"].sum(1).tolist()
-        stops = sorted({*ends.eos_token_ids, *sampling.stop_token_ids})
         numbers = uniform(seed, rows["row_ids"].cpu()[:, None], torch.arange(sampling.max_new_tokens))
         params = [
             SamplingParams(
@@ -70,7 +70,7 @@ class Requests:
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
                 seed=0,  # `Going` knows better before each draw
-                stop_token_ids=stops,
+                stop_token_ids=ends.tokens(sampling),
                 ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
@@ -140,13 +140,14 @@ class Going:
 
     def _stopped(self, texts: StopTexts) -> set[int]:
         """Rows that have just completed a text that ends a response: without a tokenizer vLLM reads none."""
+        new = {row: state.detokenizer.output_token_ids for row, state in self._states().items()}
+        new = {row: tokens for row, tokens in new.items() if tokens}
+        lasts = torch.tensor([tokens[-1] for tokens in new.values()], dtype=torch.int64)
         found = set()
-        for row, state in self._states().items():
-            new = state.detokenizer.output_token_ids
-            if new and bool(texts.may_end(torch.tensor(new[-1:]))):
-                prompt, before = self._requests.prompts[row], self._requests.said[row]
-                if texts.ended([*prompt[len(prompt) - before :], *new]):
-                    found.add(row)
+        for row in compress(new, texts.may_end(lasts).tolist()):
+            prompt, before = self._requests.prompts[row], self._requests.said[row]
+            if texts.ended([*prompt[len(prompt) - before :], *new[row]]):
+                found.add(row)
         return found
 
     def pause(self) -> dict[int, CompletionOutput]:
