@@ -21,17 +21,18 @@ def class_path(option: str, name: str) -> str:
     Raises:
         ValueError: unknown name; the message lists those there are. Or the name of a file.
     """
-    known = choices(option)
-    if option == "data" and name.lower() not in known and Path(name).is_file():
-        raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
-    if "." in name:
+    is_file = option == "data" and Path(name).is_file()
+    if "." in name and not is_file:
         return name
-    if name.lower() not in known:
-        raise ValueError(
-            f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, "
-            "such as my_package.my_module.Mine."
-        )
-    return f"{FOLDERS[option]}.{known[name.lower()].__name__}"
+    known = choices(option)
+    if name.lower() in known:
+        return f"{FOLDERS[option]}.{known[name.lower()].__name__}"
+    if is_file:
+        raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
+    raise ValueError(
+        f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, such "
+        "as my_package.my_module.Mine."
+    )
 
 
 def choices(option: str) -> dict[str, type]:
