@@ -286,20 +286,22 @@ def main() -> None:
             CommandLine(resolved(arguments))
     except SIGTERMException:  # exits as if the run were done
         sys.exit(128 + signal.SIGTERM)
-    except (ValueError, MisconfigurationException, WorkerError, WorkerTimeoutError) as err:
-        sys.stderr.write(f"rlhf: error: {err}\n")
-        sys.exit(1)
-    except OSError as err:
-        if err.filename is None and err.errno not in FULL:  # not of a file
-            raise
-        where = err.filename or "the disk of trainer.default_root_dir, or of a logger"
-        sys.stderr.write(f"rlhf: error: {where}: {err.strerror}.\n")
-        sys.exit(1)
     except Exception as err:
-        if not (said := library_refusal(err)):
+        if (refused := _refused(err)) is None:
             raise
-        sys.stderr.write(f"rlhf: error: {said}\n")
+        sys.stderr.write(f"rlhf: error: {refused}\n")
         sys.exit(1)
+
+
+def _refused(err: Exception) -> str | None:
+    """What ends a command with a message; None for an error of a program."""
+    if isinstance(err, ValueError | MisconfigurationException | WorkerError | WorkerTimeoutError):
+        return str(err)
+    if not isinstance(err, OSError):
+        return library_refusal(err) or None
+    if err.filename is None and err.errno not in FULL:  # not of a file
+        return None
+    return f"{err.filename or 'the disk of trainer.default_root_dir, or of a logger'}: {err.strerror}."
 
 
 if __name__ == "__main__":
