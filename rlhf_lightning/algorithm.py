@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform
 
@@ -106,9 +107,9 @@ class RLHFAlgorithm(LightningModule):
 
     # ---- what a subclass writes ----------------------------------------------------------------------------
 
+    @abstractmethod
     def step(self, batch: Batch) -> Metrics:
         """One iteration: compose remote calls on the roles and return what they report."""
-        raise NotImplementedError(f"{type(self).__name__} writes no step(self, batch).")
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token columns [B, R] (`kl`, `values`, `advantages`) to a validation batch, for tables."""

@@ -43,12 +43,13 @@ def check_strategy(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse values of other types, roles that are no fields, optimizers that nothing reads, empty loops.
+    """Refuse values of other types, no step, roles that are no fields, unread optimizers, empty loops.
 
     Raises:
         ValueError: as said.
     """
     check_types(algorithm)
+    _check_step(algorithm)
     roles = algorithm.roles()
     for name, model in roles.items():
         check_types(model, name=name)
@@ -76,6 +77,15 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := own.get(name, least)) < least:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
+
+
+def _check_step(algorithm: RLHFAlgorithm) -> None:
+    kind = type(algorithm)
+    if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
+        raise ValueError(
+            f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "
+            "-> Metrics` in the class, or extend an algorithm that has one, such as PPO."
+        )
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:

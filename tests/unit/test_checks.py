@@ -254,6 +254,23 @@ def test_fields_that_cannot_be(make: Callable[[], RLHFAlgorithm], told: str, tmp
     assert refusal(make(), tmp_path).startswith(told)
 
 
+class Unwritten(RLHFAlgorithm):
+    """A class whose `step` has another name."""
+
+    actor: Actor = field(default_factory=Actor)
+
+    def steps(self, batch: Batch) -> Metrics:
+        """Nobody calls it."""
+        return Metrics()
+
+
+def test_a_step_is_asked_for_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"Unwritten has no step, so nothing would be learned\. Write `def step"
+    ):
+        fit(Unwritten(), tmp_path)  # type: ignore[abstract]
+
+
 class Returning(Unjudged):
     """A `step` that returns something else."""
 
