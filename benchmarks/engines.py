@@ -27,6 +27,7 @@ from transformers import LlamaConfig
 from benchmarks import environments
 from benchmarks.spread import Spread, machine, spread
 from rlhf_lightning.engines import FSDP, FSDPEngine, Native, NativeGenerator
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.engine import PARTS
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -189,7 +190,7 @@ class Bench:
         """Answer all rows to the full length."""
         with self.engine.generating() as decoder:
             generator = NativeGenerator(
-                decoder, device=self.device, pad_token_id=0, eos_token_ids=(), config=Native()
+                decoder, device=self.device, ends=Ends(pad_token_id=0), config=Native()
             )
             generator.generate(self.rows, sampling=Sampling(max_new_tokens=self.size.response), seed=0)
 

@@ -19,6 +19,7 @@ from benchmarks import environments
 from benchmarks.spread import machine
 from rlhf_lightning.engines import FSDPEngine, NativeGenerator
 from rlhf_lightning.engines.cache import Cache
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.generate import GenerationSizes
@@ -83,7 +84,7 @@ def measured(path: str, dtype: str) -> dict[str, int]:
     engine.optimizer_step()
     held = engine.memory()
     with watched() as caches, engine.generating() as decoder:
-        generator = NativeGenerator(decoder, device="cpu", pad_token_id=0, eos_token_ids=())
+        generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0))
         generator.generate(batch, sampling=Sampling(max_new_tokens=RESPONSE), seed=0)
         kept = sum(block.nbytes for cache in caches for pair in cache.layers.values() for block in pair)
     return {

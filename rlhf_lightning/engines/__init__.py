@@ -4,9 +4,10 @@ from rlhf_lightning.engines.adapters import saved_lora
 from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint, check_head, check_language
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition, WeightSource
 from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
-from rlhf_lightning.engines.generation import Ends, GenerationEngine, generation_engine
+from rlhf_lightning.engines.generation import GenerationEngine, generation_engine
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.models import check_model, read_config

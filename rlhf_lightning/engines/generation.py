@@ -8,56 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.engines.decoder import Decoder
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.engine import TrainEngine, WeightSource
 from rlhf_lightning.engines.native import Native, NativeGenerator
-from rlhf_lightning.engines.stop_texts import StopTexts, stop_texts
 from rlhf_lightning.engines.vllm import VLLM
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ends:
-    """How responses end."""
-
-    pad_token_id: int
-    """What stands behind a response."""
-    eos_token_ids: tuple[int, ...]
-    """Tokens that end a response, beside those of `Sampling`."""
-    tokenizer: PreTrainedTokenizerBase | None = None
-    """Reads what is said where `Sampling` has texts that end it."""
-
-    def tokens(self, sampling: Sampling) -> list[int]:
-        """Tokens that end a response, each once."""
-        return sorted({*self.eos_token_ids, *sampling.stop_token_ids})
-
-    def texts(self, sampling: Sampling) -> StopTexts | None:
-        """What finds the texts that end a response; None where there are none."""
-        return stop_texts(sampling.stop_strings, self.tokenizer)
-
-    def cut_off(self, ids: Tensor, mask: Tensor, *, sampling: Sampling) -> Tensor:
-        """[B] bool, responses without an end.
-
-        Args:
-            ids: [B, R] int64, of responses.
-            mask: [B, R] bool, what is said in them.
-            sampling: how they were drawn.
-        """
-        ends = torch.tensor(self.tokens(sampling), device=ids.device)
-        cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
-        if (texts := self.texts(sampling)) is not None:
-            for row in cut.nonzero()[:, 0].tolist():
-                cut[row] = not texts.ended(ids[row].tolist())
-        return cut
 
 
 class GenerationEngine(ABC):
@@ -214,14 +176,7 @@ class NativeEngine(GenerationEngine):
         self._version = self.source.version
 
     def _over(self, decoder: Decoder) -> NativeGenerator:
-        return NativeGenerator(
-            decoder,
-            device=self._device,
-            pad_token_id=self._ends.pad_token_id,
-            eos_token_ids=self._ends.eos_token_ids,
-            tokenizer=self._ends.tokenizer,
-            config=self._config,
-        )
+        return NativeGenerator(decoder, device=self._device, ends=self._ends, config=self._config)
 
     @property
     def version(self) -> int | None:

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.attention import Packed
 from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.decoder import Decoder, Drawn, logits_of
+from rlhf_lightning.engines.ends import Ends, StopTexts
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import FEW
 from rlhf_lightning.engines.kv import Decode, Prefill
@@ -34,7 +35,6 @@ from rlhf_lightning.engines.record import Record
 from rlhf_lightning.engines.replayed import Steps
 from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
-from rlhf_lightning.engines.stop_texts import StopTexts, stop_texts
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 
@@ -83,15 +83,12 @@ class NativeGenerator:
         module: PreTrainedModel | Decoder,
         *,
         device: torch.device | str,
-        pad_token_id: int,
-        eos_token_ids: tuple[int, ...],
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        ends: Ends,
         config: Native | None = None,
     ) -> None:
         self.decoder = decoder_of(module) if isinstance(module, PreTrainedModel) else module
         self.device, self.config = torch.device(device), config or Native()
-        self.pad_token_id, self.eos_token_ids = pad_token_id, tuple(eos_token_ids)
-        self.tokenizer = tokenizer
+        self.ends = ends
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
         """See `GenerationEngine.generate`."""
@@ -165,7 +162,7 @@ class NativeGenerator:
 
     def _slots(self, prompts: list[Prompt], sampling: Sampling, *, at_once: int = 0) -> _Slots:
         """Slots for these rows, all of them waiting at their prompts."""
-        responses = Responses(len(prompts), sampling.max_new_tokens, self.pad_token_id, self.device)
+        responses = Responses(len(prompts), sampling.max_new_tokens, self.ends.pad_token_id, self.device)
         return _Slots(self, prompts, sampling, responses, at_once=at_once)
 
 
@@ -217,8 +214,8 @@ class _Slots:
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
         self.seats, self.ended, self.steps = list[_Seat](), list[int](), 0
         """`ended`: rows that have all they say, in the order in which they ended."""
-        self.stops = self._tensor(sorted({*generator.eos_token_ids, *sampling.stop_token_ids}))
-        self.texts = stop_texts(sampling.stop_strings, generator.tokenizer)
+        self.stops = self._tensor(generator.ends.tokens(sampling))
+        self.texts = generator.ends.texts(sampling)
         self.record, self.replayed = self._recorded(), self._replayed()
 
     def _replayed(self) -> Steps | None:

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.mapping import simulate
 from rlhf_lightning.mapping.fit import Observation
 from rlhf_lightning.mapping.generate import GenerationSizes
@@ -118,7 +119,7 @@ def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callabl
 
     def generate() -> None:
         with engine.gathered() as module:
-            generator = NativeGenerator(module, device=device, pad_token_id=0, eos_token_ids=())
+            generator = NativeGenerator(module, device=device, ends=Ends(pad_token_id=0))
             generator.generate(rows, sampling=Sampling(max_new_tokens=_RESPONSE), seed=0)
 
     return [infer, train, generate]

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import PARTS, NativeGenerator, TrainEngine, Transition, checkpoint
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Settings
@@ -35,7 +36,7 @@ def answers(engine: TrainEngine) -> Tensor:
     rows["row_ids"] = torch.arange(len(rows))
     greedy = Sampling(max_new_tokens=5, temperature=0.0)
     with engine.generating() as decoder:
-        generator = NativeGenerator(decoder, device="cpu", pad_token_id=0, eos_token_ids=(3,))
+        generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0, eos_token_ids=(3,)))
         return torch.as_tensor(generator.generate(rows, sampling=greedy, seed=0)["response_ids"])
 
 

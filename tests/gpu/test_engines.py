@@ -15,6 +15,7 @@ from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine, replayed
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.decoder import Decoder, Output, WholeDecoder
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.replayed import Recorder
 from rlhf_lightning.spec import Sampling
@@ -86,9 +87,7 @@ def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int
     native = NativeGenerator(
         decoder,
         device=device,
-        pad_token_id=0,
-        eos_token_ids=(3,),
-        tokenizer=load_tokenizer("embedded"),
+        ends=Ends(pad_token_id=0, eos_token_ids=(3,), tokenizer=load_tokenizer("embedded")),
         config=Native(slots=slots),
     )
     graphs: list[Replay] = []
@@ -156,7 +155,7 @@ def test_what_asks_the_gpu_goes_on_without_being_replayed(gpu: torch.device) -> 
     answers = []
     for device in (torch.device("cpu"), gpu):
         torch.nn.Module.to(module, device)
-        native = NativeGenerator(Asking(module), device=device, pad_token_id=0, eos_token_ids=(3,))
+        native = NativeGenerator(Asking(module), device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,)))
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             patch.setattr(replayed, "_refused", set())

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 pytest.importorskip("megatron.core")
 
 from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.parallel import Generation, ModelGroups, ParallelLayout, Seat
 from rlhf_lightning.parallel.reshard import reshard
@@ -48,7 +49,7 @@ def said(engine: TrainEngine, rows: TensorDict, device: torch.device) -> dict[st
         engine.accumulate(rows, tiny.Fit(), tiny.counts(), temperature=1.0)
         engine.optimizer_step()
         with engine.generating() as decoder:
-            native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+            native = NativeGenerator(decoder, device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,)))
             answers = native.generate(prompts(), sampling=GREEDY, seed=1)
             del decoder
         found |= {f"{step}.{name}": answers[name] for name in ("response_ids", "log_probs")}
@@ -76,7 +77,7 @@ def in_bfloat16(device: torch.device, *, spec: ModelSpec) -> dict[str, torch.Ten
     engine.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
     found["grad_norm"] = torch.tensor(engine.optimizer_step()["grad_norm"])
     with engine.generating() as decoder:
-        native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+        native = NativeGenerator(decoder, device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,)))
         answers = native.generate(prompts(), sampling=Sampling(max_new_tokens=16), seed=1)
         del decoder
     again = engine.infer(TensorDict({**prompts(), **answers}, batch_size=len(answers)), temperature=1.0)

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from rlhf_lightning.engines import FSDPEngine, NativeGenerator
 from rlhf_lightning.engines.determinism import be_deterministic
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.spec import Sampling
 from tests.gpu import ranks
 from tests.unit.engines import tiny
@@ -41,7 +42,9 @@ def twice(device: torch.device, *, path: Path, dtype: tiny.Dtype) -> dict[str, t
         engine = FSDPEngine(tiny.spec(path, dtype=dtype), device=device)
         for step in range(2):
             with engine.generating() as decoder:
-                native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+                native = NativeGenerator(
+                    decoder, device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,))
+                )
                 answers = native.generate(rows(), sampling=Sampling(max_new_tokens=NEW, top_p=0.9), seed=step)
             learned = TensorDict({**rows(), **answers}, batch_size=ROWS)
             engine.accumulate(learned, tiny.Fit(), tiny.counts(), temperature=1.0)

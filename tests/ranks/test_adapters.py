@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator, check_adapters
 from rlhf_lightning.engines.adapters import saved_lora
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit import spmd
 from tests.unit.engines import tiny
@@ -136,7 +137,7 @@ def trained(group: dist.ProcessGroup | None, spec: ModelSpec, shard: int = 0) ->
     for _ in range(3):
         step(engine, group)
     with engine.gathered() as module:
-        generator = NativeGenerator(module, device="cpu", pad_token_id=0, eos_token_ids=(), config=Native())
+        generator = NativeGenerator(module, device="cpu", ends=Ends(pad_token_id=0), config=Native())
         rows = tiny.rows().select("prompt_ids", "prompt_mask")
         rows["row_ids"] = torch.arange(len(rows))
         answers = generator.generate(rows, sampling=Sampling(max_new_tokens=5), seed=0)

@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit import spmd
@@ -105,7 +106,7 @@ def test_layers_and_numbers_of_tokens_share_what_is_compiled(paths: dict[str, Pa
     engine.infer(rows, temperature=1.0)
     with engine.generating() as decoder:
         generator = NativeGenerator(
-            decoder, device=torch.device("cpu"), pad_token_id=0, eos_token_ids=(), config=Native()
+            decoder, device=torch.device("cpu"), ends=Ends(pad_token_id=0), config=Native()
         )
         rows["row_ids"] = torch.arange(len(rows))
         generator.generate(rows, sampling=Sampling(max_new_tokens=3), seed=0)

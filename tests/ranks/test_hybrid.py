@@ -18,6 +18,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine, Transition
 from rlhf_lightning.engines.decoder import Decoder
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.parallel.reshard import reshard
@@ -74,7 +75,7 @@ def write(directory: Path, name: str) -> ModelSpec:
 
 
 def answer(decoder: Decoder, rows: TensorDict) -> list[TensorDict]:
-    generator = NativeGenerator(decoder, device="cpu", pad_token_id=0, eos_token_ids=(3, 5, 8))
+    generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0, eos_token_ids=(3, 5, 8)))
     return [generator.generate(rows, sampling=sampling, seed=SEED) for sampling in (GREEDY, DRAWN)]
 
 

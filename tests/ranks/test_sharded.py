@@ -19,6 +19,7 @@ from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.cache import Cache, Places
 from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.engines.sampling import sample
 from rlhf_lightning.engines.sharded import ShardedDecoder
@@ -146,9 +147,7 @@ def answers(decoder: PreTrainedModel | ShardedDecoder, sampling: Sampling) -> Te
     generator = NativeGenerator(
         decoder,
         device="cpu",
-        pad_token_id=PAD,
-        eos_token_ids=STOPS,
-        tokenizer=load_tokenizer("embedded"),
+        ends=Ends(pad_token_id=PAD, eos_token_ids=STOPS, tokenizer=load_tokenizer("embedded")),
         config=Native(slots=4, refill=2),
     )
     return generator.generate(rows(), sampling=sampling, seed=3)
@@ -218,7 +217,7 @@ def test_one_rank_draws_and_each_keeps_its_own_keys(monkeypatch: pytest.MonkeyPa
 
     def counted(_: dist.ProcessGroup) -> tuple[int, list[int], set[tuple[int, int]]]:
         generator = NativeGenerator(
-            Case("llama", 2, 2, 1).decoder(), device="cpu", pad_token_id=PAD, eos_token_ids=()
+            Case("llama", 2, 2, 1).decoder(), device="cpu", ends=Ends(pad_token_id=PAD)
         )
         nothing = generator.generate(table([]), sampling=GREEDY, seed=3)
         assert not keys

@@ -22,10 +22,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from rlhf_lightning.engines.generation import Ends
+from rlhf_lightning.engines.ends import Ends, StopTexts
 from rlhf_lightning.engines.prompts import Prompt
 from rlhf_lightning.engines.sampling import uniform
-from rlhf_lightning.engines.stop_texts import StopTexts
 from rlhf_lightning.spec import Sampling
 
 _BITS = 48

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.attention import use_interface
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
@@ -22,7 +23,9 @@ SAMPLING = Sampling(max_new_tokens=13)
 def generator(config: Native | None = None, *, kind: str = "llama") -> NativeGenerator:
     module = decoder(kind)
     use_interface(module)
-    return NativeGenerator(module, device="cpu", pad_token_id=PAD, eos_token_ids=STOPS, config=config)
+    return NativeGenerator(
+        module, device="cpu", ends=Ends(pad_token_id=PAD, eos_token_ids=STOPS), config=config
+    )
 
 
 def finished(

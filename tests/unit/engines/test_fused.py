@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines import NativeGenerator
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.decoder import WholeDecoder
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.forward import forward
 from rlhf_lightning.engines.fused import FusedDecoder, decoder_of, fuses
 from rlhf_lightning.spec import Sampling
@@ -61,7 +62,9 @@ def prompts(*lengths: int) -> TensorDict:
 
 
 def answers(decoding: WholeDecoder, rows: TensorDict) -> TensorDict:
-    generator = NativeGenerator(decoding, device="cpu", pad_token_id=0, eos_token_ids=(1, 2, 3, 4, 5, 6))
+    generator = NativeGenerator(
+        decoding, device="cpu", ends=Ends(pad_token_id=0, eos_token_ids=(1, 2, 3, 4, 5, 6))
+    )
     return generator.generate(rows, sampling=Sampling(max_new_tokens=12), seed=3)
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines import native
 from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.cache import Cache
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.kv import Decode, Prefill
 from rlhf_lightning.engines.native import Native, NativeGenerator
@@ -45,7 +46,7 @@ def generate(
 ) -> TensorDict:
     use_interface(module)
     generator = NativeGenerator(
-        module, device="cpu", pad_token_id=PAD, eos_token_ids=eos_token_ids, config=config
+        module, device="cpu", ends=Ends(pad_token_id=PAD, eos_token_ids=eos_token_ids), config=config
     )
     return generator.generate(rows, sampling=sampling, seed=seed)
 
@@ -291,7 +292,7 @@ def test_wrong_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^strategy.settings.generate.refill=0"):
         Native(refill=0)
     with pytest.raises(ValueError, match=r"Call use_interface\(module\) first"):
-        NativeGenerator(decoder("llama"), device="cpu", pad_token_id=0, eos_token_ids=())
+        NativeGenerator(decoder("llama"), device="cpu", ends=Ends(pad_token_id=0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,6 +19,7 @@ from transformers import AutoConfig, PreTrainedModel
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
 from rlhf_lightning.engines.attention import IMPLEMENTATION
 from rlhf_lightning.engines.decoder import Output, WholeDecoder
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.fused import FusedDecoder
 from rlhf_lightning.engines.kv import Cached
 from rlhf_lightning.engines.replayed import Steps
@@ -80,7 +81,7 @@ def said(spec: ModelSpec, device: torch.device, *, slots: int, sampling: Samplin
     rows["row_ids"] = torch.arange(len(rows))
     with FSDPEngine(spec, device=device).generating() as decoder:
         native = NativeGenerator(
-            decoder, device=device, pad_token_id=0, eos_token_ids=(3,), config=Native(slots=slots)
+            decoder, device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,)), config=Native(slots=slots)
         )
         return native.generate(rows, sampling=sampling, seed=5)
 
@@ -132,7 +133,9 @@ def test_what_a_gpu_generates_is_not_recorded_for_the_update(models: dict[str, P
         with pretended():
             engine = FSDPEngine(spec, device=device, config=config)
             with engine.generating() as decoder:
-                native = NativeGenerator(decoder, device=device, pad_token_id=0, eos_token_ids=(3,))
+                native = NativeGenerator(
+                    decoder, device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,))
+                )
                 answers = native.generate(rows, sampling=DRAWN, seed=5)
             assert (engine._record is None) == (device == GPU)
             learned_from = TensorDict({**tiny.rows(), **answers}, batch_size=len(rows))

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, NativeGenerator
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import Native
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import Sampling
@@ -78,7 +79,7 @@ def generator(engine: FSDPEngine, config: Native | None = None) -> Callable[...,
     def generate(rows: TensorDict, sampling: Sampling = DRAWN, seed: int = 3) -> TensorDict:
         with engine.generating() as decoder:
             native = NativeGenerator(
-                decoder, device="cpu", pad_token_id=0, eos_token_ids=STOPS, config=config
+                decoder, device="cpu", ends=Ends(pad_token_id=0, eos_token_ids=STOPS), config=config
             )
             answers = native.generate(rows, sampling=sampling, seed=seed)
         whole = TensorDict({**rows, **answers}, batch_size=rows.batch_size)
@@ -297,7 +298,7 @@ def test_answers_that_went_on_after_a_pause_are_left_out(
     engine, plain = made(path), made(path, kept=0)
     rows = asked(5, 2, 7)
     with engine.generating() as decoder:
-        native = NativeGenerator(decoder, device="cpu", pad_token_id=0, eos_token_ids=())
+        native = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0))
         steps = iter(range(100))
         begun = native.resume(rows, sampling=DRAWN, seed=3, pause=lambda ended: next(steps) >= 4)
         assert int(begun["response_mask"].sum(1).max()) < 9

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.generation import Ends
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import Native, NativeGenerator
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import decoder, token_lists
@@ -29,7 +29,10 @@ def generator(config: Native | None = None, *, ends: tuple[int, ...] = ()) -> Na
     module = decoder("llama")
     use_interface(module)
     return NativeGenerator(
-        module, device="cpu", pad_token_id=PAD, eos_token_ids=ends, tokenizer=TOKENIZER, config=config
+        module,
+        device="cpu",
+        ends=Ends(pad_token_id=PAD, eos_token_ids=ends, tokenizer=TOKENIZER),
+        config=config,
     )
 
 

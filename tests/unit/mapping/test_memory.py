@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from rlhf_lightning.engines import FSDP, NativeGenerator
 from rlhf_lightning.engines.cache import Cache
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.fsdp import FSDPEngine
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
@@ -54,7 +55,7 @@ def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Cache, "__init__", noted)
     with FSDPEngine(ModelSpec(path=EMBEDDED)).gathered() as module:
-        generator = NativeGenerator(module, device="cpu", pad_token_id=0, eos_token_ids=())
+        generator = NativeGenerator(module, device="cpu", ends=Ends(pad_token_id=0))
         generator.generate(_rows(), sampling=Sampling(max_new_tokens=RESPONSE), seed=0)
     measured = sum(block.nbytes for cache in caches for pair in cache.layers.values() for block in pair)
     workload = Workload(

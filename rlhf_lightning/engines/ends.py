@@ -1,13 +1,16 @@
-"""Texts that end a response, found token by token as it is drawn."""
+"""How responses end: with tokens, and with texts that are found token by token as they are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from rlhf_lightning.spec import Sampling
 
 _UNFINISHED = "\ufffd"
 """What a tokenizer decodes a part of a character to."""
@@ -54,15 +57,43 @@ class StopTexts:
         return any(text in whole[max(0, known - len(text) + 1) :] for text in self._texts)
 
 
-@lru_cache(maxsize=8)
-def stop_texts(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase | None) -> StopTexts | None:
-    """What finds the texts; None where there are none.
+_stop_texts = lru_cache(maxsize=8)(StopTexts)
+"""It reads a whole vocabulary: once for the texts of a run."""
 
-    Args:
-        texts: `Sampling.stop_strings`.
-        tokenizer: of the model; None where no texts are looked for.
-    """
-    if not texts:
-        return None
-    assert tokenizer is not None
-    return StopTexts(texts, tokenizer)
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """How responses end."""
+
+    pad_token_id: int
+    """What stands behind a response."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, beside those of `Sampling`."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Reads what is said where `Sampling` has texts that end it."""
+
+    def tokens(self, sampling: Sampling) -> list[int]:
+        """Tokens that end a response, each once."""
+        return sorted({*self.eos_token_ids, *sampling.stop_token_ids})
+
+    def texts(self, sampling: Sampling) -> StopTexts | None:
+        """What finds the texts that end a response; None where there are none."""
+        if not sampling.stop_strings:
+            return None
+        assert self.tokenizer is not None
+        return _stop_texts(sampling.stop_strings, self.tokenizer)
+
+    def cut_off(self, ids: Tensor, mask: Tensor, *, sampling: Sampling) -> Tensor:
+        """[B] bool, responses without an end.
+
+        Args:
+            ids: [B, R] int64, of responses.
+            mask: [B, R] bool, what is said in them.
+            sampling: how they were drawn.
+        """
+        ends = torch.tensor(self.tokens(sampling), device=ids.device)
+        cut = mask[:, -1] & ~torch.isin(ids[:, -1], ends)
+        if (texts := self.texts(sampling)) is not None:
+            for row in cut.nonzero()[:, 0].tolist():
+                cut[row] = not texts.ended(ids[row].tolist())
+        return cut

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines.stop_texts import StopTexts, stop_texts
+from rlhf_lightning.engines.ends import Ends, StopTexts
+from rlhf_lightning.spec import Sampling
 
 TEXTS = ("</answer>", "\n\n", "été", "🙂", "END ", ">.<")
 CORPUS = ["<answer> l'été 🙂 </answer>\n", "x</answer>.\n\nEND of", "END  été>.< é🙃 THE END"] * 3
@@ -104,6 +105,6 @@ def test_few_tokens_have_to_be_read() -> None:
 
 
 def test_nothing_is_looked_for_where_nothing_is_asked() -> None:
-    assert stop_texts((), None) is None
-    tokenizer = bytes_of_text()
-    assert stop_texts(("a",), tokenizer) is stop_texts(("a",), tokenizer)
+    assert Ends(pad_token_id=0).texts(Sampling()) is None
+    ends, sampling = Ends(pad_token_id=0, tokenizer=bytes_of_text()), Sampling(stop_strings=("a",))
+    assert ends.texts(sampling) is ends.texts(sampling)
