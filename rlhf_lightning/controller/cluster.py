@@ -32,6 +32,7 @@ from rlhf_lightning.parallel import WorldSpec
 
 RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
+_LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """What torchrun, srun and mpirun number their processes by."""
 
@@ -47,6 +48,12 @@ class ResourcePool:
 
 class DeviceActor(Device):
     """A Device as a Ray actor."""
+
+    def __init__(self, rank: int, *, gpu: bool) -> None:
+        """See `Device`; it sees its own GPU alone, also where Ray was told to leave that to others."""
+        if gpu and os.environ.get(_LEFT, "0").lower() in ("1", "true"):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ray.get_gpu_ids()))
+        super().__init__(rank, gpu=gpu)
 
     def address(self) -> str:
         """host:port of a port that is free on this node."""
