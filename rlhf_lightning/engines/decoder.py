@@ -69,6 +69,10 @@ class Decoder(Protocol):
         """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
         ...
 
+    def least(self, number: int) -> int:
+        """The smallest of the numbers of all ranks of the copy."""
+        ...
+
     def kept_bytes(self, dtype: torch.dtype | None) -> int:
         """Of the keys and values of one token on this rank, in a type; None: as they are computed."""
         ...
@@ -146,6 +150,10 @@ class WholeDecoder:
         """What this rank drew."""
         assert drawn is not None
         return drawn
+
+    def least(self, number: int) -> int:
+        """This rank's."""
+        return number
 
     @contextmanager
     def evaluating(self, *, beside_bytes: int = 0) -> Iterator[None]:

@@ -168,9 +168,8 @@ class NativeGenerator:
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
     """Rows of `capacity` tokens for whose keys and values a GPU has room: the same on all ranks of a copy."""
-    room = max(1, int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kept_bytes(dtype))))
-    number = Drawn(torch.tensor([room], device=device), torch.zeros(1, device=device))
-    return int(decoder.share(number, 1).token[0])
+    room = int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kept_bytes(dtype)))
+    return decoder.least(max(1, room))
 
 
 def capacity_of(prompts: Sequence[Prompt], sampling: Sampling) -> int:

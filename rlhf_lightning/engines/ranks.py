@@ -27,6 +27,14 @@ class Ranks:
             dist.all_reduce(x, group=self._group)
         return x
 
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers, which are the host's."""
+        if self.size == 1:
+            return number
+        numbers = torch.tensor(number)
+        dist.all_reduce(numbers, dist.ReduceOp.MIN, group=self._group)
+        return int(numbers)
+
     def all_gather(self, x: Tensor) -> Tensor:
         """[ranks, *x.shape] on every rank."""
         if self.size == 1:

@@ -134,6 +134,10 @@ class ShardedDecoder:
         self._pipeline.broadcast(both, source=self._pipeline.size - 1)
         return Drawn(both[0].long(), both[1].float())
 
+    def least(self, number: int) -> int:
+        """See `Decoder.least`."""
+        return self._pipeline.least(self._tensor.least(number))
+
     def evaluating(self, *, beside_bytes: int = 0) -> AbstractContextManager[None]:
         """Nothing to do: it neither drops nor recomputes, nor copies."""
         del beside_bytes

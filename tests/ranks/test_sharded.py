@@ -202,6 +202,13 @@ def test_a_copy_says_what_the_whole_model_says(pg: int, tg: int) -> None:
             same(drawn, case.kind, DRAWN)
 
 
+def test_what_a_copy_has_room_for_is_what_its_last_rank_has() -> None:
+    def least(_: dist.ProcessGroup) -> int:
+        return Case("llama", 2, 2, 1).decoder().least(9 - 2 * dist.get_rank())
+
+    assert spmd.run(4, least) == [3] * 4
+
+
 def test_one_rank_draws_and_each_keeps_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     draws: list[int] = []
     keys: set[tuple[int, int]] = set()
