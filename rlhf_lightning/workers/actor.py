@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
+from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.controller.register import Method
 from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer
 from rlhf_lightning.engines import (
@@ -176,7 +177,7 @@ class Actor(Role):
             ValueError: vLLM is not there, or does not take the model or the layout.
         """
         if settings.generator == "vllm":
-            check_vllm(read_config(self), layout, settings=settings.vllm)
+            check_vllm(read_config(self), layout, settings=settings.vllm, on_cpu=not num_gpus())
 
     def _recomputed(self, rows: TensorDict) -> Tensor:
         """The training engine's log-probabilities [B, R] float32 of rows that differ within a replica."""

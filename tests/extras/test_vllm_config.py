@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import LlamaConfig, PreTrainedConfig
 
+from rlhf_lightning import workers
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Worker
 from rlhf_lightning.data import PromptData, TaskData
@@ -95,6 +96,17 @@ def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
     actor.check_layout(layout, Settings(engine="megatron"))
     with pytest.raises(ValueError, match="it generates in one stage"):
         actor.check_layout(layout, Settings(engine="megatron", generator="vllm"))
+
+
+def test_a_cluster_with_gpus_computes_on_them_whatever_the_controller_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = Actor(path=str(tmp_path))
+    model(head_dim=16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="heads are 16 wide, and on a CPU vLLM takes"):
+        actor.check_generation(ParallelLayout(), Settings(generator="vllm"))
+    monkeypatch.setattr(workers.actor, "num_gpus", lambda: 8)
+    actor.check_generation(ParallelLayout(), Settings(generator="vllm"))
 
 
 def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:

@@ -104,6 +104,12 @@ def test_an_interrupt_in_the_middle_is_passed_on_and_forgotten(
     agree(awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
 
 
+def test_on_gpus_it_meets_no_other_ranks_and_opens_no_other_gpu(awake: VLLMEngine) -> None:
+    config = awake._engine.vllm_config
+    assert config.kernel_config.enable_flashinfer_autotune is False
+    assert config.compilation_config.pass_config.fuse_allreduce_rms is False
+
+
 def test_answers_that_nobody_waits_for_are_aborted(awake: VLLMEngine) -> None:
     ends = Sampling(max_new_tokens=40, stop_token_ids=generating.STOPS)
     expected = awake.generate(table(SEQUENCES), sampling=ends, seed=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-import torch
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.parallel.layout import ParallelLayout
@@ -87,7 +86,7 @@ def check_vllm(
     layout: ParallelLayout,
     *,
     settings: VLLM | None = None,
-    on_cpu: bool | None = None,
+    on_cpu: bool,
 ) -> None:
     """Refuse what vLLM cannot generate with, before anything is started.
 
@@ -95,7 +94,7 @@ def check_vllm(
         config: of the Hugging Face model.
         layout: of the actor.
         settings: of the engine.
-        on_cpu: whether it computes on a CPU; None: where this machine has no GPU.
+        on_cpu: whether it computes on a CPU.
 
     Raises:
         ValueError: vLLM is not installed, or the model or the layout does not suit it.
@@ -114,7 +113,6 @@ def check_vllm(
             f"strategy.settings.generator=vllm with generate t={generating.t}: t does not divide the {heads} "
             "attention heads. Take a divisor of both."
         )
-    on_cpu = not torch.cuda.is_available() if on_cpu is None else on_cpu
     _check_head(size, on_cpu=on_cpu)
     positions = getattr(text, "max_position_embeddings", None)
     settings = settings or VLLM()

@@ -73,6 +73,7 @@ class VLLMEngine(GenerationEngine):
     ) -> None:
         self.source, self._ends, self._config, self._spec = source, ends, config, model
         self._on_cpu = seat.device.type == "cpu"
+        self._sleeps = config.sleep and not self._on_cpu
         self._groups = Groups(seat.groups.generation_tensor if seat.groups else None, device=seat.device)
         self._engine = self._started()
         worker = self._engine.model_executor.driver_worker.worker
@@ -165,12 +166,12 @@ class VLLMEngine(GenerationEngine):
             return
         self._asleep = True
         with self._groups.entered():
-            if self._on_cpu:
-                self._engine.reset_prefix_cache()
-                forget(self._runner.kv_caches)
-            else:
+            if self._sleeps:
                 self._engine.sleep(level=2)
                 self._fresh = False
+            elif self._on_cpu:
+                self._engine.reset_prefix_cache()
+                forget(self._runner.kv_caches)
 
     def close(self) -> None:
         """End vLLM in this process, as happens when nobody holds the engine any more."""
@@ -196,7 +197,10 @@ class VLLMEngine(GenerationEngine):
             generation_config="vllm",
             tensor_parallel_size=len(self._groups.ranks),
             distributed_executor_backend=InPlaceExecutor,
-            disable_custom_all_reduce=True,  # it maps memory of devices that this process does not see
+            # Both map memory of devices that this process does not see.
+            disable_custom_all_reduce=True,
+            compilation_config={"pass_config": {"fuse_allreduce_rms": False}},
+            enable_flashinfer_autotune=False,  # it waits for all ranks of the job, and some have no vLLM
             gpu_memory_utilization=config.gpu_memory_utilization,
             kv_cache_memory_bytes=config.kv_cache_bytes(on_cpu=self._on_cpu),
             max_num_seqs=config.max_num_seqs,
@@ -207,7 +211,7 @@ class VLLMEngine(GenerationEngine):
             enable_chunked_prefill=False if self._on_cpu else None,
             enforce_eager=config.eager(on_cpu=self._on_cpu),
             async_scheduling=False,  # a step ahead it would draw before it is told with what
-            enable_sleep_mode=config.sleep and not self._on_cpu,
+            enable_sleep_mode=self._sleeps,
             logprobs_mode="raw_logprobs",
             disable_log_stats=True,
         )
@@ -218,7 +222,7 @@ class VLLMEngine(GenerationEngine):
         return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
     def _wake(self) -> None:
-        if self._asleep and not self._on_cpu:
+        if self._asleep and self._sleeps:
             self._engine.wake_up()
         self._asleep = False
 

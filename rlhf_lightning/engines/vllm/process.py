@@ -43,7 +43,7 @@ def guest() -> Iterator[None]:
     binding = operations.get(_BINDING)
     operations[_BINDING] = _nothing
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
             yield
     finally:
         operations.pop(_BINDING)
