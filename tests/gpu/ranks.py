@@ -1,7 +1,11 @@
-"""Runs a function on the ranks of an NCCL world, one process a GPU: CUDA allows no forks."""
+"""Runs a function on the ranks of an NCCL world, one process a GPU: CUDA allows no forks.
+
+As under Ray a rank sees its own GPU alone.
+"""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,7 +32,9 @@ def run(world: int, body: Body) -> list[dict[str, torch.Tensor]]:
 
 
 def _rank(rank: int, *, world: int, body: Body, folder: str) -> None:
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if len(seen) > rank and seen[rank] else str(rank)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

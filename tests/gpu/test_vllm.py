@@ -1,0 +1,66 @@
+"""vLLM on GPUs, one and two a copy, and beside a device without it, says what one CPU does."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+pytest.importorskip("vllm")
+
+from rlhf_lightning.engines import VLLM, FSDPEngine, GenerationEngine, generation_engine
+from rlhf_lightning.engines.native import Native
+from rlhf_lightning.parallel import Generation, ModelGroups, ParallelLayout, Seat
+from rlhf_lightning.spec import ModelSpec, Sampling
+from tests.extras import generating
+from tests.gpu import ranks
+
+WITHIN = 1e-3
+"""Of log-probabilities: attention of other kernels."""
+SMALL = VLLM(gpu_memory_utilization=0.2, max_num_seqs=16, kv_cache_gib=0.02)
+GREEDY = Sampling(max_new_tokens=12, temperature=0.0)
+LENGTHS = [3, 9, 1, 12, 140]
+
+
+def said(engine: GenerationEngine, source: FSDPEngine) -> dict[str, Tensor]:
+    """Answers before and after an update, between which the engine has slept."""
+    found: dict[str, Tensor] = {}
+    for step in range(2):
+        rows = generating.table(generating.prompts(LENGTHS))
+        answers = engine.generate(rows, sampling=GREEDY, seed=3)
+        found |= {f"{step}.{name}": answers[name] for name in ("response_ids", "log_probs")}
+        engine.offload()
+        generating.learn(source, generating.prompts([5, 3]))
+    return found
+
+
+def on_rank(device: torch.device, *, spec: ModelSpec, t: int, alone: bool) -> dict[str, Tensor]:
+    """What one rank of a copy says; with `alone` the job has a last rank that never generates."""
+    size = dist.get_world_size() - alone
+    layout = ParallelLayout(t=t, d=size // t, generation=Generation(t=t))
+    groups = ModelGroups.create_all(layout) if not alone else None
+    if dist.get_rank() == size:
+        return {}
+    source = FSDPEngine(spec, device=device)  # of each rank its own: all learn the same
+    seat = Seat(dist.get_rank(), layout, device, None, groups)
+    return said(generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL), source)
+
+
+@pytest.mark.parametrize(("world", "t", "alone"), [(1, 1, False), (2, 2, False), (2, 1, True)])
+def test_vllm_says_what_one_cpu_does(world: int, t: int, alone: bool, tmp_path: Path) -> None:
+    if world > ranks.num_gpus():
+        pytest.skip(f"needs {world} GPUs: here are {ranks.num_gpus()}")
+    spec = generating.write(tmp_path)
+    source = FSDPEngine(spec)
+    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+    ends = generating.ends(5)
+    expected = said(generation_engine(spec, source, seat=seat, ends=ends, config=Native()), source)
+    for found in filter(None, ranks.run(world, partial(on_rank, spec=spec, t=t, alone=alone))):
+        assert torch.equal(found["0.response_ids"], expected["0.response_ids"])
+        assert torch.equal(found["1.response_ids"], expected["1.response_ids"])
+        torch.testing.assert_close(found["0.log_probs"], expected["0.log_probs"], atol=WITHIN, rtol=0)
+        torch.testing.assert_close(found["1.log_probs"], expected["1.log_probs"], atol=WITHIN, rtol=0)
