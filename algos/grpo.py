@@ -69,10 +69,11 @@ class GRPO(RLHFAlgorithm):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: each answer's distance from its group."""
         batch = self.estimate(batch, self.estimator())
+        samples = {"response/samples_per_prompt": float(self.group_size)}
+        metrics = Metrics.of(self.rollout_metrics(batch) | samples)
         if self.mask_truncated:
             batch |= Batch.of({"response_mask": batch["response_mask"] & ~batch["truncated_mask"]})
-        samples = {"response/samples_per_prompt": float(self.group_size)}
-        return batch, Metrics.of(self.rollout_metrics(batch) | samples)
+        return batch, metrics
 
     def estimator(self) -> GroupEstimator:
         """What makes the advantages of a batch of groups."""
