@@ -42,7 +42,7 @@ PATHS = "paths"
 """Key under which the directories stand that the roles' models began with."""
 Column = torch.Tensor | list[object]
 """Of rows in a checkpoint."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a disk has no room; of a device there is only the text."""
 
 

@@ -168,7 +168,8 @@ class Sampling:
     """Tokens that end a response beside the tokenizer's end token and those of generation_config.json; the
     stop token belongs to the response."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a response too, as </answer>; the token that completes one belongs to the response."""
+    """Texts that end a response too, as </answer>; the token that completes one belongs to the response.
+    They are looked for in all that tokens read as, in names of special tokens too: `user` is in <user>."""
 
     def __post_init__(self) -> None:
         check_types(self)

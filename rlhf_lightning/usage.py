@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,9 @@ _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
 _LACKS = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
 """The rest is of the other types that an option could have."""
+_LISTED = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
+_ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
+_MISSING = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'$")
 _NAMED = {
     "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
     "logger": ("lightning.pytorch.loggers",),
@@ -87,8 +91,8 @@ def refusal(
         typed = _WORD.fullmatch(said)
         if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
             return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
-        said = _LACKS.sub(r"\1", said)
-        return said + _QUOTES * bool(_READ.search(said))
+        said = _ONE_KIND.sub(_one_kind, _LISTED.sub(_listed, _LACKS.sub(r"\1", said)))
+        return _MISSING.sub(_alike, said) + _QUOTES * bool(_READ.search(said))
     return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
 
 
@@ -114,6 +118,24 @@ def library_refusal(err: Exception) -> str:
         return f"wandb: {said} Or try --trainer.logger.offline true."
     raised_there = str(frame.f_globals.get("__name__")).startswith("lightning.")
     return said if type(err) is RuntimeError and raised_there else ""
+
+
+def _listed(found: re.Match[str]) -> str:
+    """One value where a list is wanted."""
+    item = found[1] if re.fullmatch(r"-?\d+", found[1]) else json.dumps(found[1], ensure_ascii=False)
+    return f"{found[1]} is no list. Type '[{item}]', with the brackets."
+
+
+def _one_kind(found: re.Match[str]) -> str:
+    """A class where there is no choice of one."""
+    return f"{found[2]} is a class, and there is none to choose. Type the options of {found[1]} one by one."
+
+
+def _alike(found: re.Match[str]) -> str:
+    """A name that a module lacks, and the nearest that it has."""
+    module, name = found.groups()
+    near = get_close_matches(name, vars(importlib.import_module(module)), n=1)
+    return f"{found[0]}. Did you mean {near[0]}?" if near else found[0]
 
 
 def _class_meant(name: str, key: str = "") -> str:

@@ -11,7 +11,8 @@ class ValidateFirst(Callback):
     """Validate and log what the models are before the first step, as step 0.
 
     It takes the place of Lightning's sanity check, which logs nothing, and is left out by a run that goes on
-    from a checkpoint.
+    from a checkpoint. With `val_check_interval=1` Lightning logs the validation behind the first step as of
+    step 0, too.
 
     Raises:
         ValueError: in `setup`, where nothing is ever validated.

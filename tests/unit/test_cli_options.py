@@ -133,7 +133,7 @@ def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.Monkey
     assert end.value.code == 143
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EPIPE])
 def test_a_full_disk_is_named_without_a_file(
     number: int, rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,10 +141,9 @@ def test_a_full_disk_is_named_without_a_file(
         raise OSError(number, os.strerror(number))  # as a write does, which knows no name
 
     monkeypatch.setattr(cli, "CommandLine", fails)
-    if number == errno.ENOSPC:
-        assert rlhf.refused(*FIT) == (
-            "the disk of trainer.default_root_dir, or of a logger: No space left on device."
-        )
+    if number != errno.EPIPE:
+        said = f"the disk of trainer.default_root_dir, or of a logger: {os.strerror(number)}."
+        assert rlhf.refused(*FIT) == said
     else:
         with pytest.raises(BrokenPipeError):
             rlhf.run(*FIT)

@@ -70,6 +70,33 @@ def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
     assert refusal(said, {}) == f"{key}: {name!r} is no class. {meant}"
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "stop_strings: Expected a <class 'tuple'>. Got value: </a> b",
+            "stop_strings: </a> b is no list. Type '[\"</a> b\"]', with the brackets.",
+        ),
+        (
+            "ids: Expected a <class 'tuple'>. Got value: 65",
+            "ids: 65 is no list. Type '[65]', with the brackets.",
+        ),
+        (
+            "optimizer: Subclasses are disabled for OptimizerSpec, thus 'torch.optim.SGD' is not accepted as "
+            "class_path. To accept subclasses use set_parsing_settings(subclasses_enabled=[OptimizerSpec]).",
+            "optimizer: torch.optim.SGD is a class, and there is none to choose. Type the options of "
+            "OptimizerSpec one by one.",
+        ),
+        (
+            "algo: module 'rlhf_lightning.algos' has no attribute 'GRPo'",
+            "algo: module 'rlhf_lightning.algos' has no attribute 'GRPo'. Did you mean GRPO?",
+        ),
+    ],
+)
+def test_what_to_type_instead(said: str, told: str) -> None:
+    assert refusal(said, {}) == told
+
+
 def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
     tried = (
         "Errors:\n  - Problem with given class_path 'my.Logger':\n      Requirement 'mlflow' not met.\n"
