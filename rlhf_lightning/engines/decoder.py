@@ -34,7 +34,19 @@ class Output(NamedTuple):
     """[1, K, V] of the K kept tokens; None on a rank that does not draw."""
 
 
-class Decoder(Protocol):
+class _Copy(Protocol):
+    """What the ranks that share one copy of a model tell each other."""
+
+    def share(self, drawn: Drawn | None, count: int) -> Drawn:
+        """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
+        ...
+
+    def least(self, number: int) -> int:
+        """The smallest of the numbers of all ranks of the copy."""
+        ...
+
+
+class Decoder(_Copy, Protocol):
     """A causal language model, or what one rank has of it: all ranks that share one copy call it alike."""
 
     @property
@@ -63,14 +75,6 @@ class Decoder(Protocol):
     @property
     def replays(self) -> bool:
         """Whether a GPU can replay its steps: they wait for no other rank, and ask the GPU nothing."""
-        ...
-
-    def share(self, drawn: Drawn | None, count: int) -> Drawn:
-        """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
-        ...
-
-    def least(self, number: int) -> int:
-        """The smallest of the numbers of all ranks of the copy."""
         ...
 
     def kept_bytes(self, dtype: torch.dtype | None) -> int:
