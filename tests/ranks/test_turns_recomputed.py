@@ -25,8 +25,8 @@ def once(prompts: list[str], responses: list[str], rows: list[dict[str, object]]
     ]
 
 
-def answered(group: dist.ProcessGroup, layout: ParallelLayout) -> dict[str, Tensor]:
-    """The answers of a rank; the first copy has the only row."""
+def answered(group: dist.ProcessGroup, layout: ParallelLayout, first: int = 5) -> dict[str, Tensor]:
+    """The answers of a rank; the first copy of each replica has the only row, of a prompt of its own."""
     seat = three_d.seat(group, layout)
     actor = Actor(
         path=EMBEDDED,
@@ -34,10 +34,11 @@ def answered(group: dist.ProcessGroup, layout: ParallelLayout) -> dict[str, Tens
         recompute_log_probs=True,
     )
     actor.build(Worker(**vars(seat), settings=Settings(engine="megatron")))
-    count = 1 if layout.generating.replica(seat.rank) == 0 else 0
+    replica, copy = divmod(layout.generating.replica(seat.rank), layout.generating.num_micro)
+    count = 1 if copy == 0 else 0
     rows = TensorDict(
         {
-            "prompt_ids": torch.tensor([[5, 6, 7]])[:count],
+            "prompt_ids": torch.tensor([[first + replica, 6, 7]])[:count],
             "prompt_mask": torch.ones(count, 3, dtype=torch.bool),
             "row_ids": torch.arange(count),
             "rows": NonTensorStack(*[{"prompt": "go", "says": "<user>on<assistant>"}][:count]),
@@ -56,3 +57,12 @@ def test_a_copy_without_rows_recomputes_with_the_others() -> None:
     torch.testing.assert_close(first["log_probs"], alone["log_probs"], atol=1e-4, rtol=0)
     assert not torch.equal(first["log_probs"], first["rollout_log_probs"])
     assert [len(column) for column in second.values()] == [0] * len(second)
+
+
+def test_replicas_recompute_apart() -> None:
+    """Each has the log-probabilities of its own rows, not those of the first."""
+    found = spmd.run(4, answered, ParallelLayout(t=2, d=2, generation=Generation(1, 1)))
+    for first, rank in ((5, 0), (6, 2)):
+        (alone,) = spmd.run(1, answered, ParallelLayout(), first=first)
+        assert torch.equal(found[rank]["response_ids"], alone["response_ids"])
+        torch.testing.assert_close(found[rank]["log_probs"], alone["log_probs"], atol=1e-4, rtol=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.spec import OptimizerSpec
 
 
@@ -31,3 +32,11 @@ def test_what_is_refused(options: dict[str, object], message: str) -> None:
 def test_the_edges_are_taken() -> None:
     OptimizerSpec(lr=0.0, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=0.0)
     OptimizerSpec(schedule="cosine", warmup_steps=4, total_steps=5)
+
+
+def test_the_rates_that_loggers_see() -> None:
+    warm, steady = OptimizerSpec(lr=1.0, warmup_steps=9), OptimizerSpec(lr=0.5)
+    optimizer = RemoteOptimizer({"actor": warm, "critic": steady})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
+    optimizer.show({"actor": 0.2})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.5]

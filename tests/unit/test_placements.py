@@ -10,7 +10,7 @@ import ray
 
 from rlhf_lightning.algos import PPO, RewardModel
 from rlhf_lightning.engines import Megatron
-from rlhf_lightning.parallel import Generation
+from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import (
     HybridEngine3D,
     NeMoAligner,
@@ -22,7 +22,7 @@ from rlhf_lightning.strategies import (
 )
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Actor, Settings
 from tests.unit.rlhf import refuse_to_start
 
 
@@ -84,6 +84,17 @@ def test_what_is_advised_for_a_generator_can_be_placed(devices: int, generator: 
         for kept, total, wanted in advice:
             number = int(total or devices)
             OpenRLHF(generator_devices=int(wanted or kept)).place(roles, number)
+
+
+def test_nemo_aligner_generates_as_it_trains() -> None:
+    strategy = NeMoAligner(parallel=Sizes(p=2, t=4))
+    assert strategy.parallel == Parallel3D(p=2, t=4, generate=Generation(2, 4))
+
+
+def test_ranks_stand_in_the_order_that_is_asked_for() -> None:
+    parallel = Parallel3D(p=2, t=2, order="tdp", generate=Generation(1, 2))
+    layout = HybridEngine3D(parallel=parallel).layout(Actor(path="any"), "actor", 8)
+    assert layout == ParallelLayout(2, 2, 2, order="tdp", generation=Generation(1, 2))
 
 
 def test_one_side_alone_takes_any_number_of_devices() -> None:

@@ -77,6 +77,7 @@ def test_no_group_is_older_than_the_weights(model: str, tmp_path: Path) -> None:
     algorithm = dapo(model)
     kept = run(algorithm, prompts(tmp_path, [True, True, False, True]), steps=4)
     assert [numbers["response/held_prompts"] for numbers in kept.numbers] == [3, 6, 3, 6]
+    assert {numbers["response/dropped_prompts"] for numbers in kept.numbers} == {0.25}
     assert algorithm.learned == [[0, 1, 3, 4], [8, 9, 11, 12]]
 
 

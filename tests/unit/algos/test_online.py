@@ -113,3 +113,24 @@ def test_answers_to_several_prompts_are_not_compared(model: str) -> None:
     algorithm = Torn(actor=Actor(path=model), reward=Reward(functions="length"), group_size=2)
     with pytest.raises(ValueError, match=r"compares 2 .*, and 2 of 6 such groups are of several prompts"):
         run(algorithm, data(), steps=1)
+
+
+def one(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """The same for every answer."""
+    return [1.0 for _ in responses]
+
+
+class Compared(algos.ReMax):
+    """Keeps what the answers and the greedy ones earn."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Note both."""
+        self.seen = batch["scores"].sum(dim=1), batch["greedy_scores"]
+        return super().compute_advantage(batch)
+
+
+def test_a_greedy_answer_earns_what_a_drawn_one_earns(model: str) -> None:
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=6))
+    algorithm = Compared(actor=actor, reward=Reward(functions=f"{__name__}.one"))
+    run(algorithm, data(), steps=1)
+    assert [earned.tolist() for earned in algorithm.seen] == [[1.0] * 6] * 2

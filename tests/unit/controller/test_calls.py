@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -137,3 +138,19 @@ def test_a_failure_carries_the_original_traceback(role: Careless) -> None:
 def test_python_objects_reach_the_worker(role: Careless) -> None:
     texts: list[object] = [{"row": i} for i in range(3)]
     assert role.same(Batch.of({"texts": texts})).objects("texts") == texts
+
+
+def test_what_is_not_rows_is_given_by_name(role: Careless) -> None:
+    double = cast(Callable[..., Batch], role.double)
+    for given in [(numbers(2), 3), (numbers(2), numbers(2)), (3,)]:
+        with pytest.raises(
+            TypeError, match=r"Careless\.double: a remote call takes its rows.* are rows, by\."
+        ):
+            double(*given)
+    with pytest.raises(TypeError, match="a remote call takes its rows"):
+        double(numbers(2), by=numbers(2))
+
+
+def test_rows_of_here_and_of_devices_go_on_together(role: Careless) -> None:
+    mixed = Batch.joined([numbers(1), role.double(numbers(2)), numbers(1)])
+    assert role.double(mixed)["x"].tolist() == [[0, 2], [0, 4], [8, 12], [0, 2]]

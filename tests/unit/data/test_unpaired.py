@@ -74,3 +74,19 @@ def test_a_field_that_is_missing(write_rows: Writer) -> None:
         unpaired(write_rows(*PAIRS)).setup("fit")
     with pytest.raises(ValueError, match=r"data\.chosen_field=chosen: "):
         unpaired(write_rows(*ROWS), from_pairs=True).setup("fit")
+
+
+def test_a_prompt_of_a_pair_is_predicted_once(write_rows: Writer) -> None:
+    data = unpaired(write_rows(*PAIRS), from_pairs=True, batch_size=1)
+    data.setup("predict")
+    found = list(data.predict_dataloader())
+    assert [batch["prompt_ids"].tolist() for batch in found] == [[[97]], [[99]]]
+    assert [batch["rows"][0]["prompt"] for batch in found] == ["a", "c"]
+
+
+@pytest.mark.parametrize("from_pairs", [False, True])
+def test_a_response_may_be_too_long(write_rows: Writer, *, from_pairs: bool) -> None:
+    rows = [dict(row) for row in (PAIRS if from_pairs else ROWS)]
+    rows[0] |= {"chosen": "xyz"} if from_pairs else {"response": "xyz"}
+    (batch,) = batches(unpaired(write_rows(*rows), from_pairs=from_pairs, max_response_tokens=3))
+    assert batch["prompt_ids"][:, -1].tolist() == ([99, 99] if from_pairs else [99, 100])

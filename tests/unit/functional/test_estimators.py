@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -135,8 +137,16 @@ def test_a_critic_comes_with_the_divergence_whatever_its_weight() -> None:
         (GreedyEstimator, {"clip": -5.0}, "must be above 0"),
         (LagrangianEstimator, {"multiplier": -1.0}, r"multiplier=-1\.0"),
         (LagrangianEstimator, {"clip": 0.0}, r"clip=0\.0.*Try 50\.0 or None"),
+        (LagrangianEstimator, {"gamma": 1.1}, r"LagrangianEstimator\(gamma=1\.1, lam=0\.95\)"),
+        (LagrangianEstimator, {"lam": 1.1}, r"LagrangianEstimator\(gamma=1\.0, lam=1\.1\)"),
     ],
 )
 def test_refusals(estimator: type[Estimator], fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         estimator(**fields)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_word_is_no_number(name: str) -> None:
+    with pytest.raises(ValueError, match=r"Estimator\(kl_coef='0\.1'\): has to be of type float"):
+        replace(cast(Any, ESTIMATORS[name]), kl_coef="0.1")

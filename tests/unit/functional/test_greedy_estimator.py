@@ -23,12 +23,13 @@ def test_against_python(case: str, dtype: torch.dtype) -> None:
         margin = limited(sum(scores) - greedy, -CLIP, CLIP)
         official.append([margin * GAMMA ** (len(d) - t) - BETA * x for t, x in enumerate(d)])
         rewards = [s - BETA * x for s, x in zip(scores, d, strict=True)]
-        verl.append([x - greedy for x in slow.returns(rewards, 1.0)])
+        verl.append([x - greedy for x in slow.returns(rewards, GAMMA)])
         kls.append(d)
     found = GreedyEstimator(gamma=GAMMA, clip=CLIP, kl_coef=BETA)(columns)
     close(found["advantages"], laid_out(mask, official))
     close(found["row_kl"], [sum(d) / max(len(d), 1) for d in kls])
-    close(GreedyEstimator(form="verl", kl_coef=BETA)(columns)["advantages"], laid_out(mask, verl))
+    as_verl = GreedyEstimator(form="verl", gamma=GAMMA, kl_coef=BETA)(columns)
+    close(as_verl["advantages"], laid_out(mask, verl))
 
 
 def test_by_hand() -> None:

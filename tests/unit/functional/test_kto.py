@@ -122,3 +122,17 @@ def test_labels_may_be_signs() -> None:
 def test_refusals(fields: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KTOLoss(**fields)  # type: ignore[arg-type]
+
+
+def test_answers_of_one_label_may_be_left_out() -> None:
+    r, desirable = torch.tensor([1.0, -1.0]), torch.tensor([True, False])
+    weights = KTOLoss(undesirable_weight=0.0, desirable_weight=2.0)
+    found = kto_loss(
+        r,
+        desirable,
+        torch.zeros(()),
+        desirable_weight=weights.desirable_weight,
+        undesirable_weight=weights.undesirable_weight,
+    )
+    assert found[0] > 0
+    assert found[1] == 0

@@ -20,6 +20,8 @@ def test_sft_loss_by_hand() -> None:
         {"log_probs": log_probs}, {"response_mask": mask}, Counts.of(mask)
     )
     close(summed, 3 * math.log(2))
+    constant = SFTLoss(aggregation="seq-mean-token-sum-norm", horizon=4)
+    close(constant({"log_probs": log_probs}, {"response_mask": mask}, Counts.of(mask))[0], 0.75 * math.log(2))
     close(metrics["sft/nll"], 1.5 * math.log(2))
 
 

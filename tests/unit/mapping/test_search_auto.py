@@ -16,7 +16,10 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, report
+from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.report import Request, table
+from rlhf_lightning.mapping.search import DeviceMapping, Pool
+from rlhf_lightning.mapping.simulate import GenerationSizes
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto, auto
@@ -45,6 +48,8 @@ def test_it_places_what_the_search_finds(caplog: pytest.LogCaptureFixture) -> No
     assert all(
         layout.train.p == layout.train.t == 1 for m in found.mappings for p in m.pools for layout in p.layouts
     )
+    assert found.costs.data_parallel_only
+    assert not attached(Auto(settings=Settings(engine="megatron")), PPO()).plan(3).costs.data_parallel_only
     assert found.costs.workload.batch == 64
     pools = strategy.place(ROLES, 3)
     assert [pool.num_devices for pool in pools] == [pool.devices for pool in best.pools]
@@ -52,6 +57,15 @@ def test_it_places_what_the_search_finds(caplog: pytest.LogCaptureFixture) -> No
     assert placed == [set(pool.roles) for pool in best.pools]
     assert "reward" in pools[0].roles
     assert "\n".join(table(found, best, 1)) in caplog.text
+
+
+def test_the_actor_generates_as_the_search_has_it() -> None:
+    layouts = (Layout(ParallelLayout(2, 4, 1), GenerationSizes(1, 2)), Layout(ParallelLayout(2, 2, 2)))
+    pool = Pool(("actor", "critic"), 8, layouts, seconds=(1.0,))
+    assert auto._sizes(DeviceMapping((pool,))) == {
+        "actor": RoleSizes(p=2, t=4, generate=Generation(1, 2)),
+        "critic": RoleSizes(p=2, t=2),
+    }
 
 
 @pytest.mark.parametrize(("memory_mb", "wanted", "slots"), [(1000, 0, 0), (1000, 300, 300), (200, 0, 270)])
