@@ -22,13 +22,13 @@ from jsonargparse import set_parsing_settings
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks import LastCheckpoint, Trace
+from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
 from rlhf_lightning.callbacks.output import leaves_files
 from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
@@ -171,10 +171,18 @@ class CommandLine(LightningCLI):
         given = options.get("callbacks") or []
         own = [*given] if isinstance(given, list) else [given]  # before the trainer adds its own to the list
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
+        self._show_progress(own)
         if options.get("enable_checkpointing") is not False:
             self._keep_last_checkpoint(own)
         if path := self._get(self.config_init, "trace"):
             self.trainer.callbacks.append(Trace(path))  # type: ignore[attr-defined]
+
+    def _show_progress(self, own: Sequence[object]) -> None:
+        """Put a bar that counts iterations where Lightning has chosen one of its own."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        for place, theirs in enumerate(callbacks):
+            if isinstance(theirs, RichProgressBar) and theirs not in own:
+                callbacks[place] = Progress()
 
     def _keep_last_checkpoint(self, own: Sequence[object]) -> None:
         """Keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`, beside the user's own checkpoints."""

@@ -1,8 +1,9 @@
-"""Lightning callbacks: samples, answers, curves, rewards, predictions, traces, checkpoints, a demo's end."""
+"""Lightning callbacks: samples, answers, curves, rewards, predictions, traces, checkpoints, progress."""
 
 from rlhf_lightning.callbacks.demo_summary import DemoSummary
 from rlhf_lightning.callbacks.last_checkpoint import LastCheckpoint
 from rlhf_lightning.callbacks.predicted_times import PredictedTimes
+from rlhf_lightning.callbacks.progress import Progress
 from rlhf_lightning.callbacks.reward_curve import RewardCurve
 from rlhf_lightning.callbacks.rollouts import Rollouts
 from rlhf_lightning.callbacks.sample_table import SampleTable
@@ -15,6 +16,7 @@ __all__ = [
     "DemoSummary",
     "LastCheckpoint",
     "PredictedTimes",
+    "Progress",
     "RewardCurve",
     "Rollouts",
     "SampleTable",
