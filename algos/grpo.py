@@ -72,7 +72,7 @@ class GRPO(RLHFAlgorithm):
         samples = {"response/samples_per_prompt": float(self.group_size)}
         metrics = Metrics.of(self.rollout_metrics(batch) | samples)
         if self.mask_truncated:
-            batch |= Batch.of({"response_mask": batch["response_mask"] & ~batch["truncated_mask"]})
+            batch |= {"response_mask": batch["response_mask"] & ~batch["truncated_mask"]}
         return batch, metrics
 
     def estimator(self) -> GroupEstimator:

@@ -69,7 +69,7 @@ class KTO(RLHFAlgorithm):
         if self.positions is not None:  # a long answer to a long prompt is cut
             room = self.positions - batch["prompt_mask"].sum(dim=1, keepdim=True)
             mask = answers["response_mask"] & (torch.arange(answers["response_mask"].shape[1]) < room)
-            mismatched |= Batch.of({"response_mask": mask})
+            mismatched |= {"response_mask": mask}
         mismatched |= self.reference.compute_ref_log_prob(mismatched)
         mismatched |= self.actor.compute_log_prob(mismatched)
         found = (mismatched[name] for name in ("log_probs", "ref_log_probs", "response_mask"))

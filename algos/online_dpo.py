@@ -45,7 +45,7 @@ class OnlineDPO(RLHFAlgorithm):
 
     def pair(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The better answer before the worse one; pairs without a better one are left out."""
-        batch |= Batch.of(row_totals(batch["scores"], batch["response_mask"]))
+        batch |= row_totals(batch["scores"], batch["response_mask"])
         pairs = torch.arange(len(batch)).view(-1, 2)
         first, second = batch["row_scores"].view(-1, 2).unbind(dim=1)
         ordered = torch.where((second > first)[:, None], pairs.flip(dims=(1,)), pairs)

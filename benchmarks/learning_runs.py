@@ -197,7 +197,7 @@ def broken(estimate: Callable[[Batch, Estimator], Batch], fault: str) -> Callabl
             "shift": advantages.roll(1, dims=0) * mask,
             "mask": torch.where(mask & (torch.arange(mask.shape[1]) < 1), advantages, 0.0),
         }[fault]
-        return found | Batch.of({"advantages": changed})
+        return found | {"advantages": changed}
 
     return wrong
 

@@ -16,4 +16,4 @@ class Mine(PPO):
         scores, mask = batch["scores"], batch["response_mask"]
         mean = scores.sum(dim=1).mean().expand(len(scores))
         centred = scores - at_last_valid(self.centre * mean, mask)
-        return super().compute_advantage(batch | Batch.of({"scores": centred}))
+        return super().compute_advantage(batch | {"scores": centred})

@@ -67,7 +67,7 @@ class LengthBudget(RLHFAlgorithm):
             "length/mean": float(lengths.mean()),
             "length/price": float(price),
         }
-        return batch | Batch.of({"advantages": spread(worth, mask)}), Metrics.of(numbers)
+        return batch | {"advantages": spread(worth, mask)}, Metrics.of(numbers)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform, final
 
 import torch
 from lightning.pytorch import LightningModule
@@ -153,9 +153,7 @@ class RLHFAlgorithm(LightningModule):
         """
         actor = self.roles().get("actor")
         if not isinstance(actor, Actor):
-            raise ValueError(
-                f"{type(self).__name__} has no field `actor: Actor`, which prompts and samples need."
-            )
+            raise ValueError(f"{type(self).__name__} has no field `actor: Actor`, which answers prompts.")
         return actor
 
     @property
@@ -202,11 +200,13 @@ class RLHFAlgorithm(LightningModule):
             self._check_held_out()
         self.save_hyperparameters(plain(self))
 
+    @final
     def configure_optimizers(self) -> RemoteOptimizer | None:
         """A stand-in that counts iterations and shows the learning rates of the trained roles."""
         trained = {name: role.optimizer for name, role in self.roles().items() if role.trains}
         return RemoteOptimizer(trained) if trained else None
 
+    @final
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
@@ -311,7 +311,7 @@ class RLHFAlgorithm(LightningModule):
         copies = torch.arange(times).repeat(len(batch))
         repeated = batch.repeat(times)
         row_ids = repeated["row_ids"] * times + copies
-        return repeated | Batch.of({"row_ids": row_ids, GROUPS: repeated["row_ids"]})
+        return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"]}
 
     @property
     def second_batch(self) -> Batch:
@@ -338,7 +338,7 @@ class RLHFAlgorithm(LightningModule):
         if self.advantages_on == "workers":
             return batch | self.main_actor.compute_advantage(batch, estimator=estimator)
         check_neighbours(type(estimator).__name__, batch, estimator.rows_together)
-        return batch | Batch.of(estimator({name: batch[name] for name in estimator.columns}))
+        return batch | estimator({name: batch[name] for name in estimator.columns})
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """What an estimated batch looks like: rewards, lengths, the divergence and values, where known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import MixedData, RowData, row_data
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from rlhf_lightning.workers.retelling import Retelling
 
 logger = logging.getLogger(__name__)
+
+_RUNS = {
+    "training_step": "Write step(self, batch): it is called once an iteration.",
+    "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
+}
+"""Methods of Lightning's that are no subclass's, and what to write instead."""
 
 
 def check_strategy(algorithm: RLHFAlgorithm) -> None:
@@ -49,10 +56,11 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
         ValueError: as said.
     """
     check_types(algorithm)
-    _check_step(algorithm)
+    _check_methods(algorithm)
     roles = algorithm.roles()
     for name, model in roles.items():
         check_types(model, name=name)
+    _check_actors(type(algorithm).__name__, roles)
     kind, own = type(algorithm), vars(algorithm)
     fields = [field.name for field in dataclasses.fields(cast("DataclassInstance", algorithm))]
     known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()} | own
@@ -79,8 +87,20 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
 
 
-def _check_step(algorithm: RLHFAlgorithm) -> None:
+def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
+    actors = [name for name, role in roles.items() if isinstance(role, Actor)]
+    if actors and "actor" not in roles:
+        raise ValueError(
+            f"{owner} has no field called actor, and answers as {' and '.join(actors)}. Call one of them "
+            "actor: it answers held-out prompts, its tokenizer reads the data, metrics are of its answers."
+        )
+
+
+def _check_methods(algorithm: RLHFAlgorithm) -> None:
     kind = type(algorithm)
+    for name, instead in _RUNS.items():
+        if not getattr(getattr(kind, name), "__final__", False):
+            raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
     if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
         raise ValueError(
             f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "

@@ -176,7 +176,7 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
         parts: what the scores are sums of, by name.
     """
     if "row_tokens" not in batch:
-        batch |= Batch.of(row_totals(batch["scores"], batch["response_mask"]))
+        batch |= row_totals(batch["scores"], batch["response_mask"])
     tokens = batch["row_tokens"]
     found = rollout_metrics(batch["row_scores"], tokens, batch["row_truncated"])
     if "prompt_mask" in batch:

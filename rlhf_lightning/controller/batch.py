@@ -8,12 +8,14 @@ actor.generate_sequences ---> Batch{response_ids: future, ...} ---> critic.compu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
 import torch
 
-from rlhf_lightning.controller.block import Block, encode
+from rlhf_lightning.controller.block import Block, Values, encode
 from rlhf_lightning.controller.column import Column, RowNumbers
 from rlhf_lightning.controller.parts import PartedColumn, Parts
 from rlhf_lightning.controller.transport import Future
@@ -24,7 +26,8 @@ class Batch:
     """Named columns over the same rows; immutable, so that a view costs only its row numbers.
 
     A remote call returns one at once. `batch["rewards"]` fetches that one column as a tensor on the host;
-    `a | b` joins the columns of two batches over the same rows (b wins); `take`, `split`, `repeat` are views.
+    `a | b` joins the columns of two batches over the same rows (b wins), and b may be a dictionary of values;
+    `take`, `split`, `repeat` are views.
 
     Example:
         >>> batch = Batch.of({"prompt_ids": torch.zeros(4, 8, dtype=torch.int64)})
@@ -52,8 +55,8 @@ class Batch:
         return batch
 
     @classmethod
-    def of(cls, values: Mapping[str, torch.Tensor | Sequence[object]]) -> Batch:
-        """A batch of values that are here: tensors [B, ...] or lists of B Python objects.
+    def of(cls, values: Mapping[str, Values]) -> Batch:
+        """A batch of values that are here: tensors or arrays [B, ...], or lists of B Python objects.
 
         Raises:
             ValueError: the values differ in length, or there are none.
@@ -125,7 +128,9 @@ class Batch:
 
     def _held(self, name: str) -> Column | PartedColumn:
         if name not in self._columns:
-            raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.")
+            near = get_close_matches(name, self._columns, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant}")
         return self._columns[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -147,9 +152,18 @@ class Batch:
         value = self.column(name).fetch()
         return list(value)
 
-    def __or__(self, other: Batch) -> Batch:
-        """The columns of both; where both have a name, that of `other`."""
-        return Batch({**self._columns, **other._columns}, num_rows=self._num_rows)
+    def __or__(self, other: Batch | Mapping[str, Values]) -> Batch:
+        """The columns of both; where both have a name, that of `other`, which may be values that are here."""
+        theirs = other if isinstance(other, Batch) else Batch.of(other)
+        return Batch({**self._columns, **theirs._columns}, num_rows=self._num_rows)
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        """Refuse: other batches share the columns.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"a batch is never changed. Make one with the column: batch |= {{{name!r}: values}}.")
 
     def select(self, names: Iterable[str]) -> Batch:
         """Only these columns."""

@@ -50,8 +50,14 @@ Shard = Mapping[str, Block]
 """Columns over the same rows that one object of the store holds."""
 
 
-def encode(value: torch.Tensor | Sequence[object]) -> Block:
-    """Turn a column [n, ...] on any device, or a list of n objects, into a block."""
+Values = torch.Tensor | np.ndarray | Sequence[object]
+"""Of a column: numbers [n, ...], a tensor's on any device, or n Python objects."""
+
+
+def encode(value: Values) -> Block:
+    """Turn the values of a column into a block."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         return Block(list(value), "object")
     host = value.detach().to("cpu").contiguous()

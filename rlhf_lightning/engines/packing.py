@@ -68,7 +68,7 @@ def select(
     if texts := [name for name in columns if not isinstance(whole[name], Tensor)]:
         raise ValueError(
             f"rows: the column {texts[0]!r} holds no numbers, and a loss reads tensors. Make one of it: "
-            "batch | Batch.of({...})."
+            "batch | {...}."
         )
     return {
         name: (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)

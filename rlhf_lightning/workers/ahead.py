@@ -155,7 +155,7 @@ class PartialGeneration(Ahead):
         )
         self.in_flight = rows if self.in_flight is None else joined([self.in_flight, rows])
         self._numbers = torch.cat([self._numbers, numbers])
-        numbered = rows | Batch.of({NUMBERS: numbers})
+        numbered = rows | {NUMBERS: numbers}
         return cast(Batch, self.generator.call(methods_of(Generator)[name], numbered, {"carry": carry}))
 
     def _collected(self) -> Batch:
@@ -185,7 +185,7 @@ class PartialGeneration(Ahead):
 def _drawn_again(batch: Batch, times: int) -> Batch:
     """The same rows, for other answers, in groups of their own."""
     ids = ("row_ids", GROUPS) if GROUPS in batch else ("row_ids",)
-    return batch | Batch.of({name: batch[name] + times * _OTHER_DRAW for name in ids})
+    return batch | {name: batch[name] + times * _OTHER_DRAW for name in ids}
 
 
 def _check_size(batch: Batch, before: int) -> None:

@@ -277,7 +277,7 @@ class GenerationInParts(SeparateGeneration):
             return super().asked(batch, arguments)
         refuse_turns(arguments)
         methods = methods_of(Generator)
-        numbered = batch | Batch.of({NUMBERS: torch.arange(len(batch))})
+        numbered = batch | {NUMBERS: torch.arange(len(batch))}
         self.generator.call(methods["start_sequences"], numbered, {**arguments, "parts": parts})
         found = []
         for index in range(parts):

@@ -24,7 +24,7 @@ def trimmed(batch: Batch) -> Batch:
     """The rows without columns in which no prompt has a token."""
     used = batch["prompt_mask"].any(0)
     first = int(used.int().argmax())
-    return batch | Batch.of({name: batch[name][:, first:] for name in PROMPTS}) if first else batch
+    return batch | {name: batch[name][:, first:] for name in PROMPTS} if first else batch
 
 
 def rows_together(batch: Batch) -> int:
@@ -39,4 +39,4 @@ def _widened(batch: Batch, width: int) -> Batch:
     missing = width - batch["prompt_mask"].shape[1]
     if not missing:
         return batch
-    return batch | Batch.of({name: pad(batch[name], (missing, 0)) for name in PROMPTS})
+    return batch | {name: pad(batch[name], (missing, 0)) for name in PROMPTS}

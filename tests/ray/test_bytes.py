@@ -39,7 +39,7 @@ class ChainThenPPO(PPO):
         batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         zeros = torch.zeros(ROWS, TOKENS)
-        batch |= Batch.of({"advantages": zeros, "returns": zeros})
+        batch |= {"advantages": zeros, "returns": zeros}
         return self.critic.update_critic(batch, loss=self.value_loss) | self.actor.update_actor(
             batch, loss=self.policy_loss
         )

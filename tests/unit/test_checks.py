@@ -229,6 +229,31 @@ class Empty(Unjudged):
         self.mine = 1
 
 
+class Stepping(Unjudged):
+    """Lightning's way of an iteration."""
+
+    def training_step(self, batch: Columns, batch_idx: int) -> None:  # type: ignore[misc]
+        """Nothing."""
+
+
+class Optimizing(Unjudged):
+    """Lightning's way of an optimizer."""
+
+    def configure_optimizers(self) -> None:  # type: ignore[misc]
+        """None."""
+
+
+class Speaking(RLHFAlgorithm):
+    """Two that answer, neither of them the actor."""
+
+    generator: Actor = field(default_factory=Actor)
+    judge: Actor = field(default_factory=Actor)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Nothing."""
+        return Metrics()
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -245,6 +270,15 @@ class Empty(Unjudged):
         (
             lambda: PPO(reference=Reference(optimizer=OptimizerSpec(lr=1e-3))),
             "reference.optimizer: nothing trains this model, so nothing reads it. Leave it out.",
+        ),
+        (Stepping, "Stepping.training_step replaces what runs an algorithm. Write step(self, batch): it"),
+        (
+            Optimizing,
+            "Optimizing.configure_optimizers replaces what runs an algorithm. Each model has an AdamW",
+        ),
+        (
+            Speaking,
+            "Speaking has no field called actor, and answers as generator and judge. Call one of them",
         ),
         (lambda: PPO(epochs=0), "epochs=0: nothing would be learned. Give at least 1."),
         (lambda: PPO(mini_batch_size=-1), "mini_batch_size=-1: nothing would be learned. Give at least 0."),
@@ -325,7 +359,7 @@ class Spoiled(PPO):
         found, metrics = super().compute_advantage(batch)
         advantages = found["advantages"]
         wrong = torch.full_like(advantages, self.number) if self.number else advantages[:, 0]
-        return found | Batch.of({"advantages": wrong}), metrics
+        return found | {"advantages": wrong}, metrics
 
 
 def spoiled(model: str, number: float) -> Spoiled:

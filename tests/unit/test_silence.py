@@ -110,7 +110,7 @@ class Idle(GRPO):
         if not self.global_step:
             return super().step(batch)
         rows, _ = self.compute_advantage(self.scored(batch))
-        nothing = rows | Batch.of({"response_mask": torch.zeros_like(rows["response_mask"])})
+        nothing = rows | {"response_mask": torch.zeros_like(rows["response_mask"])}
         for idle in (rows.take([]), nothing):
             assert self.actor.update_actor(idle, loss=self.policy_loss).fetch() == {}
         return Metrics()

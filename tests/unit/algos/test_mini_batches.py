@@ -53,7 +53,7 @@ def test_another_seed_of_the_run_has_another_order(monkeypatch: pytest.MonkeyPat
 
 def test_the_longer_prompt_counts_too() -> None:
     batch = rows([10, 10, 10, 10])
-    batch |= Batch.of({"prompt_mask": torch.arange(60) < torch.tensor([60, 60, 0, 0])[:, None]})
+    batch |= {"prompt_mask": torch.arange(60) < torch.tensor([60, 60, 0, 0])[:, None]}
     (mini,) = PPO().mini_batches(batch, size=0)
     assert mini["row_ids"].tolist() in ([0, 2, 1, 3], [0, 3, 1, 2])
 

@@ -81,7 +81,7 @@ class Mine(PPO):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The score on every token."""
         advantages = batch["scores"].sum(dim=1, keepdim=True) * batch["response_mask"]
-        batch |= Batch.of({"advantages": advantages, "returns": advantages})
+        batch |= {"advantages": advantages, "returns": advantages}
         return batch, Metrics()
 
 

@@ -67,14 +67,28 @@ def test_what_is_read_may_be_written_to() -> None:
 
 def test_joining_columns_prefers_the_right() -> None:
     left = Batch.of({"x": torch.zeros(2), "y": torch.zeros(2)})
-    both = left | Batch.of({"y": torch.ones(2), "z": torch.ones(2)})
+    both = left | {"y": torch.ones(2), "z": torch.ones(2)}
     assert list(both) == ["x", "y", "z"]
     assert both["y"].tolist() == [1, 1]
     assert list(both.select(["z", "x"])) == ["z", "x"]
 
 
+def test_arrays_are_numbers() -> None:
+    batch = numbers(2) | {"y": np.array([True, False]), "z": np.array([1.5, 2.5], dtype=np.float32)}
+    assert batch["y"].dtype == torch.bool
+    assert torch.equal(batch["z"], torch.tensor([1.5, 2.5]))
+    assert Batch.of({"days": np.array(["a", "b"])}).objects("days") == ["a", "b"]
+
+
+def test_a_batch_is_not_written_to() -> None:
+    with pytest.raises(
+        TypeError, match=r"never changed\. Make one with the column: batch \|= \{'y': values\}"
+    ):
+        numbers(1)["y"] = torch.zeros(1)
+
+
 def test_joining_rows_keeps_the_common_columns() -> None:
-    other = numbers(1) | Batch.of({"y": torch.zeros(1)})
+    other = numbers(1) | {"y": torch.zeros(1)}
     assert list(Batch.joined([other, numbers(2)])) == ["x"]
 
 
@@ -103,6 +117,8 @@ def test_rows_that_are_not_there_are_refused(rows: list[int]) -> None:
 def test_an_unknown_column_lists_the_known() -> None:
     with pytest.raises(KeyError, match=r"no column 'z' in this batch; it has \['x'\]"):
         numbers(1)["z"]
+    with pytest.raises(KeyError, match=r"no column 'score' .*\. Did you mean 'scores'\?"):
+        numbers(1).renamed({"x": "scores"}).column("score")
 
 
 def test_a_mask_is_no_row_numbers() -> None:

@@ -88,7 +88,7 @@ def prompts(shuffled: bool) -> Batch:
     back = torch.tensor(order).argsort()
     texts: list[object] = [TEXTS[row] for row in back.tolist()]
     moved = Batch.of({"prompt": back, "rows": texts}).take(order)
-    return moved | Batch.of({"number": torch.arange(ROWS)})
+    return moved | {"number": torch.arange(ROWS)}
 
 
 IN_THREE = [3, 3, 3, 2, 2, 2, 2]

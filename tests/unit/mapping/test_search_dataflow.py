@@ -88,7 +88,7 @@ class Greedy(PPO):
         batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         baseline = self.reward.compute_reward(greedy)["scores"]
-        batch |= Batch.of({"advantages": batch["scores"] - baseline})
+        batch |= {"advantages": batch["scores"] - baseline}
         return self.actor.update_actor(batch, loss=self.policy_loss)
 
 
@@ -111,12 +111,12 @@ class Revising(PPO):
         batch |= self.actor.generate_sequences(batch)
         batch |= self.critic.compute_values(batch)
         mean = batch["values"].mean()
-        again = batch | Batch.of({"row_ids": batch["row_ids"] + int(mean)})
+        again = batch | {"row_ids": batch["row_ids"] + int(mean)}
         batch |= self.actor.generate_sequences(again)
         batch |= self.critic.compute_values(batch)
         batch["values"].mean()
         return self.judge.update_critic(
-            batch | Batch.of({"returns": batch["values"]}) | self.judge.compute_values(batch),
+            batch | {"returns": batch["values"]} | self.judge.compute_values(batch),
             loss=self.value_loss,
         )
 
@@ -143,7 +143,7 @@ class Whole(GRPO):
         batch |= self.reward.compute_reward(batch)
         batch = batch.take((~batch["row_truncated"]).nonzero()[:, 0].tolist())
         each = batch["scores"].sum(1) / batch["row_turns"]
-        batch |= Batch.of({"advantages": each[:, None] * batch["response_mask"]})
+        batch |= {"advantages": each[:, None] * batch["response_mask"]}
         metrics = self.actor.update_actor(batch, loss=self.policy_loss)
         if metrics.fetch()["actor/approx_kl"] < 0.1:
             metrics |= self.actor.update_actor(batch, loss=self.policy_loss)

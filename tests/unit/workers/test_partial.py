@@ -331,7 +331,7 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     assert not caplog.records
     Colocated().take_rows(kept)
     assert "4 answers were under way when the checkpoint was made" in caplog.text
-    strategy.separated.in_flight = rows | Batch.of({"rows": [{"day": date(2026, 1, 1)}] * 4})
+    strategy.separated.in_flight = rows | {"rows": [{"day": date(2026, 1, 1)}] * 4}
     strategy.save_checkpoint({"epoch": 8}, tmp_path / "b.ckpt")
     state = files.read_state(tmp_path / "b.ckpt")
     assert state["epoch"] == 8
