@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -115,15 +115,30 @@ class RemoteMethod:
         caller = instance.caller()
         if caller is None:
             return self.method.function(instance, *rows, **arguments)
-        batch = rows[0] if rows else None
+        arguments = {**instance.arguments(self.method), **arguments}
+        if wrong := self._wrong(instance, rows, arguments):
+            takes = ", ".join([*self._signature.parameters][1:]) or "none"
+            name = f"{type(instance).__name__}.{self.method.name}"
+            raise TypeError(f"{name}: {wrong}. Its parameters are {takes}.")
+        return caller.call(self.method, cast(Batch, rows[0]) if rows else None, arguments)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.method.function)
+
+    def _wrong(self, instance: Remote, rows: Sequence[object], arguments: Mapping[str, object]) -> str:
+        """What is wrong with a call to workers; empty where nothing is."""
         named = any(isinstance(value, Batch) for value in arguments.values())
-        if len(rows) > 1 or named or not isinstance(batch, Batch | None):
-            whose, takes = type(instance).__name__, list(inspect.signature(self.method.function).parameters)
-            raise TypeError(
-                f"{whose}.{self.method.name}: a remote call takes its rows, a Batch, by position and all "
-                f"else by name. Its parameters are {', '.join(takes[1:]) or 'none'}."
-            )
-        return caller.call(self.method, batch, {**instance.arguments(self.method), **arguments})
+        if len(rows) > 1 or named or not all(isinstance(batch, Batch | None) for batch in rows):
+            return "a remote call takes its rows, a Batch, by position and all else by name"
+        for name, value in arguments.items():
+            if isinstance(value, type) and hasattr(value, "columns"):
+                return f"{name}={value.__name__} is a class. Give one of it, {name}={value.__name__}()"
+        try:
+            self._signature.bind(instance, *rows, **arguments)
+        except TypeError as err:
+            return str(err)
+        return ""
 
 
 @functools.cache

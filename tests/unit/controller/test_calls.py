@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from rlhf_lightning.controller import DP, Batch, WorkerError, WorkerGroup, register
 from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.in_process import InProcessTransport
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import host
@@ -149,6 +150,16 @@ def test_what_is_not_rows_is_given_by_name(role: Careless) -> None:
             double(*given)
     with pytest.raises(TypeError, match="a remote call takes its rows"):
         double(numbers(2), by=numbers(2))
+
+
+def test_arguments_are_looked_at_before_anything_is_sent(role: Careless) -> None:
+    double = cast(Callable[..., Batch], role.double)
+    with pytest.raises(TypeError, match=r"^Careless\.double: missing a required argument: 'rows'\. Its par"):
+        double()
+    with pytest.raises(TypeError, match=r"^Careless\.double: .* unexpected keyword argument 'twice'\. Its"):
+        double(numbers(1), twice=True)
+    with pytest.raises(TypeError, match=r"by=PolicyLoss is a class\. Give one of it, by=PolicyLoss\(\)"):
+        double(numbers(1), by=PolicyLoss)
 
 
 def test_rows_of_here_and_of_devices_go_on_together(role: Careless) -> None:
