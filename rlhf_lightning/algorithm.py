@@ -185,7 +185,7 @@ class RLHFAlgorithm(LightningModule):
             ValueError: a model directory is missing or damaged, the rows are too long for it, or a reward
                 function does not work.
         """
-        checks.check_strategy(self)
+        checks.check_lightning(self)
         checks.check_fields(self)
         if stage != "predict":
             checks.check_columns(self)

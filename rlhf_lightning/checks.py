@@ -34,8 +34,8 @@ _RUNS = {
 """Methods of Lightning's that are no subclass's, and what to write instead."""
 
 
-def check_strategy(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a strategy of Lightning's own, which places no models.
+def check_lightning(algorithm: RLHFAlgorithm) -> None:
+    """Refuse a strategy of Lightning's own, which places no models, and an iteration as it runs one.
 
     Raises:
         ValueError: as said.
@@ -47,16 +47,28 @@ def check_strategy(algorithm: RLHFAlgorithm) -> None:
             f"and the trainer has {type(strategy).__name__}. Type Trainer(strategy=Colocated(), ...), or "
             "Local() for one process without Ray."
         )
+    _check_methods(algorithm)
+
+
+def _check_methods(algorithm: RLHFAlgorithm) -> None:
+    kind = type(algorithm)
+    for name, instead in _RUNS.items():
+        if not getattr(getattr(kind, name), "__final__", False):
+            raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
+    if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
+        raise ValueError(
+            f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "
+            "-> Metrics` in the class, or extend an algorithm that has one, such as PPO."
+        )
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse values of other types, no step, roles that are no fields, unread optimizers, empty loops.
+    """Refuse values of other types, roles that are no fields, unread optimizers, empty loops.
 
     Raises:
         ValueError: as said.
     """
     check_types(algorithm)
-    _check_methods(algorithm)
     roles = algorithm.roles()
     for name, model in roles.items():
         check_types(model, name=name)
@@ -93,18 +105,6 @@ def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
         raise ValueError(
             f"{owner} has no field called actor, and answers as {' and '.join(actors)}. Call one of them "
             "actor: it answers held-out prompts, its tokenizer reads the data, metrics are of its answers."
-        )
-
-
-def _check_methods(algorithm: RLHFAlgorithm) -> None:
-    kind = type(algorithm)
-    for name, instead in _RUNS.items():
-        if not getattr(getattr(kind, name), "__final__", False):
-            raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
-    if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
-        raise ValueError(
-            f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "
-            "-> Metrics` in the class, or extend an algorithm that has one, such as PPO."
         )
 
 
