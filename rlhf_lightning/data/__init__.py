@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlhf_lightning.data.batch import RowBatch
     from rlhf_lightning.data.completions import CompletionData
+    from rlhf_lightning.data.encoding import prompt_columns
     from rlhf_lightning.data.mixed import MixedData, row_data
     from rlhf_lightning.data.module import RowData
     from rlhf_lightning.data.preferences import PreferenceData
@@ -31,6 +32,7 @@ __all__ = [
     "TextData",
     "UnpairedData",
     "load_tokenizer",
+    "prompt_columns",
     "row_data",
 ]
 _FILES = {
@@ -46,6 +48,7 @@ _FILES = {
     "TextData": "texts",
     "UnpairedData": "unpaired",
     "load_tokenizer": "tokenizer",
+    "prompt_columns": "encoding",
     "row_data": "mixed",
 }
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jinja2 import TemplateError
 
-from rlhf_lightning.data.batch import EncodedRows
+from rlhf_lightning.data.batch import EncodedRows, padded
 from rlhf_lightning.data.record import are_messages, find
 from rlhf_lightning.data.tokenizer import end_tokens
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
     from rlhf_lightning.data.batch import Extra
@@ -155,6 +156,31 @@ def tokenize(
         chunk = list(texts[start : start + _CHUNK])
         for ids in tokenizer(chunk, add_special_tokens=special, verbose=False)["input_ids"]:
             yield array("i", ids)
+
+
+def prompt_columns(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, special: bool = True
+) -> dict[str, Tensor]:
+    """Texts as `generate_sequences` reads prompts: the questions to a judge, or what a proposer has made up.
+
+    Args:
+        texts: B of them.
+        tokenizer: of the model that is to answer.
+        special: as in `tokenize`; False for what a chat template has rendered, where they stand already.
+
+    Returns:
+        `prompt_ids` [B, P] int64, padded on the left, and `prompt_mask` [B, P] bool.
+
+    Raises:
+        ValueError: a text has no tokens.
+    """
+    found = list(tokenize(texts, tokenizer, special=special))
+    if empty := [text for text, ids in zip(texts, found, strict=True) if not ids]:
+        raise ValueError(
+            f"prompt_columns: {len(empty)} of {len(texts)} texts, such as {empty[0]!r}, have no tokens."
+        )
+    ids, mask = padded(found, tokenizer.pad_token_id or 0, left=True)
+    return {"prompt_ids": ids, "prompt_mask": mask}
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -32,7 +32,7 @@ def check_discounts(owner: str, *, gamma: float, lam: float = 1.0) -> None:
 
 
 def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float, gap: Gap = "carry"
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float | Tensor, gap: Gap = "carry"
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation, Schulman 2016 eq. 16.
 
@@ -44,7 +44,8 @@ def gae(
         values: [B, R] value of the state before each token.
         mask: [B, R] bool.
         gamma: discount per token.
-        lam: weight of longer estimates; 0 is one-step, 1 is Monte Carlo.
+        lam: weight of longer estimates; 0 is one-step, 1 is Monte Carlo. [B], where each row has its own, as
+            the length-adaptive one of VAPO (Yue 2025).
         gap: at a masked position inside a response, `carry` V' and A' over it (verl, NeMo-RL, AReaL) or put
             `zero` there and keep discounting (OpenRLHF).
 

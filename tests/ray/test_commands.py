@@ -30,6 +30,7 @@ FIRST = "rlhf fit --algo ppo --strategy colocated"
 """The README's first command, whose checkpoint `validate`, `predict` and `export` are tried on."""
 EXAMPLES = {
     "custom_algorithm.py": f"rlhf fit --algo examples.custom_algorithm.Mine {SHORT}",
+    "written_verdict.py": f"rlhf fit --algo examples.written_verdict.WrittenVerdict {SHORT}",
     "length_budget.py": "python examples/length_budget.py --steps 2 --out {root}",
     "second_try.py": "python examples/second_try.py --steps 2 --out {root}",
     "embedded_sft.py": "python examples/embedded_sft.py --steps 2 --out {root}",

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from rlhf_lightning.data import prompt_columns
 from rlhf_lightning.data.embedded import write_embedded
 from rlhf_lightning.data.tokenizer import embedded_directory, encode_behind, end_tokens, load_tokenizer
 
@@ -90,3 +91,12 @@ def test_plain_transformers_reads_them(tokenizer: PreTrainedTokenizerBase) -> No
     config = AutoConfig.from_pretrained(embedded_directory())
     assert isinstance(config, LlamaConfig)
     assert (config.vocab_size, config.head_dim, config.eos_token_id) == (264, 32, 258)
+
+
+def test_texts_become_prompts() -> None:
+    tokenizer = load_tokenizer("embedded")
+    found = prompt_columns(["abc", "d"], tokenizer)
+    assert found["prompt_ids"].tolist() == [[97, 98, 99], [tokenizer.pad_token_id] * 2 + [100]]
+    assert found["prompt_mask"].tolist() == [[True] * 3, [False, False, True]]
+    with pytest.raises(ValueError, match="1 of 2 texts, such as '', have no tokens"):
+        prompt_columns(["a", ""], tokenizer)

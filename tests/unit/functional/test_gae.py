@@ -41,6 +41,14 @@ def test_gae_by_hand() -> None:
     close(returns, [[0.725, 0.85, 1.0]])
 
 
+def test_gae_with_a_lambda_for_each_row() -> None:
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    rewards, values, lams = noise(mask, 0), noise(mask, 1), [0.2, 0.9, 1.0]
+    found, _ = gae(rewards, values, mask, gamma=GAMMA, lam=torch.tensor(lams))
+    for row, lam in enumerate(lams):
+        close(found[row], gae(rewards, values, mask, gamma=GAMMA, lam=lam)[0][row])
+
+
 def test_gae_gap_by_hand() -> None:
     rewards, values = torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.5, 9.0, 0.7]])
     mask = torch.tensor([[True, False, True]])

@@ -1,0 +1,71 @@
+"""Two models that write: one answers, the other judges in words, and both learn.
+
+    rlhf fit --algo examples.written_verdict.WrittenVerdict --strategy colocated
+
+The judge reads a prompt with an answer to it and writes a verdict; the share of digits in it, which a small
+model can learn, stands for a grade. An answer is worth its grade beside what the field `reward` gives it (for
+the grade alone both soon agree on nothing), a verdict how near it comes to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import prompt_columns
+from rlhf_lightning.functional import PolicyLoss, group_advantages, spread
+from rlhf_lightning.reporting import answers
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.workers import Actor, Reward
+
+
+class WrittenVerdict(RLHFAlgorithm):
+    """GRPO twice an iteration; the two actors differ in their fields' names alone."""
+
+    progress = ("reward/mean", "judge/error")
+
+    actor: Actor = field(default_factory=Actor)
+    """Answers the data's prompts, and held-out ones."""
+    judge: Actor = field(default_factory=lambda: Actor(sampling=Sampling(max_new_tokens=4)))
+    """Answers questions about answers."""
+    reward: Reward = field(default_factory=Reward)
+    """The truth."""
+    policy_loss: PolicyLoss = field(default_factory=PolicyLoss)
+    """Of both."""
+    group_size: int = 4
+    """Answers to each prompt."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Answer, judge, learn both."""
+        batch = self.answers_to(batch, self.group_size)
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reward.compute_reward(batch)
+        asked = batch.select(["row_ids", "rows"]) | prompt_columns(self.questions(batch), self.tokenizer)
+        asked |= self.judge.generate_sequences(asked)
+        grades, truth = self.grades(asked), batch["scores"].sum(dim=1)
+        error = (grades - truth).abs()
+        metrics = Metrics.of(self.rollout_metrics(batch) | {"judge/error": float(error.mean())})
+        metrics |= self.actor.update_actor(self.worth(batch, truth + grades), loss=self.policy_loss)
+        judged = self.judge.update_actor(self.worth(asked, -error), loss=self.policy_loss)
+        return metrics | judged.moved("actor", to="judge")
+
+    def questions(self, batch: Batch) -> list[str]:
+        """What the judge reads: each prompt with its answer."""
+        rows = cast("list[dict[str, object]]", batch.objects("rows"))
+        said = zip(rows, answers(batch, self.tokenizer), strict=True)
+        return [f"{row['prompt']}{answer} Grade: " for row, answer in said]
+
+    def grades(self, asked: Batch) -> Tensor:
+        """[B] float32 in [0, 1], out of the verdicts' texts."""
+        verdicts = [str(text) for text in answers(asked, self.tokenizer)]
+        return torch.tensor([sum(map(str.isdigit, text)) / max(1, len(text)) for text in verdicts])
+
+    def worth(self, batch: Batch, numbers: Tensor) -> Batch:
+        """The rows with `advantages` [B, R] float32: each one's number beside those of its group."""
+        groups = torch.arange(len(batch)) // self.group_size
+        return batch | {"advantages": spread(group_advantages(numbers, groups), batch["response_mask"])}
