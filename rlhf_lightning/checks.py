@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, cast
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
-from rlhf_lightning.engines import check_head, check_language, check_model, max_positions, num_tokens
+from rlhf_lightning.engines import (
+    check_head,
+    check_language,
+    check_model,
+    check_packed,
+    max_positions,
+    num_tokens,
+)
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
@@ -184,6 +191,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             continue
         with of_role(name):
             check_model(role)
+            check_packed(role)
             if role.head == "lm":
                 check_language(role)
             else:

@@ -1,7 +1,13 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
 from rlhf_lightning.engines.adapters import saved_lora
-from rlhf_lightning.engines.architecture import check_adapters, check_checkpoint, check_head, check_language
+from rlhf_lightning.engines.architecture import (
+    check_adapters,
+    check_checkpoint,
+    check_head,
+    check_language,
+    check_packed,
+)
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
 from rlhf_lightning.engines.ends import Ends
@@ -43,6 +49,7 @@ __all__ = [
     "check_head",
     "check_language",
     "check_model",
+    "check_packed",
     "check_vllm",
     "deterministic_here",
     "generation_engine",

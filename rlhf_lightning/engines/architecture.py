@@ -14,9 +14,11 @@ from transformers import (
 )
 
 from rlhf_lightning.engines.adapters import HEAD, adapt, check_lora
+from rlhf_lightning.engines.attention import TAKE, unpacked
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
+from rlhf_lightning.engines.models import read_config
 from rlhf_lightning.engines.source import resolve, weight_files
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.extras import import_extra
@@ -91,6 +93,16 @@ def check_language(spec: ModelSpec) -> None:
             f"path={spec.path}: its weights have {HEAD}, the head of a reward, cost or value model. Type the "
             "directory of a language model."
         )
+
+
+def check_packed(spec: ModelSpec) -> None:
+    """Refuse a model whose config.json says that its attention cannot be packed.
+
+    Raises:
+        ValueError: as said.
+    """
+    if reason := unpacked(config := read_config(spec)):
+        raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {TAKE}")
 
 
 def check_shared(spec: ModelSpec, head: Head, t: int) -> None:

@@ -27,7 +27,8 @@ from rlhf_lightning.engines.layer import Layer
 IMPLEMENTATION = "rlhf"
 """Name under which the attention function is registered with transformers."""
 
-_TAKE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3, Mistral or GPT-2."
+TAKE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3, Mistral or GPT-2."
+"""What to do about a model that cannot be packed."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OPTIONS = ("sequences", "scaling", "sliding_window")
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -192,12 +193,12 @@ def _attention(
         raise ValueError(
             f"{name} was called without `sequences`: attention {IMPLEMENTATION!r} does not know which tokens"
             " belong together. Pass sequences=Packed(lengths) and position_ids to the model. If you did, the"
-            f" model does not hand them on. {_TAKE}"
+            f" model does not hand them on. {TAKE}"
         )
     unknown = [option for option in _UNSUPPORTED if options.get(option) is not None]
     if attention_mask is not None or options.get("is_causal") is False or unknown:
         raise ValueError(
-            f"{name} asks for {unknown or 'a mask of its own'}, which packed attention lacks. {_TAKE}"
+            f"{name} asks for {unknown or 'a mask of its own'}, which packed attention lacks. {TAKE}"
         )
     layer = Layer(
         number=cast(int, module.layer_idx),
@@ -219,24 +220,33 @@ def use_interface(module: PreTrainedModel) -> None:
     Raises:
         ValueError: the model computes its attention in a way that cannot be packed.
     """
-    if reason := _refusal(module, module.config.get_text_config()):
-        raise ValueError(f"{type(module).__name__} (model_type={module.config.model_type}) {reason}. {_TAKE}")
+    config = module.config
+    if reason := unpacked(config) or _refusal(module):
+        raise ValueError(f"{type(module).__name__} (model_type={config.model_type}) {reason}. {TAKE}")
     module.set_attn_implementation(IMPLEMENTATION)
 
 
-def _refusal(module: PreTrainedModel, config: PreTrainedConfig) -> str:
-    """Why the model cannot be packed; empty if it can."""
+def unpacked(config: PreTrainedConfig) -> str:
+    """Why models of a configuration cannot be packed, as far as that says; empty if they can."""
+    config = config.get_text_config()
     types = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     softcap = getattr(config, "attn_logit_softcapping", None)
     reasons = {
         "is an encoder-decoder, not a causal language model": bool(config.is_encoder_decoder),
+        f"has layers of type {', '.join(types)}": bool(types),
+        f"caps its attention logits at {softcap}": softcap is not None,
+        "is not causal": getattr(config, "is_causal", True) is False,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _refusal(module: PreTrainedModel) -> str:
+    """Why the model cannot be packed, whatever its configuration says; empty if it can."""
+    reasons = {
         "keeps a state beside keys and values": module._is_stateful,
         "computes its attention by itself, not through transformers' AttentionInterface": not (
             module._supports_attention_backend and module._can_set_attn_implementation()
         ),
-        f"has layers of type {', '.join(types)}": bool(types),
-        f"caps its attention logits at {softcap}": softcap is not None,
         "has attention sinks": any(name.endswith("sinks") for name, _ in module.named_parameters()),
-        "is not causal": getattr(config, "is_causal", True) is False,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -27,9 +27,10 @@ def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
         ValueError: the shapes differ; one would be spread over the other.
     """
     if x.shape != mask.shape:
+        once = " Of one number a response make x[:, None] * mask." if x.shape == mask.shape[:1] else ""
         raise ValueError(
             f"a column of shape {list(x.shape)} where the mask is {list(mask.shape)}: each token has its own "
-            "number. Of one number a response make x[:, None] * mask."
+            f"number.{once}"
         )
     x = widened(x)
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import field
@@ -61,6 +62,14 @@ def test_a_judge_has_a_head(tmp_path: Path) -> None:
         assert told.startswith(f"{role}.path=embedded: its weights have no score.weight, the head")
     assert refusal(PPO(critic=Critic(path="embedded")), tmp_path) == "started"
     assert refusal(PPO(reward=Reward(path=write_model(tmp_path / "fresh"))), tmp_path) == "started"
+
+
+def test_attention_that_cannot_be_packed_is_known_from_the_configuration(tmp_path: Path) -> None:
+    capped = Path(write_model(tmp_path / "capped"))
+    config = json.loads((capped / "config.json").read_text())
+    (capped / "config.json").write_text(json.dumps(config | {"attn_logit_softcapping": 50.0}))
+    told = refusal(PPO(reference=Reference(path=str(capped))), tmp_path)
+    assert told.startswith(f"reference.path={capped}: a model of type llama, which caps its attention logits")
 
 
 def test_what_speaks_is_no_judge(tmp_path: Path) -> None:
