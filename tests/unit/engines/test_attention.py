@@ -169,7 +169,8 @@ REFUSED: dict[str, tuple[dict[str, int], str]] = {
         "attention sinks",
     ),
     "bloom": ({"hidden_size": 16, "n_head": 2, "n_layer": 1}, "not through transformers' AttentionInterface"),
-    "mamba": ({"hidden_size": 16, "num_hidden_layers": 1}, "keeps a state beside keys and values"),
+    "mamba": ({"hidden_size": 16, "num_hidden_layers": 1}, "has layers of type linear_attention"),
+    "xlstm": ({"hidden_size": 16, "num_blocks": 1, "num_heads": 2}, "keeps a state beside keys and values"),
     "t5": ({"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "is an encoder-decoder"),
     "llama4_text": (
         {
