@@ -19,7 +19,7 @@ from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.workers import Actor, Settings
+from rlhf_lightning.workers import Actor, Generator, Settings
 from tests.extras import generating
 from tests.unit.algos.short import Started
 
@@ -96,6 +96,10 @@ def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
     actor.check_layout(layout, Settings(engine="megatron"))
     with pytest.raises(ValueError, match="it generates in one stage"):
         actor.check_layout(layout, Settings(engine="megatron", generator="vllm"))
+    longer = Settings(generator="vllm", vllm=VLLM(max_model_len=513))
+    for role in (actor, Generator.of(actor)):
+        with pytest.raises(ValueError, match="max_model_len=513: the model has 512 positions"):
+            role.check_layout(ParallelLayout(), longer)
 
 
 def test_a_cluster_with_gpus_computes_on_them_whatever_the_controller_has(

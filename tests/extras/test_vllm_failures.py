@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig
+from vllm import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
@@ -38,6 +40,23 @@ def vllm_of(source: FSDPEngine, spec: ModelSpec, config: VLLM) -> VLLMEngine:
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return generating.write(tmp_path_factory.mktemp("model"))
+
+
+def test_options_reach_vllm(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[EngineArgs] = []
+
+    def note(arguments: EngineArgs) -> None:
+        given.append(arguments)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", note)
+    same = {"gpu_memory_utilization": 0.3, "max_num_seqs": 7, "max_num_batched_tokens": 600}
+    same |= {"max_model_len": 300, "enable_prefix_caching": False, "enforce_eager": False}
+    with pytest.raises(VLLMError, match="seen"):
+        vllm_of(FSDPEngine(spec), spec, VLLM(kv_cache_gib=0.5, **same))  # type: ignore[arg-type]
+    (found,) = given
+    assert {name: getattr(found, name) for name in same} == same
+    assert found.kv_cache_memory_bytes == 2**29
 
 
 @pytest.fixture(scope="module")

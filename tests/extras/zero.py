@@ -82,7 +82,7 @@ def train(engine: TrainEngine, *portions: TensorDict) -> Trained:
 def step_into(engine: TrainEngine, rows: TensorDict) -> dict[str, float]:
     """Accumulate; the metrics."""
     loss = Fit(needs_entropy=engine._head == "lm")  # type: ignore[attr-defined]
-    metrics = engine.accumulate(rows, loss, tiny.counts(), temperature=1.0)
+    metrics = engine.accumulate(rows, loss, tiny.counts(), temperature=0.7)
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -108,6 +108,8 @@ def test_no_last_checkpoint_to_evaluate(rlhf: Rlhf) -> None:
     words = ("--algo", "ppo", *SHORT, "--strategy", "local", "--ckpt_path", "last")
     place = Path("runs/checkpoints").absolute()
     assert f"--ckpt_path last: {place} is not there. Type the path of one" in rlhf.refused("validate", *words)
+    for command in ("validate", "predict"):
+        assert "checkpoint 'other.ckpt' is not there" in rlhf.refused(command, *words[:-1], "other.ckpt")
     checkpoint.write_state(make(place / "step=3.ckpt"), {})
     assert f"{place} holds no last.ckpt, but step=3.ckpt. Type" in rlhf.refused("predict", *words)
     off = ("--trainer.enable_checkpointing", "false")

@@ -67,6 +67,21 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_two_and_four(
         torch.testing.assert_close(continued, later, rtol=0, atol=1e-5)
 
 
+def two_of_three(group: dist.ProcessGroup, spec: ModelSpec, directory: Path) -> tuple[Tensor, ...]:
+    """The same of ranks 1 and 2, while rank 0 does nothing."""
+    pair = dist.new_group([1, 2])
+    if group.rank() == 0:
+        return ()
+    return *two_saved_one(pair, spec, directory), *loaded_one(pair, spec, directory)
+
+
+def test_a_model_on_some_of_the_devices_keeps_to_itself(paths: dict[str, Path], tmp_path: Path) -> None:
+    spec = tiny.spec(paths["lm"])
+    saved, later = spmd.run(2, two_saved_one, spec, tmp_path)[0]
+    for found in spmd.run(3, two_of_three, spec, tmp_path)[1:]:
+        assert [torch.equal(one, other) for one, other in zip(found, (saved, later) * 2, strict=True)]
+
+
 def test_a_checkpoint_holds_safetensors_and_json_and_nothing_is_unpickled(
     paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

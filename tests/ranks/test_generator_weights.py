@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_lightning.controller import WorkerError
@@ -47,3 +48,27 @@ def test_the_generator_names_the_parameter_and_both_shapes(tmp_path: Path) -> No
     assert said.startswith("generator[rank 0, node ")
     what = "model.layers.0.mlp.gate_proj.weight (48, 32) and has (64, 32). Sender and receiver must be"
     assert f"].receive_weights: {generator}: was sent {what}" in said
+
+
+def sent(group: dist.ProcessGroup, model: str) -> Tensor:
+    """Weights of an actor on two devices, or of the generator on the third."""
+    pairs: dict[tuple[int, ...], dist.ProcessGroup | None]
+    pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (0, 2))}
+    rank = dist.get_rank(group)
+    device, actor = Device(rank), Actor(path=model, init_seed=3)
+    device.world = World(rank, torch.device("cpu"), pairs)
+    name, role, layout, devices = (
+        ("actor", actor, ParallelLayout(d=2), (0, 1))
+        if rank < 2
+        else ("generator", Generator.of(actor.seeded(4)), ParallelLayout(), (2,))
+    )
+    device.host(name, Placement(role, layout, devices, Settings(), link=(0, 2)))
+    device.call(Call(name, "send_weights" if rank < 2 else "receive_weights", rank % 2, rank, (), {}, ()))
+    return role.engine.give_weights()
+
+
+def test_all_devices_of_an_actor_help_to_send(tmp_path: Path) -> None:
+    """One sends, but it has a part of the weights only."""
+    first, second, generator = spmd.run(3, sent, small.write_model(tmp_path))
+    assert torch.equal(first, second)
+    assert torch.equal(first, generator)

@@ -18,6 +18,7 @@ from transformers import Qwen2Config
 
 from rlhf_lightning.engines import Head, Megatron
 from rlhf_lightning.engines.megatron import check_layout, parts
+from rlhf_lightning.engines.megatron.batches import packed, plan
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
@@ -25,6 +26,7 @@ from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import three_d, tiny
 from tests.unit.engines.three_d import BUDGET, MODELS, Trained
+from tests.unit.engines.tiny import Fit
 
 SAME = 1e-5
 """float32, in another order."""
@@ -255,3 +257,17 @@ def test_other_angles_are_refused() -> None:
         check_layout(config, ParallelLayout())
     with pytest.raises(ValueError, match="max_tokens_per_micro_batch=-1"):
         Megatron(max_tokens_per_micro_batch=-1)
+
+
+class Pairs(Fit):
+    """Reads two neighbouring rows."""
+
+    @property
+    def rows_together(self) -> int:
+        return 2
+
+
+def test_pairs_stay_in_one_micro_batch() -> None:
+    assert sorted(plan(tiny.rows(), 1, loss=Pairs(), multiple=1)) == [[0, 1], [2, 3], [4, 5]]
+    filler, _ = packed(tiny.rows(), [], device=torch.device("cpu"), place="before", loss=Pairs())
+    assert len(filler["response_mask"]) == 2

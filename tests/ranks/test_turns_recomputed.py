@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from tensordict import NonTensorStack, TensorDict
@@ -41,7 +42,9 @@ def answered(group: dist.ProcessGroup, layout: ParallelLayout, first: int = 5) -
             "prompt_ids": torch.tensor([[first + replica, 6, 7]])[:count],
             "prompt_mask": torch.ones(count, 3, dtype=torch.bool),
             "row_ids": torch.arange(count),
-            "rows": NonTensorStack(*[{"prompt": "go", "says": "<user>on<assistant>"}][:count]),
+            "rows": NonTensorStack(
+                *[{"prompt": "go", "says": f"<user>{first + replica}<assistant>"}][:count]
+            ),
         },
         batch_size=[count],
     )
@@ -59,9 +62,10 @@ def test_a_copy_without_rows_recomputes_with_the_others() -> None:
     assert [len(column) for column in second.values()] == [0] * len(second)
 
 
-def test_replicas_recompute_apart() -> None:
-    """Each has the log-probabilities of its own rows, not those of the first."""
-    found = spmd.run(4, answered, ParallelLayout(t=2, d=2, generation=Generation(1, 1)))
+@pytest.mark.parametrize("generation", [Generation(1, 1), Generation(1, 2)], ids=["whole", "divided"])
+def test_replicas_talk_and_recompute_apart(generation: Generation) -> None:
+    """Each has what is said to its own rows, and their log-probabilities, not those of the first."""
+    found = spmd.run(4, answered, ParallelLayout(t=2, d=2, generation=generation))
     for first, rank in ((5, 0), (6, 2)):
         (alone,) = spmd.run(1, answered, ParallelLayout(), first=first)
         assert torch.equal(found[rank]["response_ids"], alone["response_ids"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def test_what_another_run_writes_in_the_directory_stays(tmp_path: Path) -> None:
         files.write_state(unfinished, {"global_step": 7})
     assert [step_of(tmp_path / name) for name in ("best.ckpt", "last.ckpt")] == [5, 7]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_who_still_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as writer:
+        with monkeypatch.context() as there:
+            there.setattr(os, "getpid", lambda: writer.pid)
+            unfinished = files._unfinished(tmp_path / "last.ckpt")
+        unfinished.mkdir()
+        write(tmp_path / "last.ckpt", 1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            writer.wait(timeout=0.1)
+        writer.kill()
+    assert unfinished.is_dir()
 
 
 def test_what_another_machine_left_of_the_same_checkpoint_goes(

@@ -41,6 +41,7 @@ def test_parts_differ_by_one_row_at_most(rows: int, sizes: list[int]) -> None:
 def test_what_cannot_be_joined() -> None:
     with pytest.raises(ValueError, match="give at least one batch"):
         Batch.joined([])
+    assert len(Batch.joined([Batch({}, num_rows=2), numbers(3)])) == 5  # nobody reads a column of them
     with pytest.raises(ValueError, match=r"Batch\(2 rows: x\), Batch\(1 rows: y\) have no column in common"):
         Batch.joined([numbers(2), Batch.of({"y": torch.zeros(1)})])
 

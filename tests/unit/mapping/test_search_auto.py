@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -88,6 +89,12 @@ def test_an_actor_decodes_as_many_rows_at_once_as_have_room(
     assert settings.generate.slots == slots
     text = report.as_yaml(plan := strategy.plan(1), plan.mappings[0], Request("dapo", {}, "auto"))
     assert (f"generate: {{slots: {slots}}}" in text) == (slots > 0)
+
+
+def test_any_number_of_devices_is_shared_out() -> None:
+    """Seven GPUs of a node of eight, though no pools of 1, 2 or 4 tile it."""
+    strategy = attached(Auto(devices=7, mapping=MappingOption(hardware="a100-80gb")), PPO())
+    assert sum(pool.num_devices for pool in strategy.place(ROLES, 7)) == 7
 
 
 def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -204,6 +211,14 @@ def test_a_model_that_no_step_calls_is_divided_like_its_neighbour(tmp_path: Path
     actor, reference = (strategy.layout(roles[name], name, pools[name]) for name in ("actor", "reference"))
     assert actor.p * actor.t > 1
     assert (reference.p, reference.t, reference.d) == (actor.p, actor.t, actor.d)
+    asked = Request("dapo", {"actor": "here", "reference": "here", "reward": ""}, "auto")
+    text = report.as_yaml(plan := strategy.plan(4), plan.mappings[0], asked)
+    (pool,) = yaml.safe_load(text)["strategy"]["init_args"]["mapping"]["pools"]
+    assert pool["roles"] == ["actor", "reference", "reward"]
+    assert {name: (sizes["p"], sizes["t"]) for name, sizes in pool["sizes"].items()} == {
+        "actor": (actor.p, actor.t),
+        "reference": (actor.p, actor.t),
+    }
 
 
 SIZES = {"actor": RoleSizes(p=1, t=2, generate=Generation(1, 2))}

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
-from rlhf_lightning.controller import DP_METRIC, Batch, register
+from rlhf_lightning.controller import DP_METRIC, Batch, Worker, register
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.controller.transfer import Inputs
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.rewards import Environment
+from rlhf_lightning.spec import EMBEDDED, Sampling
+from rlhf_lightning.strategies import OneStepOff, OpenRLHF, Pipelined
 from rlhf_lightning.workers import (
     Actor,
     GenerationAhead,
     GenerationInParts,
     Generator,
+    Role,
     SeparateGeneration,
+    Settings,
 )
 from rlhf_lightning.workers.actor import ANSWERS
+from rlhf_lightning.workers.in_hand import NUMBERS, Carry
 from rlhf_lightning.workers.underway import Underway
 
 METHODS = methods_of(Actor)
+R = TypeVar("R", bound=Role)
 
 
 @dataclass
@@ -146,6 +153,60 @@ def test_a_generator_is_its_actors_copy() -> None:
     assert not generator.kept
 
 
+def built(role: R) -> R:
+    """The role on a device of its own."""
+    role.build(Worker(0, ParallelLayout(), torch.device("cpu"), None, None, settings=Settings()))
+    return role
+
+
+def both() -> tuple[Actor, Generator]:
+    """An actor whose seed is not that by default, and its copy."""
+    sampling = Sampling(max_new_tokens=20, stop_token_ids=tuple(range(60)))
+    actor = Actor(path=EMBEDDED, seed=3, sampling=sampling)
+    return built(actor), built(Generator.of(actor))
+
+
+def prompts(count: int) -> TensorDict:
+    columns = {
+        "prompt_ids": torch.arange(5, 5 + count)[:, None].expand(count, 3).clone(),
+        "prompt_mask": torch.ones(count, 3, dtype=torch.bool),
+        "row_ids": torch.arange(count),
+        NUMBERS: torch.arange(count),
+        "rows": NonTensorStack(*[{"prompt": "go"}] * count),
+    }
+    return TensorDict(columns, batch_size=[count])
+
+
+def on(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """What an environment says, always."""
+    del responses, rows
+    return ["<user>on"] * len(prompts)
+
+
+@pytest.mark.parametrize("how", [{}, {"greedy": True}, {"environment": Environment(function=on)}])
+def test_a_copy_answers_as_its_actor(how: dict[str, Any]) -> None:
+    rows, (actor, copy) = prompts(4), both()
+    wanted, found = (role.generate_sequences(rows, **how)["response_ids"] for role in (actor, copy))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_copy_answers_as_its_actor_in_parts(*, greedy: bool) -> None:
+    rows, (actor, copy) = prompts(4), both()
+    copy.start_sequences(rows, parts=2, greedy=greedy)
+    parts = [copy.next_sequences(rows[:2]) for _ in range(2)]
+    numbers, found = (torch.cat([part[name] for part in parts]) for name in (NUMBERS, "response_ids"))
+    assert torch.equal(
+        found[numbers.argsort()], actor.generate_sequences(rows, greedy=greedy)["response_ids"]
+    )
+
+
+def test_a_copy_goes_on_as_its_actor_would() -> None:
+    rows, (actor, copy) = prompts(4), both()
+    found = copy.carry_sequences(rows, carry=Carry(version=0, max_staleness=2))
+    assert torch.equal(found["response_ids"], actor.generate_sequences(rows)["response_ids"])
+
+
 @dataclass
 class LastFirst(Noting):
     """A generator that answers its last rows first, as many at a time as there are parts of them."""
@@ -157,6 +218,7 @@ class LastFirst(Noting):
         assert batch is None or "row_numbers" in batch
         found = super().call(method, batch, arguments)
         if batch is not None and method.name == "start_sequences":
+            assert arguments["greedy"]
             self.left = batch["row_numbers"].tolist()[::-1]
         if batch is None or method.name != "next_sequences":
             return found
@@ -184,6 +246,30 @@ def test_answers_in_parts_have_the_order_of_the_batch() -> None:
     assert found["row_ids"].tolist() == list(range(70, 77))
     assert found["response_ids"].tolist() == list(range(0, 70, 10))
     assert found["weights_version"].tolist() == [1] * 7
+
+
+def test_log_probs_of_what_is_ahead_are_the_actors_too() -> None:
+    calls: list[str] = []
+    ahead = GenerationAhead(Noting("actor", calls), Noting("generator", calls), recompute_log_probs=True)
+    ahead.call(METHODS["generate_sequences"], batch(0), {})
+    assert calls[-1] == "actor.compute_log_prob"
+
+
+def test_a_single_answer_is_no_part() -> None:
+    calls: list[str] = []
+    separate = GenerationInParts(Noting("actor", []), Noting("generator", calls), recompute_log_probs=False)
+    separate.call(METHODS["generate_sequences"], batch(70, rows=1), {})
+    assert calls == ["generator.receive_weights", "generator.generate_sequences"]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [OpenRLHF(), OneStepOff(), OneStepOff(max_staleness=2), Pipelined()],
+    ids=["openrlhf", "ahead", "partial", "pipelined"],
+)
+def test_log_probs_are_the_actors_under_every_strategy(strategy: OpenRLHF) -> None:
+    workers = Noting("actor", []), Noting("generator", [])
+    assert strategy.separate(*workers, recompute_log_probs=True).recompute_log_probs
 
 
 def test_a_generation_is_gone_on_with_to_its_end() -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, GenerationConfig, PreTrainedTokenizerFast
 
-from rlhf_lightning.controller import Batch, WorkerGroup
+from rlhf_lightning.controller import Batch, Worker, WorkerGroup
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.data.tokenizer import embedded_directory, load_tokenizer
 from rlhf_lightning.parallel import ParallelLayout, World
@@ -303,3 +303,14 @@ def test_options_that_do_not_go_together() -> None:
         Cost(clip=0.0)
     with pytest.raises(ValueError, match=r"reward\.clip=nan"):
         Reward(clip=float("nan"))
+
+
+@pytest.mark.parametrize("kind", [Reward, Cost])
+def test_functions_are_asked_once_a_replica(kind: type[Reward] | type[Cost]) -> None:
+    role = kind(functions="length", tokenizer="embedded")
+    seat = Worker(1, ParallelLayout(t=2), torch.device("cpu"), None, None, settings=Settings())
+    role.build(seat)
+    rows = TensorDict(batch(), batch_size=len(RESPONSES))  # without what functions read
+    found = role.compute_reward(rows) if isinstance(role, Reward) else role.compute_cost(rows)
+    assert isinstance(found, TensorDict)
+    assert not any(column.any() for column in found.values())

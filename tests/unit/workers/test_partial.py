@@ -304,6 +304,15 @@ def test_answers_drawn_again_are_groups_of_their_own() -> None:
     assert rows_together(joined([again.take([2, 3]), batch.take([2, 3])])) == 2
 
 
+def test_rows_without_groups_are_handed_on_one_by_one() -> None:
+    """As PPO's are."""
+    generation, batch = partial(Replicas(ParallelLayout(), uneven), 2), rows_of(1, size=4, together=1)
+    alone = batch.select([name for name in batch if name != "group_ids"])
+    found = generation.call(ACTOR["generate_sequences"], alone, {})
+    assert isinstance(found, Batch)
+    assert len(found) == 4
+
+
 def test_batches_of_another_size_are_refused() -> None:
     generation = partial(Replicas(ParallelLayout(), uneven), 2)
     next(iterations(generation, 1, size=6, together=1))
