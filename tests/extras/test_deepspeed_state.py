@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.engines import PARTS, NativeGenerator, TrainEngine, Transition, checkpoint
+from rlhf_lightning.engines import PARTS, Head, NativeGenerator, TrainEngine, Transition, checkpoint
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
@@ -120,6 +120,21 @@ def test_a_model_that_nothing_trains_has_parameters_alone(paths: dict[str, Path]
             assert held["parameters"] == pytest.approx(share * size, rel=0.02)
             assert held["gradients"] == held["optimizer"] == 0
             assert other["optimizer"] == pytest.approx(size, rel=0.02)  # masters, before a step
+
+
+def judged(group: dist.ProcessGroup, spec: ModelSpec, head: Head) -> list[Tensor]:
+    """By stage, what a model with a head says of this rank's rows."""
+    seat, rows = zero.seat(group), zero.own(group)
+    engines = [train_engine(spec, head=head, seat=seat, config=zero.settings(stage)) for stage in STAGES]
+    return [engine.infer(rows, temperature=1.0)["values"] for engine in engines]
+
+
+def test_a_judge_that_nothing_trains_has_its_head(paths: dict[str, Path]) -> None:
+    frozen = spmd.run(2, judged, Reference(path=str(paths["scalar"])), "reward")
+    trained = spmd.run(2, judged, ModelSpec(path=str(paths["scalar"])), "reward")
+    for mine, theirs in zip(frozen, trained, strict=True):
+        for said, expected in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(said, expected, rtol=0, atol=1e-6)
 
 
 def saved(group: dist.ProcessGroup, spec: ModelSpec, stage: int, directory: Path) -> tuple[Tensor, Tensor]:

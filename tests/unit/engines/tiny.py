@@ -122,7 +122,7 @@ def spec(
     Adam divides by the root of squares: where one gradient is 1e-7 beside others of 6e-3, what is rounding in
     it is much in its step, unless `eps` is larger.
     """
-    optimizer = OptimizerSpec(lr=1e-3, weight_decay=0.1, eps=eps)
+    optimizer = OptimizerSpec(lr=1e-3, betas=(0.8, 0.99), weight_decay=0.1, eps=eps)
     return ModelSpec(
         path=str(path), dtype=dtype, gradient_checkpointing=gradient_checkpointing, optimizer=optimizer
     )
