@@ -12,6 +12,7 @@ from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from tests.unit.algos.small import run
@@ -134,3 +135,30 @@ def test_a_greedy_answer_earns_what_a_drawn_one_earns(model: str) -> None:
     algorithm = Compared(actor=actor, reward=Reward(functions=f"{__name__}.one"))
     run(algorithm, data(), steps=1)
     assert [earned.tolist() for earned in algorithm.seen] == [[1.0] * 6] * 2
+
+
+class Evaluated(algos.GRPO):
+    """Asks for the metrics of the loss before it learns from it."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Note both."""
+        batch = self.answers_to(batch, self.group_size)
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reward.compute_reward(batch)
+        batch, metrics = self.compute_advantage(batch)
+        told = self.actor.compute_loss(batch, loss=self.policy_loss)
+        learned = self.actor.update_actor(batch, loss=self.policy_loss)
+        self.both = told.fetch(), learned.fetch()
+        return metrics | learned
+
+
+def test_at_its_own_temperature_an_actor_says_generates_and_learns(model: str) -> None:
+    sampling = Sampling(max_new_tokens=6, temperature=0.5)
+    actor = Actor(path=model, recompute_log_probs=True, sampling=sampling)
+    reward, loss = Reward(functions="length"), PolicyLoss(entropy_coef=0.1)
+    algorithm = Evaluated(actor=actor, reward=reward, policy_loss=loss)
+    kept = run(algorithm, data(), steps=1)
+    assert kept.numbers[0]["actor/mismatch_kl"] == pytest.approx(0, abs=1e-9)
+    told, learned = algorithm.both
+    assert told["actor/entropy"] > 0
+    assert told == pytest.approx({name: learned[name] for name in told}, abs=1e-6)
