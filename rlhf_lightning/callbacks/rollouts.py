@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from itertools import count
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -14,6 +16,8 @@ from rlhf_lightning.controller import Batch
 from rlhf_lightning.reporting import texts
 from rlhf_lightning.rewards import json_safe
 from rlhf_lightning.workers import Reward
+
+logger = logging.getLogger(__name__)
 
 
 class Rollouts(Callback):
@@ -54,6 +58,18 @@ class Rollouts(Callback):
         if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and "response_ids" in pl_module.needs:
             name = type(pl_module).__name__
             raise ValueError(f"Rollouts: {name} learns from given answers, and draws none. Leave it out.")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the files of another run aside, from which this one does not go on."""
+        directory = output_path(trainer, self.directory, "rollouts")
+        files = sorted(directory.glob("step-*.jsonl"))
+        if trainer.global_step or not files or not leaves_files(trainer):
+            return
+        aside = next(p for n in count(1) if not (p := directory.with_name(f"{directory.name}-v{n}")).exists())
+        aside.mkdir()
+        for file in files:
+            file.rename(aside / file.name)
+        logger.warning("%s holds answers of another run; they are in %s now.", directory, aside.name)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int

@@ -62,6 +62,22 @@ def test_some_of_some_iterations(tmp_path: Path) -> None:
     assert len(written(grpo(), Rollouts(99), tmp_path)["step-000001.jsonl"]) == 4
 
 
+def test_the_answers_of_another_run_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = written(grpo(), Rollouts(), tmp_path)
+    assert written(grpo(), Rollouts(every_n_steps=2), tmp_path, fast_dev_run=True) == first
+    (tmp_path / "rollouts" / "mine.txt").write_text("stays")
+    run = trainer(Local(), tmp_path, steps=3, callbacks=[Rollouts(every_n_steps=2)])
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=6, num_val_rows=0))
+    assert sorted(file.name for file in (tmp_path / "rollouts").iterdir()) == [
+        "mine.txt",
+        "step-000002.jsonl",
+    ]
+    assert sorted(file.name for file in (tmp_path / "rollouts-v1").iterdir()) == list(first)
+    assert (
+        f"{tmp_path / 'rollouts'} holds answers of another run; they are in rollouts-v1 now." in caplog.text
+    )
+
+
 def test_trying_a_run_out_leaves_nothing(tmp_path: Path) -> None:
     assert not written(grpo(), Rollouts(), tmp_path, fast_dev_run=True)
 
