@@ -16,12 +16,14 @@ from typing import Any
 import ray
 from ray._private import services
 
+from rlhf_lightning.controller.errors import WorkerTimeoutError
+
 LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
 ANSWER_S = 5.0
 """Longest wait for the head of a cluster to answer."""
 
-_SETTINGS_OF_RAY = {"worker_niceness": 0}
+_OWN: Mapping[str, Any] = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
 """Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _QUIET: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
 """Ray says what went wrong, and devices what they like."""
@@ -64,15 +66,21 @@ def _encrypted() -> bool:
 
 
 def start_ray(num_cpus: int) -> None:
-    """Start Ray on this machine, for this job alone."""
-    with _apart():
-        ray.init(
-            address=LOCAL,
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            _system_config=_SETTINGS_OF_RAY,
-            **_QUIET,
-        )
+    """Start Ray on this machine, for this job alone.
+
+    Raises:
+        WorkerTimeoutError: it takes longer than Ray waits.
+    """
+    try:
+        with _apart():
+            ray.init(address=LOCAL, num_cpus=num_cpus, **_OWN, **_QUIET)
+    except Exception as err:  # Ray has no narrower one for this
+        if type(err) is not Exception:
+            raise
+        raise WorkerTimeoutError(
+            f"Ray did not start on this machine: {err} Try again when it has less to do, or start Ray by "
+            "hand (`ray start --head`) and type --strategy.address auto."
+        ) from err
     _heed_sigterm()
 
 
