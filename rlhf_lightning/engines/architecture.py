@@ -18,8 +18,7 @@ from rlhf_lightning.engines.attention import TAKE, unpacked
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
-from rlhf_lightning.engines.models import read_config
-from rlhf_lightning.engines.source import resolve, weight_files
+from rlhf_lightning.engines.source import described, resolve, weight_files
 from rlhf_lightning.engines.tensor_plan import check_tensor
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
@@ -96,12 +95,15 @@ def check_language(spec: ModelSpec) -> None:
 
 
 def check_packed(spec: ModelSpec) -> None:
-    """Refuse a model whose config.json says that its attention cannot be packed.
+    """Refuse a model whose config.json says that its attention cannot be packed; no weights are looked at.
 
     Raises:
         ValueError: as said.
     """
-    if reason := unpacked(config := read_config(spec)):
+    if (directory := described(spec)) is None:
+        return
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    if reason := unpacked(config):
         raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {TAKE}")
 
 

@@ -78,7 +78,7 @@ def num_tokens(spec: ModelSpec) -> int | None:
 
 
 def _number(spec: ModelSpec, *keys: str) -> int | None:
-    directory = _described(spec)
+    directory = described(spec)
     config = {} if directory is None else _read_json(directory / "config.json")
     text = config.get("text_config")
     for values in (text if isinstance(text, dict) else {}, config):
@@ -136,13 +136,13 @@ def copy_tokenizer(spec: ModelSpec, directory: Path) -> None:
 
 def has_tokenizer(spec: ModelSpec) -> bool:
     """Whether the directory has a tokenizer of its own."""
-    directory = _described(spec)
+    directory = described(spec)
     return directory is not None and any(
         file.name.startswith(("tokenizer", "vocab", "spiece")) for file in tokenizer_files(directory)
     )
 
 
-def _described(spec: ModelSpec) -> Path | None:
+def described(spec: ModelSpec) -> Path | None:
     """Directory with the model's configuration and tokenizer; None for a hub name that is not to be had."""
     if not _is_hub_name(spec.path) or Path(spec.path).is_dir():
         return resolve(spec)

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from rlhf_lightning.data.tokenizer import embedded_directory
-from rlhf_lightning.engines import check_model, has_tokenizer, max_positions
+from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions, source
 from rlhf_lightning.spec import ModelSpec
 
 
@@ -39,6 +39,20 @@ def test_a_hub_name_is_looked_up(
     check_model(ModelSpec(path="some/model"))
     with pytest.raises(ValueError, match=r"^path=some/other: no such directory here, and the hub does not"):
         check_model(ModelSpec(path="some/other"))
+
+
+def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetched(_: str, *, allow_patterns: list[str]) -> str:
+        asked.extend(allow_patterns)
+        return str(embedded_directory())
+
+    monkeypatch.setattr(source, "snapshot_download", fetched)
+    for check in (check_model, check_packed):
+        check(ModelSpec(path="some/model"))
+        assert "config.json" in asked
+    assert [pattern for pattern in asked if "safetensors" in pattern] == []
 
 
 def test_a_directory_whose_name_could_be_a_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
