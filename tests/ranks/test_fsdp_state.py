@@ -79,7 +79,8 @@ def test_a_model_on_some_of_the_devices_keeps_to_itself(paths: dict[str, Path], 
     spec = tiny.spec(paths["lm"])
     saved, later = spmd.run(2, two_saved_one, spec, tmp_path)[0]
     for found in spmd.run(3, two_of_three, spec, tmp_path)[1:]:
-        assert [torch.equal(one, other) for one, other in zip(found, (saved, later) * 2, strict=True)]
+        for one, other in zip(found, (saved, later) * 2, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_a_checkpoint_holds_safetensors_and_json_and_nothing_is_unpickled(

@@ -188,8 +188,9 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     text = run(capsys, *ASKED, "--top", "2", *files)
     assert text.count("s an iteration") == 2
     assert "does not fit" not in text
-    layout = r"p\d+ t\d+ d\d+"
-    drawn = set(re.findall(layout, (tmp_path / "run.svg").read_text()))  # in comments
+    picture, layout = (tmp_path / "run.svg").read_text(), r"p\d+ t\d+ d\d+"
+    assert picture.count("<path") > 10
+    drawn = set(re.findall(layout, picture))  # in comments
     assert drawn
     assert drawn <= set(re.findall(layout, text))
     config = yaml.safe_load((tmp_path / "run.yaml").read_text())
