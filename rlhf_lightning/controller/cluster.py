@@ -33,6 +33,7 @@ from rlhf_lightning.parallel import WorldSpec
 RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
 _LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""Tells Ray to leave it to its actors which GPUs they see."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """What torchrun, srun and mpirun number their processes by."""
 

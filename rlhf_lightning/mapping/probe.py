@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.mapping import simulate
 from rlhf_lightning.mapping.fit import Observation
 from rlhf_lightning.mapping.generate import GenerationSizes
@@ -98,7 +97,7 @@ def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]
 
 
 def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callable[[], object]]:
-    from rlhf_lightning.engines import NativeGenerator  # noqa: PLC0415
+    from rlhf_lightning.engines import Ends, NativeGenerator  # noqa: PLC0415
     from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine  # noqa: PLC0415
     from rlhf_lightning.functional import Counts, PolicyLoss  # noqa: PLC0415
     from rlhf_lightning.spec import ModelSpec, Sampling  # noqa: PLC0415
