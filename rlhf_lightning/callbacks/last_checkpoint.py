@@ -11,13 +11,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from itertools import count
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.callbacks.output import leaves_files
+from rlhf_lightning.callbacks.output import first_free, leaves_files
 from rlhf_lightning.checkpoint import standing
 
 logger = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class LastCheckpoint(ModelCheckpoint):
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         others = self.path if self.path.exists() else standing(self.path)
         if others is not None and not self._is_mine:
-            kept = next(path for n in count(1) if not (path := self.path.with_stem(f"{_NAME}-v{n}")).exists())
+            kept = first_free(self.path.with_suffix(""), self.FILE_EXTENSION)
             others.rename(kept)
             logger.warning("%s is of another run; it is %s now.", others, kept.name)
         self._is_mine = True

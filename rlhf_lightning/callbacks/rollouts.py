@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from itertools import count
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.output import first_free, leaves_files, output_path
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.reporting import texts
 from rlhf_lightning.rewards import json_safe
@@ -65,7 +64,7 @@ class Rollouts(Callback):
         files = sorted(directory.glob("step-*.jsonl"))
         if trainer.global_step or not files or not leaves_files(trainer):
             return
-        aside = next(p for n in count(1) if not (p := directory.with_name(f"{directory.name}-v{n}")).exists())
+        aside = first_free(directory)
         aside.mkdir()
         for file in files:
             file.rename(aside / file.name)
