@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.engines import SIZES, measure, opened, record, show
 from benchmarks.spread import Spread, spread
-from rlhf_lightning.engines.engine import PARTS
+from rlhf_lightning.engines.training import PARTS
 
 
 def eager_s(model: str, device: torch.device, rounds: int) -> Spread:

@@ -18,8 +18,8 @@ from tensordict import TensorDict
 from benchmarks import environments
 from benchmarks.spread import machine
 from rlhf_lightning.engines import FSDPEngine, NativeGenerator
-from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.generate import GenerationSizes

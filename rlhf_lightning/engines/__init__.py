@@ -1,27 +1,33 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
-from rlhf_lightning.engines.adapters import saved_lora
-from rlhf_lightning.engines.architecture import (
+from rlhf_lightning.engines.choice import generation_engine, train_engine
+from rlhf_lightning.engines.deepspeed import ZeRO
+from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
+from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
+from rlhf_lightning.engines.fsdp.unadapted import unadapted
+from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.huggingface.adapters import saved_lora
+from rlhf_lightning.engines.huggingface.architecture import (
     check_adapters,
     check_checkpoint,
     check_head,
     check_language,
     check_packed,
 )
-from rlhf_lightning.engines.deepspeed import ZeRO
-from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
-from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition, WeightSource
-from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine
-from rlhf_lightning.engines.generation import GenerationEngine, generation_engine
-from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.huggingface.models import check_model, read_config
+from rlhf_lightning.engines.huggingface.source import (
+    ADAPTER_CONFIG,
+    has_tokenizer,
+    located,
+    max_positions,
+    num_tokens,
+)
 from rlhf_lightning.engines.megatron import Megatron
-from rlhf_lightning.engines.models import check_model, read_config
-from rlhf_lightning.engines.native import Native, NativeGenerator
-from rlhf_lightning.engines.source import ADAPTER_CONFIG, has_tokenizer, located, max_positions, num_tokens
+from rlhf_lightning.engines.native.generator import Native, NativeGenerator
 from rlhf_lightning.engines.train_config import TrainConfig
-from rlhf_lightning.engines.training import train_engine
-from rlhf_lightning.engines.unadapted import unadapted
+from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition, WeightSource
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
 
 __all__ = [

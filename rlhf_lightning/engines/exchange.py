@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlhf_lightning.engines.adapters import is_factor, plain_name
+from rlhf_lightning.engines.huggingface.adapters import is_factor, plain_name
 from rlhf_lightning.engines.optimizer import local
 
 

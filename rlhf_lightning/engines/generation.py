@@ -1,25 +1,16 @@
-"""What answers prompts with the weights that a training engine has, chosen by the type of its configuration.
-
-Whoever calls it names no engine: roles ask for one here, as they do for training in `training`.
-"""
+"""What every generation engine does, whatever it computes with."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.engine import TrainEngine, WeightSource
-from rlhf_lightning.engines.native import Native, NativeGenerator
-from rlhf_lightning.engines.vllm import VLLM
-from rlhf_lightning.parallel import Seat
-from rlhf_lightning.spec import ModelSpec, Sampling
+from rlhf_lightning.engines.training import WeightSource
+from rlhf_lightning.spec import Sampling
 
 
 class GenerationEngine(ABC):
@@ -120,88 +111,3 @@ class GenerationEngine(ABC):
 
     def offload(self) -> None:  # noqa: B027
         """Free what generation needs until the next; by default there is nothing beside the model."""
-
-
-class NativeEngine(GenerationEngine):
-    """The native generator over what the training engine generates with.
-
-    Args:
-        source: has the weights.
-        seat: of this rank.
-        ends: of responses.
-        config: memory.
-    """
-
-    def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
-        self.source: TrainEngine = source
-        self._device, self._ends, self._config = seat.device, ends, config
-        self._version: int | None = None
-        self._kept: Decoder | None = None
-
-    def finished(
-        self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
-    ) -> Iterator[tuple[Tensor, TensorDict]]:
-        """See `GenerationEngine.finished`."""
-        with self.source.generating() as decoder:
-            yield from self._over(decoder).finished(rows, sampling=sampling, seed=seed, parts=parts)
-            del decoder  # a layout of generation is freed as it ends
-        self._version = self.source.version
-
-    def resume(
-        self,
-        rows: TensorDict,
-        *,
-        sampling: Sampling,
-        seed: int,
-        pause: Callable[[Tensor], bool],
-        at_once: int = 0,
-    ) -> TensorDict:
-        """See `GenerationEngine.resume`."""
-        if self._kept is None:
-            with self.kept():
-                return self.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
-        generator = self._over(self._kept)
-        return generator.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """See `GenerationEngine.kept`."""
-        with self.source.generating() as decoder:
-            self._kept = decoder
-            del decoder  # a layout of generation is freed as it ends
-            try:
-                yield
-            finally:
-                self._kept = None
-        self._version = self.source.version
-
-    def _over(self, decoder: Decoder) -> NativeGenerator:
-        return NativeGenerator(decoder, device=self._device, ends=self._ends, config=self._config)
-
-    @property
-    def version(self) -> int | None:
-        """See `GenerationEngine.version`."""
-        return self._version
-
-
-def generation_engine(
-    model: ModelSpec, source: WeightSource, *, seat: Seat, ends: Ends, config: Native | VLLM
-) -> GenerationEngine:
-    """Make what generates on one rank; all ranks of a copy call it.
-
-    Args:
-        model: that the source trains.
-        source: has the weights; for the native engine it is a training engine.
-        seat: of this rank.
-        ends: of responses.
-        config: of the engine; its type chooses.
-
-    Raises:
-        ValueError: the engine cannot generate with the model.
-    """
-    if isinstance(config, Native):
-        assert isinstance(source, TrainEngine)
-        return NativeEngine(source, seat=seat, ends=ends, config=config)
-    # vLLM takes ten seconds to import, and only its own engine needs it.
-    engine: type[GenerationEngine] = import_module("rlhf_lightning.engines.vllm.engine").VLLMEngine
-    return engine(model, source, seat=seat, ends=ends, config=config)  # type: ignore[call-arg]

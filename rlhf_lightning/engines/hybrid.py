@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.engine import Shard, Transition
-from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.sharded import ShardedDecoder
+from rlhf_lightning.engines.training import Shard, Transition
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.gathering import GatheredShard
 from rlhf_lightning.parallel.groups import several

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlhf_lightning.engines.engine import PARTS, Part
 from rlhf_lightning.engines.optimizer import local
+from rlhf_lightning.engines.training import PARTS, Part
 
 _PIECE = 1 << 28
 """Bytes: torch pins powers of two, and would round a large one up to the next."""

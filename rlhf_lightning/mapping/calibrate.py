@@ -72,7 +72,7 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
     """
     import torch  # noqa: PLC0415
 
-    import rlhf_lightning.engines.fsdp  # noqa: F401, PLC0415 - once, for all processes forked from this one
+    import rlhf_lightning.engines.fsdp.engine  # noqa: F401, PLC0415 - once, for all processes forked from this one
 
     cuda = torch.cuda.is_available()
     devices = devices or (torch.cuda.device_count() if cuda else 2)

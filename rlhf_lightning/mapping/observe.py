@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlhf_lightning.controller import CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.engines.huggingface.source import resolve
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.dataflow import Kind, kind_of
 from rlhf_lightning.mapping.phases import Phase

@@ -98,7 +98,7 @@ def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]
 
 def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callable[[], object]]:
     from rlhf_lightning.engines import Ends, NativeGenerator  # noqa: PLC0415
-    from rlhf_lightning.engines.fsdp import FSDP, FSDPEngine  # noqa: PLC0415
+    from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine  # noqa: PLC0415
     from rlhf_lightning.functional import Counts, PolicyLoss  # noqa: PLC0415
     from rlhf_lightning.spec import ModelSpec, Sampling  # noqa: PLC0415
 

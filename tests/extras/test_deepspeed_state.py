@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import PARTS, Head, NativeGenerator, TrainEngine, Transition, checkpoint
+from rlhf_lightning.engines.choice import train_engine
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.training import train_engine
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Settings
 from tests.extras import zero

@@ -12,12 +12,13 @@ from tensordict import TensorDict
 from transformers import PreTrainedModel
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine, replayed
-from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.decoder import Decoder, Output, WholeDecoder
+from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.kv import Cached
-from rlhf_lightning.engines.replayed import Recorder
+from rlhf_lightning.engines.native import replayed
+from rlhf_lightning.engines.native.decoder import Decoder, Output, WholeDecoder
+from rlhf_lightning.engines.native.kv import Cached
+from rlhf_lightning.engines.native.replayed import Recorder
+from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
 from tests.unit.engines.decoders import KINDS, VOCAB

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator, check_adapters
-from rlhf_lightning.engines.adapters import saved_lora
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.huggingface.adapters import saved_lora
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit import spmd
 from tests.unit.engines import tiny

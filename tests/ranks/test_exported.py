@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from rlhf_lightning.engines.models import export_gathered, load_causal_lm
+from rlhf_lightning.engines.huggingface.models import export_gathered, load_causal_lm
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 

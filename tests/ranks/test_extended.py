@@ -19,7 +19,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.engines import fsdp
+from rlhf_lightning.engines.fsdp import engine as fsdp
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
-from rlhf_lightning.engines.attention import Packed
+from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Reference
 from tests.unit import spmd

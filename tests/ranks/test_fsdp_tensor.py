@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Transition
-from rlhf_lightning.engines.tensor_plan import check_tensor
+from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen2Config
 
 from rlhf_lightning.engines import FSDPEngine, Megatron, NativeGenerator, TrainEngine, Transition
-from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.parallel.reshard import reshard
 from rlhf_lightning.parallel.weights import Weights

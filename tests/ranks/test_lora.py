@@ -19,7 +19,7 @@ from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import export
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, check_model
-from rlhf_lightning.engines.unadapted import Unadapted
+from rlhf_lightning.engines.fsdp.unadapted import Unadapted
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local

@@ -15,14 +15,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import native
-from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.cache import Cache, Places
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native import Native, NativeGenerator
+from rlhf_lightning.engines.native import generator as native
+from rlhf_lightning.engines.native.cache import Cache, Places
+from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.sharded import ShardedDecoder
+from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.sampling import sample
-from rlhf_lightning.engines.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Generation, GenerationLayout, ModelGroups, ParallelLayout, even_stages
 from rlhf_lightning.spec import Sampling
 from tests.unit import spmd

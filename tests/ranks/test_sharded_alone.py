@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_lightning.engines.attention import Packed, use_interface
-from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.kv import Prefill
-from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.kv import Prefill
+from rlhf_lightning.engines.native.sharded import ShardedDecoder
+from rlhf_lightning.engines.packed.attention import Packed, use_interface
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from tests.ranks.test_sharded import GREEDY, KINDS, Case, answers, expected, whole
 from tests.unit import spmd

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics, Worker
-from rlhf_lightning.engines import native
+from rlhf_lightning.engines.native import generator as native
 from rlhf_lightning.engines.sampling import sample
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from rlhf_lightning.commands import export
 from rlhf_lightning.engines import FSDP
-from rlhf_lightning.engines.models import load_causal_lm
+from rlhf_lightning.engines.huggingface.models import load_causal_lm
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategies import Colocated, HybridEngine3D, OneStepOff

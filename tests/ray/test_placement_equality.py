@@ -10,7 +10,7 @@ import torch
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.engines import FSDP
-from rlhf_lightning.engines.models import load_causal_lm
+from rlhf_lightning.engines.huggingface.models import load_causal_lm
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategies import Colocated, Split, Standalone
 from rlhf_lightning.strategy import Strategy

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar, Literal
 
-from rlhf_lightning.engines.fsdp_config import FSDP
+from rlhf_lightning.engines.fsdp.config import FSDP
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import ParallelLayout, Sharding

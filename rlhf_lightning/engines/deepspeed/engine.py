@@ -19,21 +19,26 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.decoder import Decoder
 from rlhf_lightning.engines.deepspeed.config import ZeRO
 from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
 from rlhf_lightning.engines.deepspeed.state import load, save
-from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.engines.exchange import cut, joined
-from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.models import (
+    ScalarModel,
+    export_gathered,
+    load_causal_lm,
+    load_scalar,
+)
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.offload import Away, size_bytes
 from rlhf_lightning.engines.optimizer import Counters
-from rlhf_lightning.engines.passes import Passes
+from rlhf_lightning.engines.packed.passes import Passes
+from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec

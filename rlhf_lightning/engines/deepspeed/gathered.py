@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.deepspeed.scope import GatheredParameters, Scope, ZeroParamStatus
-from rlhf_lightning.engines.shards import place, skeleton
+from rlhf_lightning.engines.fsdp.shards import place, skeleton
 
 
 class Gathering:

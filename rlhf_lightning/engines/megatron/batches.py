@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.megatron.schedule import Rows
-from rlhf_lightning.engines.packing import PackedRows, Place, micro_batches, pack, row_lengths, select
-from rlhf_lightning.engines.vocabulary import parallel_token_log_probs
+from rlhf_lightning.engines.packed.packing import PackedRows, Place, micro_batches, pack, row_lengths, select
+from rlhf_lightning.engines.packed.vocabulary import parallel_token_log_probs
 from rlhf_lightning.functional.aggregate import Loss
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.models import read_config
+from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import ParallelLayout, Sharding, even_stages
 from rlhf_lightning.parallel.sharding import indivisible

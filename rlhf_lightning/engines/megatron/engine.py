@@ -25,10 +25,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.engine import PARTS, Part, Shard, TrainEngine, Transition
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.huggingface.models import export_model, read_config
 from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
@@ -38,9 +37,10 @@ from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import load, save
 from rlhf_lightning.engines.megatron.weights import Weights, empty_model
-from rlhf_lightning.engines.models import export_model, read_config
+from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import Away
-from rlhf_lightning.engines.packing import PackedRows, Place
+from rlhf_lightning.engines.packed.packing import PackedRows, Place
+from rlhf_lightning.engines.training import PARTS, Part, Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 from rlhf_lightning.parallel.sharding import even_stages
 from rlhf_lightning.parallel.world import Seat

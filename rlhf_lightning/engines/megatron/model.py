@@ -24,7 +24,7 @@ from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.megatron.config import Megatron
 from rlhf_lightning.engines.megatron.parts import Frequencies, layers
 from rlhf_lightning.engines.megatron.tokens import Padded, Tokens
-from rlhf_lightning.engines.packing import PackedRows
+from rlhf_lightning.engines.packed.packing import PackedRows
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.parallel.sharding import Sharded, even_stages
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from rlhf_lightning.engines.layer import Layer
 from rlhf_lightning.engines.megatron.tokens import Tokens
+from rlhf_lightning.engines.packed.layer import Layer
 
 
 class Norm(nn.Module):

@@ -17,7 +17,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.packing import PackedRows
+from rlhf_lightning.engines.packed.packing import PackedRows
 
 T = TypeVar("T")
 Rows = Mapping[str, Tensor]

@@ -11,8 +11,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rlhf_lightning.engines.attention import Sequences
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.packed.attention import Sequences
+from rlhf_lightning.engines.packed.layer import Layer
 
 
 @dataclass

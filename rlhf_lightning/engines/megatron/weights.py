@@ -12,12 +12,12 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from rlhf_lightning.engines.adapters import HEAD
 from rlhf_lightning.engines.conversion import Conversion, Read
 from rlhf_lightning.engines.exchange import cut
+from rlhf_lightning.engines.huggingface.adapters import HEAD
+from rlhf_lightning.engines.huggingface.models import check_model, fresh_head, load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.source import resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
-from rlhf_lightning.engines.models import check_model, fresh_head, load_causal_lm, load_scalar
-from rlhf_lightning.engines.source import resolve, weight_files
 from rlhf_lightning.parallel.sharding import Sharded, holds
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.engine import Shard
+from rlhf_lightning.engines.training import Shard
 
 _FUSED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
 """The first of Hugging Face's parts, and what vLLM calls the whole."""

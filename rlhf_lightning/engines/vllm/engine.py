@@ -21,10 +21,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.engine import WeightSource
 from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.huggingface.source import resolve
 from rlhf_lightning.engines.prompts import begun, read_prompts
-from rlhf_lightning.engines.source import resolve
+from rlhf_lightning.engines.training import WeightSource
 from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing
 from rlhf_lightning.engines.vllm.memory import forget

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_lightning.engines.models import read_config
+from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.spec import ModelSpec
 
 

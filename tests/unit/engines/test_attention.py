@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines import attention, flash
-from rlhf_lightning.engines.attention import IMPLEMENTATION, Packed, use_interface
-from rlhf_lightning.engines.cache import Cache
-from rlhf_lightning.engines.kv import Decode
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.kv import Decode
+from rlhf_lightning.engines.packed import attention, flash
+from rlhf_lightning.engines.packed.attention import IMPLEMENTATION, Packed, use_interface
+from rlhf_lightning.engines.packed.layer import Layer
 from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
 from tests.unit.engines.varlen import plain
 

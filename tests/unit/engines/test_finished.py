@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.attention import use_interface
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native import Native, NativeGenerator
+from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import decoder, token_lists

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.engines import log_probs
-from rlhf_lightning.engines.log_probs import token_log_probs
+from rlhf_lightning.engines.packed import log_probs
+from rlhf_lightning.engines.packed.log_probs import token_log_probs
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines import NativeGenerator
-from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.decoder import WholeDecoder
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.forward import forward
-from rlhf_lightning.engines.fused import FusedDecoder, decoder_of, fuses
+from rlhf_lightning.engines.native.decoder import WholeDecoder
+from rlhf_lightning.engines.native.fused import FusedDecoder, decoder_of, fuses
+from rlhf_lightning.engines.packed.attention import use_interface
+from rlhf_lightning.engines.packed.forward import forward
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import decoder
 
@@ -104,7 +104,7 @@ def test_bfloat16_is_as_near_the_truth_as_the_model_itself(name: str) -> None:
 
 
 def test_many_tokens_go_through_the_model_and_few_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.engines.fused.FEW", 256)
+    monkeypatch.setattr("rlhf_lightning.engines.native.fused.FEW", 256)
     module = made("llama", {})
     passes: list[int] = []
     module.get_input_embeddings().register_forward_pre_hook(lambda _, ids: passes.append(ids[0].shape[1]))

@@ -210,7 +210,7 @@ def test_a_run_learns_the_same_with_fewer_passes(
     model = small.write_model(tmp_path)
     ragged = Sampling(max_new_tokens=8, stop_token_ids=tuple(range(64)))
     counted: list[int] = []
-    monkeypatch.setattr("rlhf_lightning.engines.passes.forward", _counting(counted))
+    monkeypatch.setattr("rlhf_lightning.engines.packed.passes.forward", _counting(counted))
     ends = []
     for kept in (0, 10_000):
         actor = Actor(path=model, recompute_log_probs=True, sampling=ragged)
@@ -228,7 +228,7 @@ def test_a_run_learns_the_same_with_fewer_passes(
 
 
 def _counting(counted: list[int]) -> Callable[..., object]:
-    from rlhf_lightning.engines.forward import forward
+    from rlhf_lightning.engines.packed.forward import forward
 
     def counting(*args: object, **options: object) -> object:
         counted.append(1)

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_lightning.engines import attention, flash, kv_gpu, replayed
-from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.cache import Cache, Places
-from rlhf_lightning.engines.decoder import Output
-from rlhf_lightning.engines.flash import Spans
-from rlhf_lightning.engines.kv import Cached, Decode, Prefill
-from rlhf_lightning.engines.kv_gpu import GPUCache, GPUDecode
-from rlhf_lightning.engines.layer import Layer
-from rlhf_lightning.engines.replayed import Recorder, Steps
+from rlhf_lightning.engines.native import kv_gpu, replayed
+from rlhf_lightning.engines.native.cache import Cache, Places
+from rlhf_lightning.engines.native.decoder import Output
+from rlhf_lightning.engines.native.kv import Cached, Decode, Prefill
+from rlhf_lightning.engines.native.kv_gpu import GPUCache, GPUDecode
+from rlhf_lightning.engines.native.replayed import Recorder, Steps
+from rlhf_lightning.engines.packed import attention, flash
+from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.flash import Spans
+from rlhf_lightning.engines.packed.layer import Layer
 from tests.unit.engines.varlen import plain
 from tests.unit.pretended import GPU, pretended
 

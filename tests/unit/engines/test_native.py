@@ -9,13 +9,13 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines import native
-from rlhf_lightning.engines.attention import use_interface
-from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.fused import decoder_of
-from rlhf_lightning.engines.kv import Decode, Prefill
-from rlhf_lightning.engines.native import Native, NativeGenerator
+from rlhf_lightning.engines.native import generator as native
+from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.fused import decoder_of
+from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.kv import Decode, Prefill
+from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import KINDS, VOCAB, decoder, reference, token_lists
 

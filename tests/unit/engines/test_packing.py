@@ -7,8 +7,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.packing import Place, micro_batches, pack, row_lengths, select
+from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.packing import Place, micro_batches, pack, row_lengths, select
 from rlhf_lightning.functional import row_ends
 
 

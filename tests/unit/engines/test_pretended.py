@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
-from rlhf_lightning.engines.attention import IMPLEMENTATION
-from rlhf_lightning.engines.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.fused import FusedDecoder
-from rlhf_lightning.engines.kv import Cached
-from rlhf_lightning.engines.replayed import Steps
+from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
+from rlhf_lightning.engines.native.fused import FusedDecoder
+from rlhf_lightning.engines.native.kv import Cached
+from rlhf_lightning.engines.native.replayed import Steps
+from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit.engines import tiny
 from tests.unit.pretended import GPU, pretended
@@ -117,7 +117,7 @@ def test_a_gpu_without_room_for_copies_says_the_same(
     monkeypatch.setattr(FusedDecoder, "__call__", noted)
     for room in (1 << 34, 1):
         fused.clear()
-        monkeypatch.setattr("rlhf_lightning.engines.fused.free_bytes", lambda _, room=room: room)
+        monkeypatch.setattr("rlhf_lightning.engines.native.fused.free_bytes", lambda _, room=room: room)
         with pretended():
             found = said(spec, GPU, slots=4, sampling=DRAWN)
         assert fused == [room > 1] * len(fused) != []
@@ -173,7 +173,9 @@ def test_keys_and_values_that_were_planned_leave_no_room_for_copies(
             (3.9, 0, False),
             (9, 8, True),
         ):
-            monkeypatch.setattr("rlhf_lightning.engines.fused.free_bytes", lambda _, f=free: int(f * size))
+            monkeypatch.setattr(
+                "rlhf_lightning.engines.native.fused.free_bytes", lambda _, f=free: int(f * size)
+            )
             assert has_room(decoder, int(beside * size)) == room
 
 

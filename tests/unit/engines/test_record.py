@@ -20,7 +20,7 @@ from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native import Native
+from rlhf_lightning.engines.native.generator import Native
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Actor, Settings
@@ -264,7 +264,7 @@ def test_a_generation_that_failed_is_not_in_it(tmp_path: Path, monkeypatch: pyte
         raise KeyError
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlhf_lightning.engines.responses.Responses.record", broken)
+        patch.setattr("rlhf_lightning.engines.native.responses.Responses.record", broken)
         with pytest.raises(KeyError):
             generate(asked(5, 2, 7))
     generate(asked(5, 2, 7), Sampling(max_new_tokens=50, temperature=0))
@@ -276,8 +276,8 @@ def test_a_generation_that_failed_is_not_in_it(tmp_path: Path, monkeypatch: pyte
 def test_prompts_of_many_tokens_go_in_parts_and_a_longer_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("fused", "native"):
-        monkeypatch.setattr(f"rlhf_lightning.engines.{module}.FEW", 12)
+    for module in ("fused", "generator"):
+        monkeypatch.setattr(f"rlhf_lightning.engines.native.{module}.FEW", 12)
     path = written(tmp_path)
     engine, plain = made(path), made(path, kept=0)
     rows = generator(engine)(asked(6, 5, 14, 6))

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
-from rlhf_lightning.engines.packing import Place, pack
-from rlhf_lightning.engines.sharing import Shared
+from rlhf_lightning.engines.packed.packing import Place, pack
+from rlhf_lightning.engines.packed.sharing import Shared
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 

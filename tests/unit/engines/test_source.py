@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub import constants
 
 from rlhf_lightning.data.tokenizer import embedded_directory
-from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions, source
+from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions
+from rlhf_lightning.engines.huggingface import source
 from rlhf_lightning.spec import ModelSpec
 
 

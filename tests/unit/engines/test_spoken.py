@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
-from rlhf_lightning.engines.packing import pack
-from rlhf_lightning.engines.shards import layers_of
-from rlhf_lightning.engines.spoken import spoken
+from rlhf_lightning.engines.fsdp.shards import layers_of
+from rlhf_lightning.engines.packed.packing import pack
+from rlhf_lightning.engines.packed.spoken import spoken
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
@@ -79,7 +79,7 @@ def test_what_is_learned_is_what_whole_layers_teach(
         loss, gradients = learned(engine, batch)
     whole = ROWS * (PROMPT + RESPONSE - 1)
     assert set(tokens) == {(0, whole), (1, ROWS * RESPONSE)}
-    monkeypatch.setattr("rlhf_lightning.engines.spoken._WORTH", 1.0)
+    monkeypatch.setattr("rlhf_lightning.engines.packed.spoken._WORTH", 1.0)
     plain = made(path, checkpointing=checkpointing)
     with seen(plain) as tokens:
         expected, others = learned(plain, batch)
@@ -97,7 +97,7 @@ def test_every_head_reads_what_whole_layers_say(
     with seen(engine) as found:
         outputs = engine.infer(batch, temperature=1.0)
     assert found == [(0, ROWS * tokens), (1, ROWS * RESPONSE)]
-    monkeypatch.setattr("rlhf_lightning.engines.spoken._WORTH", 1.0)
+    monkeypatch.setattr("rlhf_lightning.engines.packed.spoken._WORTH", 1.0)
     for name, values in engine.infer(batch, temperature=1.0).items():
         torch.testing.assert_close(outputs[name], values, atol=1e-6, rtol=1e-5)
 
@@ -136,8 +136,8 @@ def test_a_tenth_is_worth_it(tokens: int, left_out: bool) -> None:
 
 
 def test_compiled_layers_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.engines.fsdp.compile_layers", lambda layers: None)
-    monkeypatch.setattr("rlhf_lightning.engines.fsdp_config.check_compiler", lambda option: None)
+    monkeypatch.setattr("rlhf_lightning.engines.fsdp.engine.compile_layers", lambda layers: None)
+    monkeypatch.setattr("rlhf_lightning.engines.fsdp.config.check_compiler", lambda option: None)
     engine = made(tiny.write_noisy(tmp_path, FAMILIES["llama"]), compile_layers=True)
     with seen(engine) as found:
         engine.infer(rows(), temperature=1.0)

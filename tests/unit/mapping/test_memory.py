@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.engines import FSDP, NativeGenerator
-from rlhf_lightning.engines.cache import Cache
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.fsdp import FSDPEngine
+from rlhf_lightning.engines.fsdp.engine import FSDPEngine
+from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.generate import GenerationSizes

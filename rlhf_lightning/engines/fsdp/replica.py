@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.engine import Transition
 from rlhf_lightning.engines.optimizer import add_up
+from rlhf_lightning.engines.training import Transition
 
 
 class Replica:

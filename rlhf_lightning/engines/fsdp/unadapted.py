@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.engine import Part, TrainEngine
-from rlhf_lightning.engines.fsdp import FSDPEngine
+from rlhf_lightning.engines.fsdp.engine import FSDPEngine
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.training import Part, TrainEngine
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from rlhf_lightning.engines.log_probs import chunks, times, token_log_probs
+from rlhf_lightning.engines.packed.log_probs import chunks, times, token_log_probs
 
 
 def parallel_token_log_probs(

@@ -23,9 +23,15 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_lightning.engines.adapters import HEAD, adapt
-from rlhf_lightning.engines.attention import Sequences, use_interface
-from rlhf_lightning.engines.source import check_model, copy_tokenizer, resolve, stored_type, weight_files
+from rlhf_lightning.engines.huggingface.adapters import HEAD, adapt
+from rlhf_lightning.engines.huggingface.source import (
+    check_model,
+    copy_tokenizer,
+    resolve,
+    stored_type,
+    weight_files,
+)
+from rlhf_lightning.engines.packed.attention import Sequences, use_interface
 from rlhf_lightning.spec import ModelSpec
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.packed.layer import Layer
 
 _LARGEST_HEAD = 256
 _OLDEST = (8, 0)

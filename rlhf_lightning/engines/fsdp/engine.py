@@ -20,7 +20,17 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.adapters import (
+from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
+from rlhf_lightning.engines.exchange import follow, joined, take
+from rlhf_lightning.engines.fsdp.compilation import compile_layers, uncompiled
+from rlhf_lightning.engines.fsdp.config import FSDP
+from rlhf_lightning.engines.fsdp.mesh import Mesh, model_mesh
+from rlhf_lightning.engines.fsdp.replica import Replica
+from rlhf_lightning.engines.fsdp.shards import Shards, layers_of
+from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.host_linear import use_host_linears
+from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.huggingface.adapters import (
     Merged,
     adapters_off,
     check_lora,
@@ -29,28 +39,23 @@ from rlhf_lightning.engines.adapters import (
     is_factor,
     whole,
 )
-from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
-from rlhf_lightning.engines.compilation import compile_layers, uncompiled
-from rlhf_lightning.engines.decoder import Decoder
-from rlhf_lightning.engines.engine import PARTS, Part, TrainEngine, Transition
-from rlhf_lightning.engines.exchange import follow, joined, take
-from rlhf_lightning.engines.fsdp_config import FSDP
-from rlhf_lightning.engines.fused import decoder_of, fuses
-from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.host_linear import use_host_linears
-from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.kept import Kept
-from rlhf_lightning.engines.mesh import Mesh, model_mesh
-from rlhf_lightning.engines.models import ScalarModel, export_gathered, load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.models import (
+    ScalarModel,
+    export_gathered,
+    load_causal_lm,
+    load_scalar,
+)
+from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.fused import decoder_of, fuses
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
-from rlhf_lightning.engines.packing import COLUMNS
-from rlhf_lightning.engines.passes import Passes
-from rlhf_lightning.engines.record import Record
-from rlhf_lightning.engines.replica import Replica
-from rlhf_lightning.engines.shards import Shards, layers_of
-from rlhf_lightning.engines.spoken import speak_last
-from rlhf_lightning.engines.tensor_plan import check_tensor
+from rlhf_lightning.engines.packed.kept import Kept
+from rlhf_lightning.engines.packed.packing import COLUMNS
+from rlhf_lightning.engines.packed.passes import Passes
+from rlhf_lightning.engines.packed.record import Record
+from rlhf_lightning.engines.packed.spoken import speak_last
+from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.spec import ModelSpec

@@ -14,9 +14,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from rlhf_lightning.engines.cache import Cache
-from rlhf_lightning.engines.decoder import Decoder, logits_of
-from rlhf_lightning.engines.kv_gpu import GPUDecode
+from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.decoder import Decoder, logits_of
+from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 
 _FEWEST = 8
 """Rows of the smallest graph: fewer take as long, since all weights are read."""

@@ -22,18 +22,18 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.cache import Cache
-from rlhf_lightning.engines.decoder import Decoder, Drawn, logits_of
 from rlhf_lightning.engines.ends import Ends, StopTexts
-from rlhf_lightning.engines.fused import decoder_of
 from rlhf_lightning.engines.host_linear import FEW
-from rlhf_lightning.engines.kv import Decode, Prefill
-from rlhf_lightning.engines.kv_gpu import GPUCache, free_bytes
+from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.decoder import Decoder, Drawn, logits_of
+from rlhf_lightning.engines.native.fused import decoder_of
+from rlhf_lightning.engines.native.kv import Decode, Prefill
+from rlhf_lightning.engines.native.kv_gpu import GPUCache, free_bytes
+from rlhf_lightning.engines.native.replayed import Steps
+from rlhf_lightning.engines.native.responses import Responses
+from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.record import Record
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
-from rlhf_lightning.engines.record import Record
-from rlhf_lightning.engines.replayed import Steps
-from rlhf_lightning.engines.responses import Responses
 from rlhf_lightning.engines.sampling import sample, uniform
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling

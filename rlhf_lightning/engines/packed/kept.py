@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.packing import row_lengths
-from rlhf_lightning.engines.record import Record
+from rlhf_lightning.engines.packed.packing import row_lengths
+from rlhf_lightning.engines.packed.record import Record
 
 
 class Kept:

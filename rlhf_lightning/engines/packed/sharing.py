@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.layer import Layer
 
 _WORTH = 0.1
 """Least share of tokens saved for which rows are shared: the copies in attention cost something too."""

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.conversion import EMBEDDING, FAMILIES, OUTPUT, Conversion
-from rlhf_lightning.engines.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.host_linear import FEW, laid_out, lays_out
-from rlhf_lightning.engines.kv import Cached
-from rlhf_lightning.engines.kv_gpu import free_bytes
-from rlhf_lightning.engines.record import Record
-from rlhf_lightning.engines.sharded import ShardedDecoder
+from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
+from rlhf_lightning.engines.native.kv import Cached
+from rlhf_lightning.engines.native.kv_gpu import free_bytes
+from rlhf_lightning.engines.native.sharded import ShardedDecoder
+from rlhf_lightning.engines.packed.record import Record
 
 _BESIDE = 3
 """The fused weights are copied where a GPU has room for so many times all weights beside them."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlhf_lightning.engines.cache import Cache, Places
-from rlhf_lightning.engines.flash import Spans, flashes
-from rlhf_lightning.engines.kv import Step
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.native.cache import Cache, Places
+from rlhf_lightning.engines.native.kv import Step
+from rlhf_lightning.engines.packed.flash import Spans, flashes
+from rlhf_lightning.engines.packed.layer import Layer
 
 
 class GPUCache(Cache):

@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.sharing import Shared, share
-from rlhf_lightning.engines.spoken import spoken
+from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.sharing import Shared, share
+from rlhf_lightning.engines.packed.spoken import spoken
 from rlhf_lightning.functional import row_ends
 
 Place = Literal["before", "after"]

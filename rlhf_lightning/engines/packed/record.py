@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.conversion import OUTPUT, Conversion
 from rlhf_lightning.engines.host_linear import HostLinear
-from rlhf_lightning.engines.packing import PackedRows
+from rlhf_lightning.engines.packed.packing import PackedRows
 
 Product = Literal["qkv", "proj", "fc1", "fc2", "output"]
 _WEIGHTS: dict[Product, str] = {

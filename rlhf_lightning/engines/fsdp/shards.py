@@ -25,11 +25,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.adapters import whole
-from rlhf_lightning.engines.engine import Transition
-from rlhf_lightning.engines.mesh import Mesh
+from rlhf_lightning.engines.fsdp.mesh import Mesh
+from rlhf_lightning.engines.huggingface.adapters import whole
+from rlhf_lightning.engines.huggingface.tensor_plan import divide
 from rlhf_lightning.engines.optimizer import add_up, local
-from rlhf_lightning.engines.tensor_plan import divide
+from rlhf_lightning.engines.training import Transition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.forward import forward
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.kept import Kept
-from rlhf_lightning.engines.packing import micro_batches, row_lengths, select
+from rlhf_lightning.engines.packed.forward import forward
+from rlhf_lightning.engines.packed.kept import Kept
+from rlhf_lightning.engines.packed.packing import micro_batches, row_lengths, select
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 
 

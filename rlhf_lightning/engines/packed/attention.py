@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from rlhf_lightning.engines.flash import Spans, flashes
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.packed.flash import Spans, flashes
+from rlhf_lightning.engines.packed.layer import Layer
 
 IMPLEMENTATION = "rlhf"
 """Name under which the attention function is registered with transformers."""

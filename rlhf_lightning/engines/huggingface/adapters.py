@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
-from rlhf_lightning.engines.source import copy_tokenizer, resolve
+from rlhf_lightning.engines.huggingface.source import copy_tokenizer, resolve
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 

@@ -28,14 +28,14 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
-from rlhf_lightning.engines.decoder import Drawn, Output
 from rlhf_lightning.engines.host_linear import product
-from rlhf_lightning.engines.kv import Cached
-from rlhf_lightning.engines.layer import Layer
-from rlhf_lightning.engines.norm import Norm
-from rlhf_lightning.engines.ranks import Ranks
-from rlhf_lightning.engines.record import Product, Record
-from rlhf_lightning.engines.rotary import Angles, Rotary, is_steady
+from rlhf_lightning.engines.native.decoder import Drawn, Output
+from rlhf_lightning.engines.native.kv import Cached
+from rlhf_lightning.engines.native.norm import Norm
+from rlhf_lightning.engines.native.ranks import Ranks
+from rlhf_lightning.engines.native.rotary import Angles, Rotary, is_steady
+from rlhf_lightning.engines.packed.layer import Layer
+from rlhf_lightning.engines.packed.record import Product, Record
 from rlhf_lightning.parallel.sharding import holds
 
 

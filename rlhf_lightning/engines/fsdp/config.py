@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlhf_lightning.engines.architecture import check_shared
-from rlhf_lightning.engines.compilation import check_compiler
+from rlhf_lightning.engines.fsdp.compilation import check_compiler
+from rlhf_lightning.engines.fsdp.shards import Schedule
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.shards import Schedule
+from rlhf_lightning.engines.huggingface.architecture import check_shared
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import Generation, ParallelLayout, Sharding, subgroups
 from rlhf_lightning.spec import ModelSpec

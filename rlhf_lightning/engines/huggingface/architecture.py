@@ -13,13 +13,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_lightning.engines.adapters import HEAD, adapt, check_lora
-from rlhf_lightning.engines.attention import TAKE, unpacked
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
-from rlhf_lightning.engines.source import described, resolve, weight_files
-from rlhf_lightning.engines.tensor_plan import check_tensor
+from rlhf_lightning.engines.huggingface.adapters import HEAD, adapt, check_lora
+from rlhf_lightning.engines.huggingface.source import described, resolve, weight_files
+from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
+from rlhf_lightning.engines.packed.attention import TAKE, unpacked
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 

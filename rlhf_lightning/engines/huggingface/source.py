@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
-_EMBEDDED_DIRECTORY = Path(__file__).parent.parent / "embedded"
+_EMBEDDED_DIRECTORY = Path(__file__).parents[2] / "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
 """What makes a directory one of adapters, as peft writes it."""
 _INDEX = "model.safetensors.index.json"

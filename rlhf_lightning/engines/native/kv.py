@@ -12,9 +12,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rlhf_lightning.engines.attention import Packed
-from rlhf_lightning.engines.cache import Cache, Places
-from rlhf_lightning.engines.layer import Layer
+from rlhf_lightning.engines.native.cache import Cache, Places
+from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.layer import Layer
 
 _ROUND = 16
 """Ragged rows attend to a multiple of this many places, so that kernels see few shapes."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rlhf_lightning.engines.attention import IMPLEMENTATION
 from rlhf_lightning.engines.host_linear import packed
-from rlhf_lightning.engines.kv import Cached
-from rlhf_lightning.engines.record import Record
-from rlhf_lightning.engines.rotary import is_steady
+from rlhf_lightning.engines.native.kv import Cached
+from rlhf_lightning.engines.native.rotary import is_steady
+from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
+from rlhf_lightning.engines.packed.record import Record
 from rlhf_lightning.spec import EXPERTS
 
 

@@ -1,0 +1,1 @@
+"""The FSDP engine: see `engine`."""

@@ -1,0 +1,1 @@
+"""Hugging Face decoders: their files, what may be asked of them, their modules and adapters."""

@@ -1,0 +1,79 @@
+"""The native generator as a generation engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.training import TrainEngine
+from rlhf_lightning.parallel import Seat
+from rlhf_lightning.spec import Sampling
+
+
+class NativeEngine(GenerationEngine):
+    """The native generator over what the training engine generates with.
+
+    Args:
+        source: has the weights.
+        seat: of this rank.
+        ends: of responses.
+        config: memory.
+    """
+
+    def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
+        self.source: TrainEngine = source
+        self._device, self._ends, self._config = seat.device, ends, config
+        self._version: int | None = None
+        self._kept: Decoder | None = None
+
+    def finished(
+        self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
+    ) -> Iterator[tuple[Tensor, TensorDict]]:
+        """See `GenerationEngine.finished`."""
+        with self.source.generating() as decoder:
+            yield from self._over(decoder).finished(rows, sampling=sampling, seed=seed, parts=parts)
+            del decoder  # a layout of generation is freed as it ends
+        self._version = self.source.version
+
+    def resume(
+        self,
+        rows: TensorDict,
+        *,
+        sampling: Sampling,
+        seed: int,
+        pause: Callable[[Tensor], bool],
+        at_once: int = 0,
+    ) -> TensorDict:
+        """See `GenerationEngine.resume`."""
+        if self._kept is None:
+            with self.kept():
+                return self.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
+        generator = self._over(self._kept)
+        return generator.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `GenerationEngine.kept`."""
+        with self.source.generating() as decoder:
+            self._kept = decoder
+            del decoder  # a layout of generation is freed as it ends
+            try:
+                yield
+            finally:
+                self._kept = None
+        self._version = self.source.version
+
+    def _over(self, decoder: Decoder) -> NativeGenerator:
+        return NativeGenerator(decoder, device=self._device, ends=self._ends, config=self._config)
+
+    @property
+    def version(self) -> int | None:
+        """See `GenerationEngine.version`."""
+        return self._version
