@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from lightning.pytorch import Trainer
 from torch import Tensor
+
+from rlhf_lightning.data import row_data
 
 Tensors = Mapping[str, Tensor]
 
@@ -38,6 +41,22 @@ def recount_epochs(state: Mapping[str, object]) -> None:
         batches[name]["completed"] = batches[name]["processed"] - 1
     batches["is_last_batch"] = False
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] -= not iterating
+
+
+def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
+    """Refuse other rows than those of the epoch that is to go on, as their loader does once it starts.
+
+    Args:
+        state: of a checkpoint.
+        trainer: whose data is set up.
+
+    Raises:
+        ValueError: the data differs in an option that decides which rows are left.
+    """
+    loops, data = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {})), row_data(trainer)
+    begun = loops.get("fit_loop", {}).get("state_dict", {}).get("combined_loader", [])
+    if data is not None and begun and trainer.limit_train_batches != 0:
+        data.train_dataloader().load_state_dict(begun[0])
 
 
 def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) -> None:

@@ -34,7 +34,7 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import leave_out, look_after_validations
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.resume import check_tensors, fitting, recount_epochs
+from rlhf_lightning.resume import check_rows, check_tensors, fitting, recount_epochs
 from rlhf_lightning.strategy_checks import check_goes_on, check_options, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 
@@ -338,7 +338,7 @@ class Strategy(SingleDeviceStrategy):
         """Read the trainer's state; the roles follow once they are built.
 
         Raises:
-            ValueError: there is no complete checkpoint, or it is of other roles or models.
+            ValueError: there is no complete checkpoint, or it is of other roles, models or rows.
         """
         directory = files.find(checkpoint_path)
         state = files.read_state(directory)
@@ -350,6 +350,7 @@ class Strategy(SingleDeviceStrategy):
         for name in wanted:
             self._check_architecture(name, directory / name)
         if self.algorithm.trainer.state.fn == "fit":
+            check_rows(state, self.algorithm.trainer)
             files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
             files.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), _paths(self.algorithm.roles()))
             self.take_rows(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))

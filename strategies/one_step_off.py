@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from lightning.pytorch import Trainer
 
@@ -11,6 +13,9 @@ from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
 from rlhf_lightning.workers import GenerationAhead, PartialGeneration
+
+_STALENESS = "max_staleness"
+"""Key of a checkpoint under which the option stands that decides how many rows are in flight."""
 
 
 class OneStepOff(OpenRLHF):
@@ -112,8 +117,40 @@ class OneStepOff(OpenRLHF):
     ) -> None:
         """See `Strategy.save_checkpoint`; the prompts in flight too, unless they hold what it cannot."""
         rows = None if self.separated is None else self.separated.in_flight
-        checkpoint = {**checkpoint, IN_FLIGHT: columns_of(rows, what="prompts in flight")}
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        mine = {IN_FLIGHT: columns_of(rows, what="prompts in flight"), _STALENESS: self.max_staleness}
+        super().save_checkpoint({**checkpoint, **mine}, filepath, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, object]:
+        """See `Strategy.load_checkpoint`.
+
+        Raises:
+            ValueError: as there, or the prompts in flight are not those of a batch with these options.
+        """
+        state = super().load_checkpoint(checkpoint_path, weights_only)
+        if self._restored is not None:
+            self._check_restored(checkpoint_path, state, rows=len(self._restored))
+        return state
+
+    def _check_restored(self, path: str | Path, state: Mapping[str, object], *, rows: int) -> None:
+        held = cast("Mapping[str, object]", state.get("hyper_parameters", {}))
+        staleness, groups = state.get(_STALENESS, self.max_staleness), held.get("group_size")
+        here = self.algorithm.hparams.get("group_size")
+        for name, own, there, fits in (
+            (
+                "strategy.max_staleness",
+                self.max_staleness,
+                staleness,
+                self.max_staleness > 1 or staleness == 1,
+            ),
+            ("algo.group_size", here, groups, here == groups),
+        ):
+            if not fits:
+                raise ValueError(
+                    f"{name}={own}: checkpoint {path} was written with {there}, by which its {rows} rows in "
+                    f"flight were drawn. Type --{name} {there}."
+                )
 
     def take_rows(self, columns: dict[str, Column]) -> None:
         """See `Strategy.take_rows`; they are answered first."""

@@ -328,6 +328,7 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     strategy.separated.in_flight = rows
     strategy.save_checkpoint({"epoch": 7}, tmp_path / "a.ckpt")
     state = files.read_state(tmp_path / "a.ckpt")
+    assert state["max_staleness"] == 2
     kept = state["in_flight"]
     assert isinstance(kept, dict)
     again = Batch.of(kept)
