@@ -16,7 +16,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.callbacks.output import first_free, leaves_files
+from rlhf_lightning.callbacks.output import check_output, first_free, leaves_files
 from rlhf_lightning.checkpoint import standing
 
 logger = logging.getLogger(__name__)
@@ -58,14 +58,16 @@ class LastCheckpoint(ModelCheckpoint):
         return Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory in which another run keeps its own.
+        """Refuse a directory in which another run keeps its own, or that cannot be written.
 
         Raises:
             ValueError: as said.
         """
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and leaves_files(trainer) and self.path.parent.is_dir():
-            self._take()
+        if stage == "fit" and leaves_files(trainer):
+            check_output(trainer, self.path.parent, name="LastCheckpoint")
+            if self.path.parent.is_dir():
+                self._take()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the directory, and see whether the run goes on from what is there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from lightning.pytorch import Trainer
 
@@ -16,6 +17,30 @@ def leaves_files(trainer: Trainer) -> bool:
 def first_free(start: Path, end: str = "") -> Path:
     """Return the first of `<start>-v1<end>`, `<start>-v2<end>`, ... that is not there."""
     return next(path for n in count(1) if not (path := start.with_name(f"{start.name}-v{n}{end}")).exists())
+
+
+def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
+    """Refuse a directory in which nothing can be written, before any worker starts; it is not made yet.
+
+    Args:
+        trainer: of the run.
+        directory: that files are to go into.
+        name: of the callback, for the message.
+
+    Raises:
+        ValueError: as said.
+    """
+    if not leaves_files(trainer):
+        return
+    above = (directory.absolute(), *directory.absolute().parents)
+    try:
+        with TemporaryFile(dir=next(path for path in above if path.exists())):
+            pass
+    except OSError as err:
+        raise ValueError(
+            f"{name}: {directory} cannot be written ({err.strerror}). Type another place for it, or another "
+            "--trainer.default_root_dir."
+        ) from err
 
 
 def output_path(trainer: Trainer, given: str | None, name: str) -> Path:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
 from rlhf_lightning.mapping import hardware as clusters
 from rlhf_lightning.mapping import measured
 from rlhf_lightning.mapping.machine import this_machine
@@ -48,11 +48,16 @@ class PredictedTimes(Callback):
             clusters.load(hardware)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a GPU that nobody has described, before any worker starts."""
+        """Refuse a GPU that nobody has described, and a place that cannot be written.
+
+        Raises:
+            ValueError: as said.
+        """
         if stage == "fit":
             self._cluster = (
                 clusters.load(self.hardware) if self.hardware else this_machine(os.cpu_count() or 1)
             )
+            check_output(trainer, self._file(trainer).parent, name="PredictedTimes")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the file, and read how large the models are."""

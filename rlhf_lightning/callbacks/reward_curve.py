@@ -9,7 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
-from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
+
+_FILE = "reward.png"
 
 
 class RewardCurve(Callback):
@@ -43,6 +45,15 @@ class RewardCurve(Callback):
         self.every_n_steps = every_n_steps
         self.path = path
         self._curves: dict[str, Curve] = {name: [] for name in self.metrics}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a place that cannot be written.
+
+        Raises:
+            ValueError: as said.
+        """
+        if stage == "fit":
+            check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="RewardCurve")
 
     def on_train_batch_end(
         self,
@@ -91,4 +102,4 @@ class RewardCurve(Callback):
     def _draw(self, trainer: Trainer) -> None:
         curves = {name: curve for name, curve in self._curves.items() if curve}
         if curves and leaves_files(trainer):
-            draw_curves(curves, output_path(trainer, self.path, "reward.png"))
+            draw_curves(curves, output_path(trainer, self.path, _FILE))

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import first_free, leaves_files, output_path
+from rlhf_lightning.callbacks.output import check_output, first_free, leaves_files, output_path
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.reporting import texts
 from rlhf_lightning.rewards import json_safe
@@ -49,7 +49,7 @@ class Rollouts(Callback):
         self.directory = directory
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse an algorithm that answers nothing.
+        """Refuse an algorithm that answers nothing, and a directory that cannot be written.
 
         Raises:
             ValueError: as said.
@@ -57,6 +57,8 @@ class Rollouts(Callback):
         if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and "response_ids" in pl_module.needs:
             name = type(pl_module).__name__
             raise ValueError(f"Rollouts: {name} learns from given answers, and draws none. Leave it out.")
+        if stage == "fit":
+            check_output(trainer, output_path(trainer, self.directory, "rollouts"), name="Rollouts")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the files of another run aside, from which this one does not go on."""

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
 from rlhf_lightning.callbacks.validated import check_validates
@@ -50,12 +50,13 @@ class SampleTable(Callback):
         self._samples: list[Sample] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a run that never validates, or on nothing.
+        """Refuse a run that never validates, or on nothing, and a directory that cannot be written.
 
         Raises:
             ValueError: as said.
         """
         check_validates(trainer, stage, name="SampleTable")
+        check_output(trainer, output_path(trainer, self.directory, "samples"), name="SampleTable")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new table; only a fit has the models (the critic, say) that explain samples."""

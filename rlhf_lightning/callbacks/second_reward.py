@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
-from rlhf_lightning.callbacks.output import leaves_files, output_path
+from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
 from rlhf_lightning.callbacks.validated import check_validates
 from rlhf_lightning.data import row_data
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
@@ -21,6 +21,7 @@ from rlhf_lightning.workers import Reward
 
 REWARD, SECOND, GAP = "val/reward", "val/second_reward", "val/reward_gap"
 _READ = ("answers", "scores", "rows")
+_FILE = "second_reward.png"
 _UNIT = "change since the first validation (sd)"
 
 
@@ -70,13 +71,15 @@ class SecondReward(Callback):
 
         Raises:
             ValueError: the algorithm has no reward to compare with or the same one, nothing is held out, or a
-                function does not exist or does not work on the held-out rows.
+                function does not exist or does not work on the held-out rows, or there is no place for the
+                picture.
         """
         if stage not in ("fit", "validate"):
             return
         if isinstance(pl_module, RLHFAlgorithm):
             self._check_reward(pl_module)
         check_validates(trainer, stage, name="SecondReward")
+        check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="SecondReward")
         data = row_data(trainer)
         with _named():
             preflight(self.spec, data.held_out_rows if data else [])
@@ -130,7 +133,7 @@ class SecondReward(Callback):
                 stacklevel=2,
             )
         elif leaves_files(trainer):
-            draw_curves(self.changes(), output_path(trainer, self.path, "second_reward.png"), unit=_UNIT)
+            draw_curves(self.changes(), output_path(trainer, self.path, _FILE), unit=_UNIT)
 
     def changes(self) -> dict[str, Curve]:
         """How far both rewards have come since the first validation, in its units, and the gap."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import leaves_files
+from rlhf_lightning.callbacks.output import check_output, leaves_files
 from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
 
@@ -29,6 +29,14 @@ class Trace(Callback):
         self.iterations: list[tuple[float, float]] = []
         """Unix time at which each began, and its seconds."""
         self._began_s = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a place that cannot be written.
+
+        Raises:
+            ValueError: as said.
+        """
+        check_output(trainer, self.path.parent, name="Trace")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         """Look at the clock."""
@@ -69,5 +77,5 @@ class Trace(Callback):
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        if leaves_files(trainer):
+        if self.calls and leaves_files(trainer):
             write_trace(self.path, self.calls, self.iterations)
