@@ -108,7 +108,7 @@ def _beside(place: Path, *, of: Path, left: str) -> Iterator[Path]:
         of: what errors name.
         left: what there is where the disk is full.
     """
-    _sweep(place)
+    sweep(place)
     fresh = _unfinished(place)
     try:
         fresh.mkdir()
@@ -130,6 +130,13 @@ def remove(target: Path) -> None:
         rest = _unfinished(target)
         target.rename(rest)
         shutil.rmtree(rest, ignore_errors=True)
+
+
+def sweep(target: Path) -> None:
+    """Remove what writers that died, or were interrupted in this process, have left beside a target."""
+    for unfinished in target.parent.glob(".saving-*"):
+        if _is_left_over(unfinished, target):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def standing(target: Path) -> Path | None:
@@ -266,13 +273,6 @@ def warn_of_rows(columns: Mapping[str, Column]) -> None:
             "this one leaves their prompts out. They come again in the next epoch.",
             len(next(iter(columns.values()))),
         )
-
-
-def _sweep(target: Path) -> None:
-    """Remove what writers that died have left beside a target."""
-    for unfinished in target.parent.glob(".saving-*"):
-        if _is_left_over(unfinished, target):
-            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _is_left_over(unfinished: Path, target: Path) -> bool:

@@ -101,6 +101,7 @@ class Strategy(SingleDeviceStrategy):
         """Where each placed role is, during a run."""
         self._wake: Callable[[], None] = lambda: None
         self._resume: Path | None = None
+        self._saved: Path | None = None
         self._cluster: RayCluster | None = None
         self._handles: dict[str, Role] = {}
 
@@ -300,9 +301,11 @@ class Strategy(SingleDeviceStrategy):
             self._wake()
         elif self._cluster is not None:
             self._cluster.close()
+        if self._saved is not None:
+            files.sweep(self._saved)  # what a device wrote until its end, where a save was interrupted
         if self._handles:
             self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
-        self._handles, self.workers, self._resume, self._cluster = {}, {}, None, None
+        self._handles, self.workers, self._resume, self._saved, self._cluster = {}, {}, None, None, None
         super().teardown()
 
     # ---- the controller's own module has nothing to move or to step ----------------------------------------
@@ -326,7 +329,8 @@ class Strategy(SingleDeviceStrategy):
         files.check_models(filepath, kept, [name for name, role in roles.items() if role.kept])
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
         state = {**checkpoint, MODELS: models, files.PATHS: _paths(roles)}
-        with files.replacing(Path(filepath).absolute()) as directory:
+        self._saved = Path(filepath).absolute()
+        with files.replacing(self._saved) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
             files.write_state(directory, state)
             for ranks in saved:
@@ -348,7 +352,7 @@ class Strategy(SingleDeviceStrategy):
             held = sorted(p.name for p in directory.iterdir() if p.is_dir())
             raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm keeps {wanted}.")
         for name in wanted:
-            self._check_architecture(name, directory / name)
+            self.algorithm.roles()[name].check_checkpoint(directory / name)
         if self.algorithm.trainer.state.fn == "fit":
             check_rows(state, self.algorithm.trainer)
             files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
@@ -374,12 +378,10 @@ class Strategy(SingleDeviceStrategy):
             check_tensors(held, own, path=self._resume, name=type(algorithm).__name__)
         super().load_model_state_dict({"state_dict": fitting(held, own)}, strict=strict)
 
-    def _check_architecture(self, name: str, directory: Path) -> None:
-        self.algorithm.roles()[name].check_checkpoint(directory)
-
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint directory."""
-        files.remove(Path(filepath))
+        self._saved = Path(filepath).absolute()
+        files.remove(self._saved)
 
     def _kept(self) -> dict[str, Role]:
         return {n: r for n, r in self._handles.items() if r.kept}

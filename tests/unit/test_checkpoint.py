@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning import checkpoint as files
+from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.controller.in_process import InProcessTransport
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.strategies import Local
+from tests.unit.algos.short import grpo
+from tests.unit.algos.short import trainer as short
 
 DEAD = 9
 
@@ -129,6 +136,32 @@ def test_a_model_that_is_added_in_part_has_no_configuration(tmp_path: Path) -> N
     assert not (tmp_path / "config.json").exists()
     add()
     assert text(tmp_path) == dict.fromkeys(("config.json", "model.safetensors", "tokenizer.json"), "new")
+
+
+def test_an_interrupt_leaves_whole_checkpoints_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a device that is ended goes on writing for a while."""
+    write, ends, begun = files.write_state, InProcessTransport.close, list[Path]()
+
+    def interrupted(directory: Path, state: dict[str, object]) -> None:
+        begun.append(directory)
+        write(directory, state)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+
+    def ends_late(transport: InProcessTransport) -> None:
+        (begun[-1] / "actor").mkdir(parents=True)
+        ends(transport)
+
+    monkeypatch.setattr(files, "write_state", interrupted)
+    monkeypatch.setattr(InProcessTransport, "close", ends_late)
+    own = LastCheckpoint(tmp_path / "checkpoints", every_n_steps=1)
+    run = short(Local(), tmp_path, steps=3, callbacks=[own], enable_checkpointing=True)
+    heeded = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=6, num_val_rows=0))
+    signal.signal(signal.SIGINT, heeded)  # Lightning has it ignored
+    assert [path.name for path in own.path.parent.iterdir()] == ["last.ckpt"]
+    assert step_of(own.path) == 1
 
 
 def test_what_another_run_writes_in_the_directory_stays(tmp_path: Path) -> None:
