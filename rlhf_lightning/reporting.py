@@ -22,12 +22,14 @@ from rlhf_lightning.functional import (
     rollout_metrics,
     row_totals,
 )
-from rlhf_lightning.workers import Actor, Judge, Role, whole_ids
+from rlhf_lightning.workers import Actor, Cost, Critic, Judge, Reference, Reward, Role, whole_ids
 
 logger = logging.getLogger(__name__)
 
 PER_TOKEN = ("kl", "values", "advantages")
 """Columns [B, R] that a table of samples shows where an algorithm explains them."""
+_ROLES = {kind.__name__.lower(): kind.__name__ for kind in (Actor, Critic, Reference, Reward, Cost)}
+"""Kinds of roles by the names that fields of them usually have."""
 
 
 def leave_out(trainer: Trainer, model: LightningModule) -> None:
@@ -136,10 +138,15 @@ def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
 
     Raises:
         TypeError: it returns neither.
+        ValueError: it calls a role that its algorithm does not have.
         RuntimeError: it let StopIteration pass, which Lightning would take for the end of the data, for ever.
     """
     try:
         metrics = step(rows)
+    except AttributeError as err:
+        if isinstance(err.obj, LightningModule) and err.name in _ROLES:
+            raise ValueError(f"{by}.step: {_undeclared(err.obj, err.name)}") from err
+        raise
     except StopIteration as err:
         raise RuntimeError(
             f"{by}.step took from an iterator that had come to its end (StopIteration)."
@@ -151,6 +158,15 @@ def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
     raise TypeError(
         f"{by}.step returned a {type(metrics).__name__}. Return what the updates returned, joined by |, or "
         "Metrics.of({...})."
+    )
+
+
+def _undeclared(algorithm: LightningModule, name: str) -> str:
+    """That it has no such role, and how it gets one."""
+    has = [role for role, value in vars(algorithm).items() if isinstance(value, Role)]
+    return (
+        f"self.{name} is no role of it, which has {', '.join(has)}. Write `{name}: {_ROLES[name]} = "
+        f"field(default_factory={_ROLES[name]})` in the class."
     )
 
 

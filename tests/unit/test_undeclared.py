@@ -1,0 +1,47 @@
+"""A step that calls a model which its algorithm does not have."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor
+from tests.unit.algos.short import trainer
+
+
+class Forgetful(RLHFAlgorithm):
+    """Has an actor alone."""
+
+    name: str = "critic"
+    actor: Actor = field(default_factory=lambda: Actor(sampling=Sampling(max_new_tokens=2)))
+
+    def step(self, batch: Batch) -> Metrics:
+        """Look for another."""
+        batch |= self.actor.generate_sequences(batch)
+        return Metrics.of({"mine/number": getattr(self, self.name).number})
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        (
+            "critic",
+            ValueError,
+            r"^Forgetful\.step: self\.critic is no role of it, which has actor\. Write `critic: Critic = "
+            r"field\(default_factory=Critic\)` in the class\.$",
+        ),
+        ("numbers", AttributeError, "has no attribute 'numbers'"),
+        ("actor", AttributeError, "has no attribute 'number'"),
+    ],
+)
+def test_it_is_told_how_to_declare_one(name: str, error: type[Exception], says: str, tmp_path: Path) -> None:
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(error, match=says):
+        trainer(Local(), tmp_path).fit(Forgetful(name=name), datamodule=data)
