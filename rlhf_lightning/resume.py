@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor
 
 from rlhf_lightning.data import row_data
@@ -41,6 +42,18 @@ def recount_epochs(state: Mapping[str, object]) -> None:
         batches[name]["completed"] = batches[name]["processed"] - 1
     batches["is_last_batch"] = False
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] -= not iterating
+
+
+def end_if_done(trainer: Trainer) -> None:
+    """End a fit of which nothing is left before it starts devices: by its limits, or as its checkpoint says.
+
+    Raises:
+        MisconfigurationException: the checkpoint is of a later epoch than the last.
+    """
+    if trainer.state.fn == "fit":
+        trainer._checkpoint_connector.restore_loops()
+        if trainer.fit_loop.skip:  # it says why
+            raise _TunerExitException  # by which Lightning ends a fit as one that has succeeded
 
 
 def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:

@@ -34,7 +34,7 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import leave_out, look_after_validations
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.resume import check_rows, check_tensors, fitting, recount_epochs
+from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs
 from rlhf_lightning.strategy_checks import check_goes_on, check_options, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 
@@ -222,6 +222,7 @@ class Strategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
         check_goes_on(self.algorithm)
+        end_if_done(trainer)
         task, roles = trainer.state.fn, self.models()
         if task != "fit":
             also = self.algorithm.validates if task == "validate" else ()
@@ -388,8 +389,7 @@ class Strategy(SingleDeviceStrategy):
 
     def _restore(self, directory: Path) -> None:
         trained = self.algorithm.trainer.state.fn == "fit"
-        kept = self._kept()
-        loading = [role.load(directory=directory / name, trained=trained) for name, role in kept.items()]
+        loading = [r.load(directory=directory / n, trained=trained) for n, r in self._kept().items()]
         for ranks in loading:
             ranks.fetch()
         self._resume = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -13,11 +14,17 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local, OneStepOff
+from rlhf_lightning.workers import Role
 from tests.unit.algos.short import Started, grpo, trainer
 
-OPTIONS: dict[str, object] = {"batch_size": 2, "num_rows": 6, "num_val_rows": 0}
+
+def rows(**options: object) -> TaskData:
+    """Three batches an epoch."""
+    usual: dict[str, object] = {"batch_size": 2, "num_rows": 6, "num_val_rows": 0}
+    return TaskData(**{**usual, **options})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("run")
     own = LastCheckpoint(root)
     run = trainer(Local(), root, callbacks=[own], enable_checkpointing=True)
-    run.fit(grpo(), datamodule=TaskData(**OPTIONS))  # type: ignore[arg-type]
+    run.fit(grpo(), datamodule=rows())
     return own.path
 
 
@@ -43,9 +50,32 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_other_rows_than_those_of_the_epoch(
     written: Path, options: dict[str, object], says: str, tmp_path: Path
 ) -> None:
-    data = TaskData(**{**OPTIONS, **options})  # type: ignore[arg-type]
     with pytest.raises((ValueError, RuntimeError), match=says):
-        trainer(Started(), tmp_path, steps=3).fit(grpo(), datamodule=data, ckpt_path=written)
+        trainer(Started(), tmp_path, steps=3).fit(grpo(), datamodule=rows(**options), ckpt_path=written)
+
+
+class Starting(Local):
+    """Fails where it would start devices."""
+
+    def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
+        """Refuse."""
+        raise RuntimeError("started")
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": 0}, {"max_epochs": 0}, {"limit_train_batches": 0}], ids=str)
+def test_nothing_to_train_starts_nothing(limits: dict[str, int], tmp_path: Path) -> None:
+    usual = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
+    run = pl.Trainer(strategy=Starting(), accelerator="cpu", default_root_dir=tmp_path, **usual, **limits)  # type: ignore[arg-type]
+    run.fit(grpo(), datamodule=rows())
+    assert (run.state.status, run.global_step) == ("finished", 0)
+
+
+def test_a_run_that_is_done_starts_nothing(written: Path, tmp_path: Path) -> None:
+    run = trainer(Starting(), tmp_path, steps=1)
+    run.fit(grpo(), datamodule=rows(), ckpt_path=written)
+    assert (run.state.status, run.global_step) == ("finished", 1)
+    with pytest.raises(RuntimeError, match="started"):
+        trainer(Starting(), tmp_path, steps=2).fit(grpo(), datamodule=rows(), ckpt_path=written)
 
 
 class StartedAhead(OneStepOff):
@@ -73,12 +103,12 @@ def test_other_prompts_than_those_in_flight(
 ) -> None:
     path = tmp_path / "ahead.ckpt"
     shutil.copytree(written, path)
-    rows = Batch.of({"prompt_ids": torch.ones(8, 1, dtype=torch.long)})
+    flying = Batch.of({"prompt_ids": torch.ones(8, 1, dtype=torch.long)})
     files.write_state(
-        path, {**files.read_state(path), "in_flight": columns_of(rows, what="x"), "max_staleness": 2}
+        path, {**files.read_state(path), "in_flight": columns_of(flying, what="x"), "max_staleness": 2}
     )
     algorithm = grpo()
     algorithm.group_size = group_size
     run = trainer(StartedAhead(max_staleness=max_staleness), tmp_path, steps=3)
     with pytest.raises((ValueError, RuntimeError), match=says):
-        run.fit(algorithm, datamodule=TaskData(**OPTIONS), ckpt_path=path)  # type: ignore[arg-type]
+        run.fit(algorithm, datamodule=rows(), ckpt_path=path)
