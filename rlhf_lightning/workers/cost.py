@@ -32,4 +32,5 @@ class Cost(Judge, Role):
         judged = self.judged(self.engine, rows) if self.path else None
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, "costs")
-        return TensorDict({"costs": self.limited(self.outcomes(rows, judged)[0])}, batch_size=rows.batch_size)
+        costs = self.limited(self.outcomes(rows, judged)[0], rows)
+        return TensorDict({"costs": costs}, batch_size=rows.batch_size)

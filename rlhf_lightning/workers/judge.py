@@ -177,9 +177,21 @@ class Judge(Remote):
             whole.removeprefix(before) if whole.startswith(before) else one for before, whole, one in texts
         ]
 
-    def limited(self, scores: Tensor) -> Tensor:
-        """The scores within `clip`."""
-        return scores if self.clip is None else scores.clamp(-self.clip, self.clip)
+    def limited(self, scores: Tensor, rows: TensorDict) -> Tensor:
+        """The scores [B, R] float32 within `clip`.
+
+        Raises:
+            ValueError: the model gave one that is not finite, which estimators would take into other rows.
+        """
+        found = scores if self.clip is None else scores.clamp(-self.clip, self.clip)
+        if strange := (~found.isfinite()).nonzero().tolist():
+            row, value = strange[0][0], float(found[tuple(strange[0])])
+            raise ValueError(
+                f"{self.kind}.path={self.path!r}: row {row} of the batch got {value}, which is not a finite "
+                f"number; its prompt begins {str(_raw(rows)[row]['prompt'])[:60]!r}. The model "
+                f"is damaged, or its numbers too large for its type: try --algo.{self.kind}.dtype float32."
+            )
+        return found
 
 
 @lru_cache(maxsize=8)

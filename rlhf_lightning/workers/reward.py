@@ -86,7 +86,7 @@ class Reward(Judge, Role):
         scores, parts = self.outcomes(rows, judged)
         if steps is not None:
             scores = scores + self._steps(rows, steps)
-        found = dict(zip(SCORED, (self.limited(scores), parts), strict=True))
+        found = dict(zip(SCORED, (self.limited(scores, rows), parts), strict=True))
         return TensorDict(found, batch_size=rows.batch_size)
 
     def _steps(self, rows: TensorDict, values: Tensor) -> Tensor:

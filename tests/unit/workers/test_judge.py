@@ -258,6 +258,19 @@ def test_no_step_ends_where_nothing_counts(model: Path) -> None:
     assert role.parts == ()
 
 
+@pytest.mark.parametrize("kind", [Reward, Cost])
+def test_a_model_that_gives_no_number_is_named(
+    model: Path, tmp_path: Path, kind: type[Reward] | type[Cost]
+) -> None:
+    network = AutoModelForSequenceClassification.from_pretrained(model)
+    torch.nn.init.constant_(network.score.weight, torch.nan)
+    network.save_pretrained(tmp_path)
+    judge = kind(path=str(tmp_path), functions={"length": 1.0}, clip=3.0)
+    said = rf"{judge.kind}\.path='{tmp_path}': row 1 of the batch got nan, .* its prompt begins 'Q:'\."
+    with pytest.raises(RuntimeError, match=said):
+        compute(judge, batch(["", "ab"]))
+
+
 def test_scores_are_limited() -> None:
     weights = {"length": 256.0, "exact_match": -100.0}
     assert compute(Reward(functions=weights, clip=3.5), batch(["ab", "abc", "abcde"])).sum(1).tolist() == [
