@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -108,6 +109,18 @@ def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:
     small = RewardModel(reward=scorer(model), mini_batch_size=3)
     kept = run(small, pairs(rows), steps=4)
     assert kept.numbers[-1]["reward_model/accuracy"] == 1
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in {"ipo", "hinge", "smoothed"}])
+def test_each_mini_batch_is_a_step(name: str, model: str, rows: str) -> None:
+    """By the learning rate, which rises by the same with each."""
+    make, data, _ = CASES[name]
+    algorithm = make(model)
+    ((role, learner),) = ((name, role) for name, role in algorithm.roles().items() if name != "reference")
+    learner = replace(learner, optimizer=OptimizerSpec(lr=1e-6, warmup_steps=99))
+    algorithm.__dict__ |= {role: learner, "mini_batch_size": 4}
+    (numbers,) = run(algorithm, data(rows), steps=1).numbers
+    assert round(numbers[f"{role}/lr"] * 1e8) == 3
 
 
 @pytest.mark.parametrize("name", ["reward", "dpo", "simpo", "kto"])
