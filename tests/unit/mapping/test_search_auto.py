@@ -23,6 +23,7 @@ from rlhf_lightning.mapping.search import DeviceMapping, Pool
 from rlhf_lightning.mapping.simulate import GenerationSizes
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.workers import Actor, Critic, Settings
@@ -67,6 +68,26 @@ def test_the_actor_generates_as_the_search_has_it() -> None:
         "actor": RoleSizes(p=2, t=4, generate=Generation(1, 2)),
         "critic": RoleSizes(p=2, t=2),
     }
+
+
+def test_a_model_that_no_step_calls_has_the_sizes_of_the_first_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = attached(Auto(settings=Settings(engine="megatron")), PPO(kl=KLPenalty(coef=0.0)))
+    found = DeviceMapping(
+        (
+            Pool(("actor",), 4, (Layout(ParallelLayout(2, 1, 2), GenerationSizes(1, 1)),), seconds=(1.0,)),
+            Pool(("critic",), 4, (Layout(ParallelLayout(1, 4, 1)),), seconds=(1.0,)),
+        )
+    )
+    searched = replace(strategy.plan(8), mappings=(found,))
+    monkeypatch.setattr(strategy, "plan", lambda _: searched)
+    pools = strategy.place(ROLES, 8)
+    assert [(pool.name, pool.num_devices, pool.roles) for pool in pools] == [
+        ("actor", 4, ("actor", "reference", "reward")),
+        ("critic", 4, ("critic",)),
+    ]
+    roles = strategy.algorithm.roles()
+    assert strategy.layout(roles["reference"], "reference", 4) == ParallelLayout(2, 1, 2)
+    assert strategy.layout(roles["reward"], "reward", 4) == ParallelLayout(d=4)
 
 
 @pytest.mark.parametrize(("memory_mb", "wanted", "slots"), [(1000, 0, 0), (1000, 300, 300), (200, 0, 270)])
