@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -206,3 +207,10 @@ def test_containers_come_back_as_they_were(tmp_path: Path) -> None:
     state = {"list": [1, 2], "tuple": (0.9, 0.95), "nested": {"a": [(1, None)]}, "numbers": {3: "x"}}
     files.write_state(tmp_path, {"callbacks": state})
     assert files.read_state(tmp_path)["callbacks"] == state
+
+
+def test_numbers_of_numpy_and_paths_come_back_as_plain_ones(tmp_path: Path) -> None:
+    held = {"ints": [np.int64(3), np.uint8(4)], "half": np.float32(0.5), "at": Path("runs/1"), np.int64(7): 1}
+    plain = {"ints": [3, 4], "half": 0.5, "at": "runs/1", 7: 1}
+    files.write_state(tmp_path, {"callbacks": held})
+    assert repr(files.read_state(tmp_path)["callbacks"]) == repr(plain)
