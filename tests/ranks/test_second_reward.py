@@ -17,11 +17,13 @@ from rlhf_lightning.callbacks import SecondReward
 from rlhf_lightning.callbacks.curves import Curve
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.rewards import HTTPOptions
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward, Role
 from tests.unit.callbacks.module import Tiny, data, fit, trainer_in
 from tests.unit.callbacks.test_reward_curve import png_size
+from tests.unit.rewards.services import Answer, service
 from tests.unit.rlhf import Rlhf
 
 CHARACTERS = {"length": 256.0}
@@ -223,6 +225,13 @@ def test_refused_before_any_worker_starts(tmp_path: Path) -> None:
     assert "SFT has no role `reward: Reward`" in refused(exact, sft=True)
     with pytest.raises(AssertionError, match="the devices were started"):
         trainer_on(Unstartable(), tmp_path, exact).fit(grpo(), datamodule=digits())
+
+
+def test_a_service_is_asked_as_the_callback_says(tmp_path: Path) -> None:
+    with service(Answer(silent=True)) as asked:
+        second = SecondReward(asked.url, http=HTTPOptions(timeout_s=0.1, retries=0))
+        with pytest.raises(ValueError, match=r"^SecondReward: .* tries: 1, .*read timeout=0\.1\)"):
+            trainer_in(tmp_path, [second]).validate(Scripted(FIRST), data(), verbose=False)
 
 
 def test_a_weight_that_is_no_number() -> None:
