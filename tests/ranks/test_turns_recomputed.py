@@ -62,10 +62,18 @@ def test_a_copy_without_rows_recomputes_with_the_others() -> None:
     assert [len(column) for column in second.values()] == [0] * len(second)
 
 
-@pytest.mark.parametrize("generation", [Generation(1, 1), Generation(1, 2)], ids=["whole", "divided"])
-def test_replicas_talk_and_recompute_apart(generation: Generation) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ParallelLayout(t=2, d=2, generation=Generation(1, 1)),
+        ParallelLayout(t=2, d=2, generation=Generation(1, 2)),
+        ParallelLayout(p=2, d=2, generation=Generation(1, 1)),
+    ],
+    ids=["whole", "divided", "stages"],
+)
+def test_replicas_talk_and_recompute_apart(layout: ParallelLayout) -> None:
     """Each has what is said to its own rows, and their log-probabilities, not those of the first."""
-    found = spmd.run(4, answered, ParallelLayout(t=2, d=2, generation=generation))
+    found = spmd.run(4, answered, layout)
     for first, rank in ((5, 0), (6, 2)):
         (alone,) = spmd.run(1, answered, ParallelLayout(), first=first)
         assert torch.equal(found[rank]["response_ids"], alone["response_ids"])
