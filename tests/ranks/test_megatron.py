@@ -106,7 +106,7 @@ CASES = [
     Case("tied", ParallelLayout(1, 1, 1)),
     Case("biased", ParallelLayout(1, 4, 1), sequence_parallel=True, recompute=True),
     Case("tied", ParallelLayout(2, 2, 1), chunks=2, sequence_parallel=True),
-    Case("qwen", ParallelLayout(2, 2, 2, order="tdp"), all_in_one=True),
+    Case("qwen", ParallelLayout(2, 2, 2, order="tdp"), recompute=True, all_in_one=True),
     Case("tied", ParallelLayout(2, 1, 2), distributed_optimizer=True),
     Case("qwen", ParallelLayout(2, 1, 1), head="scalar"),
     Case("biased", ParallelLayout(1, 2, 1), head="reward"),
@@ -190,7 +190,7 @@ def test_engines_of_different_layouts_share_a_process(models: dict[str, Path]) -
         torch.testing.assert_close(values, expected(critic, "scalar").weights, rtol=0, atol=1e-4)
 
 
-def recomputed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[int, int, bool]:
+def recomputed(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout) -> tuple[int, int, bool]:
     """Attention calls of a step, plain and recomputed; whether a step without a number is left out."""
     calls = [0]
     own = parts.PackedAttention.forward
@@ -200,7 +200,7 @@ def recomputed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[int, int, boo
         return own(self, *args, **kwargs)
 
     parts.PackedAttention.forward = counted  # type: ignore[assignment, method-assign]
-    seat = three_d.seat(group, ParallelLayout(t=2))
+    seat = three_d.seat(group, layout)
     for again in (False, True):
         changed = ModelSpec(path=spec.path, gradient_checkpointing=again)
         engine = three_d.megatron(seat, changed, "lm", Megatron())
@@ -213,10 +213,14 @@ def recomputed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[int, int, boo
     return calls[0], calls[1], skipped and three_d.step(engine, tiny.rows())[1] > 0
 
 
-def test_recomputation_recomputes_and_a_step_without_a_number_is_left_out(models: dict[str, Path]) -> None:
-    layers = MODELS["qwen"].num_hidden_layers
-    for plain, again, skipped in spmd.run(2, recomputed, tiny.spec(models["qwen"])):
-        assert (plain, again) == (layers, 2 * layers)
+@pytest.mark.parametrize(("layout", "layers"), [(ParallelLayout(t=2), (3, 3)), (ParallelLayout(p=2), (2, 1))])
+def test_recomputation_recomputes_and_a_step_without_a_number_is_left_out(
+    models: dict[str, Path], layout: ParallelLayout, layers: tuple[int, int]
+) -> None:
+    """Attention of every layer, a rank's own."""
+    found = spmd.run(2, recomputed, tiny.spec(models["qwen"]), layout)
+    for (plain, again, skipped), own in zip(found, layers, strict=True):
+        assert (plain, again) == (own, 2 * own)
         assert skipped
 
 
