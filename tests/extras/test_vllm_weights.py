@@ -20,6 +20,7 @@ from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
 from rlhf_lightning.engines.vllm.memory import forget
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
+from rlhf_lightning.workers import Actor, Generator
 from tests.extras import generating
 from tests.extras.generating import EXACT, SMALL, agree, prompts, table
 
@@ -137,6 +138,48 @@ def test_sleep_gives_the_memory_of_keys_and_values_back(spec: ModelSpec) -> None
     agree(engine.generate(table(sequences), sampling=Sampling(max_new_tokens=2), seed=1), first)
     assert source.asked == 1
     engine.close()
+
+
+def test_weights_that_slept_are_copied_again(
+    awake: tuple[Watched, VLLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU: what vLLM does there to its memory is done by hand."""
+    (source, engine), told = awake, list[str]()
+
+    def sleep(*, level: int) -> None:
+        told.append(f"sleep {level}")
+        for weight in engine._model.parameters():
+            weight.data.zero_()
+
+    expected = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    before, version = source.asked, engine.version
+    monkeypatch.setattr(engine, "_sleeps", True)
+    monkeypatch.setattr(engine._engine, "sleep", sleep)
+    monkeypatch.setattr(engine._engine, "wake_up", lambda: told.append("wake"))
+    for _ in range(2):
+        engine.offload()
+        engine.offload()
+        agree(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
+    assert told == ["sleep 2", "wake"] * 2
+    assert (source.asked, engine.version) == (before + 2, version)
+
+
+def test_an_actor_takes_its_vllm_along_and_a_copy_keeps_it(
+    awake: tuple[Watched, VLLMEngine], spec: ModelSpec
+) -> None:
+    (source, engine), actor, copy = awake, Actor(path=spec.path), Generator.of(Actor(path=spec.path))
+    copy.actor.place.generator = actor.place.generator = engine
+    actor.place.engine = source
+    expected = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    copy.offload()
+    copy.reload()
+    assert (copy.away_bytes(), engine._asleep) == (0, False)
+    assert all(cache.any() for cache in engine._runner.kv_caches)
+    actor.offload()
+    assert engine._asleep
+    assert not any(cache.flatten()[1024:-1024].any() for cache in engine._runner.kv_caches)
+    actor.reload()
+    agree(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
 
 
 def test_bfloat16_weights_follow_too(spec: ModelSpec) -> None:

@@ -14,6 +14,7 @@ from tensordict import NonTensorStack, TensorDict
 from rlhf_lightning.controller import DP_METRIC, Batch, Worker, register
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.controller.transfer import Inputs
+from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import EMBEDDED, Sampling
@@ -205,6 +206,19 @@ def test_a_copy_goes_on_as_its_actor_would() -> None:
     rows, (actor, copy) = prompts(4), both()
     found = copy.carry_sequences(rows, carry=Carry(version=0, max_staleness=2))
     assert torch.equal(found["response_ids"], actor.generate_sequences(rows)["response_ids"])
+
+
+def test_a_copy_makes_room_and_comes_back() -> None:
+    rows, (_, copy) = prompts(4), both()
+    wanted, engine = copy.generate_sequences(rows)["response_ids"], copy.engine
+    assert isinstance(engine, FSDPEngine)
+    engine._away.frees = True  # as on a GPU
+    here = engine.memory()["parameters"]
+    copy.offload()
+    assert copy.away_bytes() == here > 0
+    copy.reload()
+    assert copy.away_bytes() == 0
+    assert torch.equal(copy.generate_sequences(rows)["response_ids"], wanted)
 
 
 @dataclass
