@@ -1,12 +1,24 @@
-"""A Ray of the job's own that does not come up."""
+"""A Ray of the job's own, and one that runs already: how it is started or joined, and what is refused."""
 
 from __future__ import annotations
 
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
 import pytest
 import ray
+from ray._private import services
 
-from rlhf_lightning.controller import WorkerTimeoutError
-from rlhf_lightning.controller.connection import start_ray
+from rlhf_lightning.controller import WorkerTimeoutError, connection
+from rlhf_lightning.controller.connection import check_address, join, start_ray
+
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+"""The frame with which a server of gRPC begins."""
 
 
 @pytest.mark.parametrize(
@@ -23,6 +35,103 @@ def test_a_node_that_is_late_is_told(theirs: Exception, told: str, monkeypatch: 
     def late(**_: object) -> None:
         raise theirs  # as Ray's node.py does, 30 seconds after it has started its processes
 
+    popen = services.ConsolePopen
     monkeypatch.setattr(ray, "init", late)
     with pytest.raises((WorkerTimeoutError, RuntimeError), match=f"^{told}"):
         start_ray(1)
+    assert services.ConsolePopen is popen
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Ray is told as it begins, how it starts processes then, and whose handler SIGTERM has after it."""
+    found: dict[str, Any] = {"handlers": []}
+
+    def init(**given: object) -> None:
+        found.update(given, popen=services.ConsolePopen)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(signal, "signal", lambda *given: found["handlers"].append(given))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Ray ends with its group")
+def test_a_ray_of_its_own_is_apart_and_as_eager_as_others(begun: dict[str, Any]) -> None:
+    popen = services.ConsolePopen
+    start_ray(7)
+    assert (begun["address"], begun["num_cpus"]) == ("local", 7)
+    assert begun["_system_config"] == {"worker_niceness": 0}
+    assert begun["popen"].keywords == {"process_group": 0}
+    assert services.ConsolePopen is popen
+
+
+def test_a_cluster_is_joined_as_it_is(begun: dict[str, Any]) -> None:
+    join("10.0.0.1:6379")
+    assert begun["address"] == "10.0.0.1:6379"
+    assert begun["popen"] is services.ConsolePopen
+    assert "_system_config" not in begun
+
+
+@pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
+def test_python_handles_sigterm_again(begun: dict[str, Any], begin: Callable[[], None]) -> None:
+    other = threading.Thread(target=begin)
+    other.start()
+    other.join()
+    assert begun["handlers"] == [], "none but the main thread may"
+    begin()
+    assert begun["handlers"] == [(signal.SIGTERM, signal.getsignal(signal.SIGTERM))]
+
+
+def test_a_cluster_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("no token")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    said = (
+        r"^strategy\.address='10\.0\.0\.1:6379': no Ray cluster can be joined .* \(no token\)\. .*MODE=token"
+    )
+    with pytest.raises(ValueError, match=said):
+        join("10.0.0.1:6379")
+
+
+@contextmanager
+def listening(answer: bytes) -> Iterator[str]:
+    """The address of who answers so to the first that asks; nothing where empty, while the door is open."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as asked, suppress(ConnectionResetError):
+                asked.sendall(answer)
+                while asked.recv(1024):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+def test_who_answers_as_ray_does_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    with listening(SETTINGS) as address:
+        check_address(address)
+    check_address("auto")
+    said = r"answers there \(what listens there is not Ray\)"
+    with listening(b"HTTP/1.1 400 Bad Request\r\n") as address, pytest.raises(ValueError, match=said):
+        check_address(address)
+
+
+def test_who_speaks_tls_needs_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ANSWER_S", 0.1)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with listening(b"") as address:
+        check_address(address)
+    monkeypatch.setenv("RAY_USE_TLS", "0")
+    with listening(b"") as address, pytest.raises(ValueError, match=r"answers there \(timed out\)"):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "host:name", ":6379", "ray://10.0.0.1:10001"])
+def test_what_is_no_host_and_port_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=rf"^strategy\.address='{address}': write host:port"):
+        check_address(address)

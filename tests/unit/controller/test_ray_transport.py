@@ -1,0 +1,99 @@
+"""How long the controller waits for calls over Ray, what it says then, and what goes with a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from ray.exceptions import RayError
+
+from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.call import Call, ColumnInput
+from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.controller.ray_types import Ref
+from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised, report
+
+TIMEOUT_S = 10.0
+
+
+class Owner:
+    """Counts how often it is told to end."""
+
+    spans_nodes = False
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def there() -> Iterator[Pretended]:
+    with pretending() as found:
+        yield found
+
+
+def ping(device: int) -> Call:
+    return Call("echo", "ping", device, 0, (), {"number": 4}, ())
+
+
+def sent(refs: Sequence[Ref]) -> RayTransport:
+    """A transport with a call under way for each of these ends, each on a device of its own."""
+    actors = [Actor(submit=lambda *_, ref=ref: ref) for ref in refs]
+    transport = RayTransport([actor.handle for actor in actors], Owner(), timeout_s=TIMEOUT_S)
+    for device in range(len(refs)):
+        transport.submit(device, ping(device), [])
+    return transport
+
+
+def test_whoever_makes_progress_is_waited_for(there: Pretended) -> None:
+    transport = sent([there.ref(report(), made_s=made_s) for made_s in (35.0, 9.0, 18.0, 27.0)])
+    assert len(transport.drain()) == 4
+    assert there.now == 35.0
+    assert transport.drain() == []
+
+
+def test_calls_of_which_none_ends_are_named_after_the_timeout(there: Pretended) -> None:
+    transport = sent([there.ref(report(), made_s=made_s) for made_s in (2.0, *[99.0] * 5)])
+    waiting = ", ".join(rf"echo\[rank {device}, device {device}\]\.ping" for device in range(1, 5))
+    with pytest.raises(
+        WorkerTimeoutError, match=rf"^no call ended for 1\d s; still waiting for {waiting}\.$"
+    ):
+        transport.drain()
+    assert TIMEOUT_S + 2 < there.now < TIMEOUT_S + 4
+
+
+def test_a_value_that_does_not_come_is_told(there: Pretended) -> None:
+    late = there.ref(report(), made_s=1.0, here_s=99.0)
+    transport = RayTransport([Actor(submit=lambda *_: late).handle], Owner(), timeout_s=TIMEOUT_S)
+    made = transport.submit(0, ping(0), [])
+    with pytest.raises(WorkerTimeoutError, match=r"^what calls have made did not come .* in 10 s: the netw"):
+        transport.fetch([made.report])
+
+
+@pytest.mark.parametrize("made_s", [0.0, 5.0])
+def test_a_failure_is_told_once(there: Pretended, made_s: float) -> None:
+    error: RayError = raised(ValueError("wrong"))
+    transport = sent([there.ref(report(), made_s=99.0), there.ref(error, made_s=made_s)])
+    with pytest.raises(WorkerError, match=r"^echo\[rank 1, device 1\]\.ping: wrong$"):
+        transport.drain()
+    assert transport.drain() == []
+    assert there.now < TIMEOUT_S
+
+
+def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) -> None:
+    shard, ended = there.ref({}), there.ref(report())
+    device = Actor(submit=lambda *shards: [shard, ended] if len(shards) == 1 else ended)
+    transport = RayTransport([device.handle], Owner(), timeout_s=TIMEOUT_S)
+    made = transport.submit(0, Call("echo", "make", 0, 1, (), {}, ("x", "y")), []).columns
+    picked = tuple(ColumnInput(name, (slice(0, 1),)) for name in ("x", "y"))
+    transport.submit(0, Call("echo", "total", 0, 1, picked, {}, ()), [made["x"], made["y"]])
+    assert [given[1:] for given in device.submit.calls] == [(), (shard,)]
+
+
+def test_nothing_is_waited_for_once_it_is_closed(there: Pretended) -> None:
+    transport = sent([there.ref(report(), made_s=99.0)])
+    transport.close()
+    assert transport.drain() == []
+    assert there.now == 0
+    assert isinstance(transport._owner, Owner)
+    assert transport._owner.closed == 1
