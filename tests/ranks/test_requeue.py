@@ -14,6 +14,7 @@ from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.requeue import Requeue
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
 
@@ -97,6 +98,13 @@ def test_slurms_warning_waits_for_the_end_of_the_iteration(
     assert saved["global_step"] == 2
     repeated = fit(Noted, root, steps=4)  # Lightning finds that checkpoint by itself
     assert repeated.rows == uninterrupted.rows[2:]
+
+
+def test_a_trainer_that_fits_again_heeds_each_warning_once(tmp_path: Path) -> None:
+    again = trainer(Local(), tmp_path)
+    for _ in range(2):
+        Requeue.add(again)
+    assert len([callback for callback in again.callbacks if isinstance(callback, Requeue)]) == 1  # type: ignore[attr-defined]
 
 
 def test_last_is_what_the_warning_has_left_where_that_is_newer(

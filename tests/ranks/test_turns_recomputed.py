@@ -52,14 +52,15 @@ def answered(group: dist.ProcessGroup, layout: ParallelLayout, first: int = 5) -
     return {name: column for name, column in answers.items() if isinstance(column, Tensor)}
 
 
-def test_a_copy_without_rows_recomputes_with_the_others() -> None:
+@pytest.mark.parametrize("p", [1, 2])
+def test_copies_without_rows_recompute_with_the_others(p: int) -> None:
     (alone,) = spmd.run(1, answered, ParallelLayout())
-    first, second = spmd.run(2, answered, ParallelLayout(t=2, generation=Generation(1, 1)))
+    first, *others = spmd.run(2 * p, answered, ParallelLayout(p, 2, generation=Generation(1, 1)))
     assert alone["row_turns"].tolist() == [2]
     assert torch.equal(first["response_ids"], alone["response_ids"])
     torch.testing.assert_close(first["log_probs"], alone["log_probs"], atol=1e-4, rtol=0)
     assert not torch.equal(first["log_probs"], first["rollout_log_probs"])
-    assert [len(column) for column in second.values()] == [0] * len(second)
+    assert {len(column) for other in others for column in other.values()} == {0}
 
 
 @pytest.mark.parametrize(
