@@ -107,6 +107,17 @@ def test_a_trainer_that_fits_again_heeds_each_warning_once(tmp_path: Path) -> No
     assert len([callback for callback in again.callbacks if isinstance(callback, Requeue)]) == 1  # type: ignore[attr-defined]
 
 
+def test_a_warning_that_the_job_ignores_is_left_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        assert len(fit(Warned, tmp_path).rows) == 3
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_last_is_what_the_warning_has_left_where_that_is_newer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 from ray.exceptions import RayError
@@ -81,13 +83,18 @@ def test_a_failure_is_told_once(there: Pretended, made_s: float) -> None:
 
 
 def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) -> None:
-    shard, ended = there.ref({}), there.ref(report())
-    device = Actor(submit=lambda *shards: [shard, ended] if len(shards) == 1 else ended)
+    ended, kept = there.ref(report()), [there.ref({}) for _ in range(2)]
+    left = [*kept]
+    device = Actor(submit=lambda *_: [left.pop(0), ended] if left else ended)
     transport = RayTransport([device.handle], Owner(), timeout_s=TIMEOUT_S)
-    made = transport.submit(0, Call("echo", "make", 0, 1, (), {}, ("x", "y")), []).columns
-    picked = tuple(ColumnInput(name, (slice(0, 1),)) for name in ("x", "y"))
-    transport.submit(0, Call("echo", "total", 0, 1, picked, {}, ()), [made["x"], made["y"]])
-    assert [given[1:] for given in device.submit.calls] == [(), (shard,)]
+    make = Call("echo", "make", 0, 1, (), {}, ("x", "y"))
+    first, second = (transport.submit(0, make, []).columns for _ in range(2))
+    blocks = [first["x"], second["x"], first["y"]]
+    picked = tuple(ColumnInput(name, (slice(0, 1),)) for name in "abc")
+    transport.submit(0, Call("echo", "total", 0, 1, picked, {}, ()), blocks)
+    packed, *shards = device.submit.calls[-1]
+    assert shards == kept
+    assert pickle.loads(cast(bytes, packed))[3] == ((0, "x"), (1, "x"), (0, "y"))  # noqa: S301 - our own
 
 
 def test_nothing_is_waited_for_once_it_is_closed(there: Pretended) -> None:
