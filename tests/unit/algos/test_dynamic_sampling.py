@@ -11,9 +11,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.algos import DAPO
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller.block import Block
 from rlhf_lightning.data import PromptData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
+from rlhf_lightning.waiting import WaitingGroups
 from rlhf_lightning.workers import Actor, Reward
 from tests.unit.algos.small import Keep, run, write_rows
 
@@ -147,3 +149,27 @@ def test_a_run_in_which_no_group_teaches_says_so(
     assert "no group had answers" not in caplog.text
     run(dapo(model), prompts(tmp_path, [False] * BATCH), steps=12)
     assert caplog.text.count("in 10 iterations no group had answers of different scores") == 1
+
+
+def test_only_batches_in_a_row_without_a_group_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    waiting, ids = WaitingGroups(size=1, enough=99), torch.zeros(1, 1, dtype=torch.int64)
+    for kept in [False] * 9 + [True] + [False] * 9:
+        waiting.add(Batch.of({"prompt_ids": ids, "prompt_mask": ids == 0}), torch.tensor([kept]))
+    assert not caplog.text
+    assert waiting.rows is not None
+    waiting.restore({"enough": 4, "columns": {}}, new_tokens=1)
+    assert waiting.enough == 4
+    assert waiting.state()["columns"] == {}
+
+
+def test_groups_that_wait_hold_nothing_of_those_that_do_not() -> None:
+    ids = torch.arange(8)[:, None]
+    waiting, answers = WaitingGroups(size=2), Batch.of({"prompt_ids": ids, "prompt_mask": ids >= 0})
+    assert waiting.add(answers, torch.tensor([False, True, False, False])) == (1, None)
+    assert waiting.rows is not None
+    blocks = [piece.source for piece in waiting.rows.column("prompt_ids").pieces]
+    assert [len(block) for block in blocks if isinstance(block, Block)] == [2]
+    groups, enough = waiting.add(answers, torch.tensor([True, True, True, False]))
+    assert groups == 4
+    assert enough is not None
+    assert enough["prompt_ids"].flatten().tolist() == [2, 3, 0, 1, 2, 3, 4, 5]

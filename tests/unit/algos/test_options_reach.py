@@ -19,7 +19,7 @@ from rlhf_lightning.functional import (
     PolicyLoss,
     ReturnEstimator,
 )
-from rlhf_lightning.running import KLPenalty
+from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
@@ -57,8 +57,8 @@ def test_the_estimator_of_answers_alone(algorithm: GRPO | ReinforcePP | ReMax, e
     ("algorithm", "expected"),
     [
         (
-            PPO(gamma=0.9, lam=0.8, whiten=False, kl=KL),
-            GAEEstimator(gamma=0.9, lam=0.8, whiten=False, kl_coef=0.3, kl_estimator="k3"),
+            PPO(gamma=0.9, lam=0.8, whiten=False, kl=KL, scaling=Scaling(reward_clip=2.0)),
+            GAEEstimator(gamma=0.9, lam=0.8, whiten=False, kl_coef=0.3, kl_estimator="k3", score_clip=2.0),
         ),
         (
             SafeRLHF(gamma=0.9, lam=0.8, whiten=True, kl=KL, multiplier=2.0, cost_critic=None),

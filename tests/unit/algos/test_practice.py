@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import pstdev
 
 import lightning.pytorch as pl
 import pytest
@@ -16,7 +17,7 @@ from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.functional import OffPolicyCorrection, Overlong, PolicyLoss
+from rlhf_lightning.functional import GAEEstimator, OffPolicyCorrection, Overlong, PolicyLoss
 from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
@@ -153,6 +154,23 @@ def test_a_weight_that_does_not_adapt_is_that_of_the_options() -> None:
     for now in (fixed, adapted):
         now.load_state_dict(before.state_dict())
     assert [fixed.coef, adapted.coef] == pytest.approx([0.2, 0.05])
+
+
+def test_units_are_those_of_all_rows_so_far_but_for_what_is_only_told() -> None:
+    running = Running(KLPenalty(coef=0.3, target=1.0), Scaling(rewards=True, values=True))
+    first, second = ([[1.0, 0.0], [2.0, 3.0]], [[4.0, 5.0], [0.0, 3.0]])  # outcomes 1 5 and 9 3
+    learned = {"row_returns": [6.0, 2.0], "row_squares": [20.0, 4.0], "row_tokens": [2, 2]}
+    batches = [Batch.of({"scores": torch.tensor(scores)}) for scores in (first, second)]
+    running.learn(Batch.of({name: torch.tensor(column) for name, column in learned.items()}), kl=0.5)
+    for batch, learn, outcomes in (
+        (batches[0], True, [1, 5]),
+        (batches[1], False, [1, 5]),
+        (batches[1], True, [1, 5, 9, 3]),
+    ):
+        found = running.fitted(GAEEstimator(), batch, learn=learn)
+        assert found.score_scale == pytest.approx(1 / pstdev(outcomes))
+        assert [found.value_mean, found.value_std] == pytest.approx([2.0, 2**0.5])  # 24 / 4 - 2^2
+        assert found.kl_coef == pytest.approx(0.3 * (1 - 0.2 * 2 / 10_000), rel=1e-9)
 
 
 class Explained(PPO):
