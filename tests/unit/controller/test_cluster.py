@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import ray
 from ray.exceptions import ActorDiedError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError, cluster
-from rlhf_lightning.controller.cluster import RayCluster
+from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
 from tests.ray.echo import Echo
@@ -43,6 +44,43 @@ def of(*devices: Actor) -> RayCluster:
     found = RayCluster(None, timeout_s=TIMEOUT_S)
     found.actors = [device.handle for device in devices]
     return found
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_actors_start_in_the_order_of_their_nodes(
+    there: Pretended, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    asked, waits, started = list[object](), list[float](), list[object]()
+
+    def wait(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return True
+
+    def group(bundles: list[dict[str, float]], *, strategy: str) -> SimpleNamespace:
+        asked.extend([*bundles, strategy])
+        return SimpleNamespace(wait=wait, is_empty=False)
+
+    def options(*, scheduling_strategy: PlacementGroupSchedulingStrategy, **given: object) -> SimpleNamespace:
+        def remote(rank: int, *, gpu: bool) -> int:
+            started.append((rank, scheduling_strategy.placement_group_bundle_index, gpu, given))
+            return rank
+
+        return SimpleNamespace(remote=remote)
+
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 3 * (kind == "GPU"))
+    monkeypatch.setattr(cluster, "placement_group", group)
+    nodes = {0: "b", 1: "a", 2: "b"}
+    monkeypatch.setattr(cluster, "placement_group_table", lambda _: {"bundles_to_node_id": nodes})
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {kind: 3})
+    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    job = RayCluster(None, timeout_s=1000 * TIMEOUT_S)
+    job.start([ResourcePool("main", 3, ())])
+    gpu = kind == "GPU"
+    assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 3 + ["PACK"]
+    assert waits == [cluster.RESERVE_S]
+    each = {"num_cpus": 1, "num_gpus": int(gpu), "enable_task_events": False, "max_restarts": 0}
+    assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
 
 
 @pytest.mark.parametrize("offload", [False, True])

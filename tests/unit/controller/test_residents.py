@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
+import torch
 
 from rlhf_lightning.controller import Caller, Remote, Worker
 from rlhf_lightning.controller.call import Call
-from rlhf_lightning.controller.residents import Residents
+from rlhf_lightning.controller.residents import GPUGauge, Residents
 
 PPO = (
     ("actor", "generate", 30),
@@ -215,3 +217,17 @@ def test_a_call_that_failed_says_nothing_of_the_next() -> None:
         raise ValueError("no")
     bench.run([("actor", "update", 20), ("reward", "other", 0)])
     assert bench.here() == {"reward"}
+
+
+def test_a_gpus_memory_as_cuda_and_torch_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"memory_reserved": 250, "memory_allocated": 200, "max_memory_allocated": 700}
+    for name in told:
+        monkeypatch.setattr(torch.cuda, name, partial(told.__getitem__, name))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (300, 1000))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: told.update(max_memory_allocated=200))
+    gauge = GPUGauge()
+    assert gauge.free_bytes() == 300 + (250 - 200) - 1000 / 10
+    gauge.begin()
+    assert gauge.taken_bytes() == 0
+    told["max_memory_allocated"] = 500
+    assert (gauge.taken_bytes(), gauge.highest_bytes()) == (300, 700)
