@@ -91,6 +91,23 @@ def test_an_argument_of_a_class_that_only_this_script_knows_goes_by_value(device
     assert cast(torch.Tensor, decode([cast(Shard, shard)["x"]])).tolist() == [2, 4]
 
 
+def test_a_row_or_a_result_of_such_a_class_goes_by_value_too(device: Device) -> None:
+    @dataclass
+    class Mine:
+        number: int
+
+        def __add__(self, rank: int) -> dict[str, object]:
+            return {"mine": Mine(self.number + rank)}
+
+    texts = Call("echo", "same", 0, 1, (ColumnInput("texts", (slice(0, 1),)),), {}, ("texts",))
+    parcel = Parcel(texts, (encode([Mine(3)]),), (("texts",),))
+    _, shard = deliver(device, Packer().packed(parcel), [])
+    assert repr(decode([cast(Shard, shard)["texts"]])).endswith("Mine(number=3)]")
+    ping = Parcel(Call("echo", "ping", 0, 0, (), {"number": Mine(4)}, ()), (), ())
+    (report,) = deliver(device, Packer().packed(ping), [])
+    assert repr(opened(cast(bytes, report)).value).endswith("Mine(number=4)}")
+
+
 class Counted:
     """Knows how often it was pickled."""
 
@@ -111,4 +128,5 @@ def test_arguments_of_one_call_are_packed_once_for_all_ranks() -> None:
     assert Counted.looks == 1
     packed(0, {"loss": Counted()})
     assert Counted.looks == 2
+    assert packed(0, {"weights": torch.zeros(2)}) != packed(0, {"weights": torch.ones(2)})
     assert packed(0, {}) == Packer().packed(Parcel(Call("echo", "ping", 0, 0, (), {}, ()), (), ()))

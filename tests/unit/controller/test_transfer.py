@@ -115,6 +115,14 @@ def test_of_a_learning_rate_and_a_count_the_last_call_says_it() -> None:
     calls = Metrics([[{"a/lr": lr, "a/skipped_steps": n, "a/grad_norm": n}] * 2 for lr, n in steps])
     moved = calls.moved("a", to="b").fetch()
     assert moved == {"b/lr": 3e-6, "b/skipped_steps": 1.0, "b/grad_norm": pytest.approx(1 / 3)}
+    assert ({"a/lr": 9.0, "x": 1.0} | calls).moved("a", to="b").fetch() == moved | {"x": 1.0}
+    assert (calls | {"a/lr": 9.0}).fetch()["a/lr"] == 9.0
+
+
+@pytest.mark.parametrize("number", ["much", torch.ones(2), [1.0]])
+def test_what_is_no_number_is_no_metric(number: float) -> None:
+    with pytest.raises(TypeError, match=r"^metric 'mine': .* is no single number\. Give its mean"):
+        Metrics.of({"mine": number})
 
 
 def test_plain_values_for_all_for_each_and_for_the_first() -> None:
