@@ -19,7 +19,7 @@ class PPO(RLHFAlgorithm):
     actor: Actor = field(default_factory=Actor)
     """Answers, and learns to answer better."""
     critic: Critic = field(default_factory=Critic)
-    """Estimates what is still to come; its `path` may be that of a reward model."""
+    """Estimates the reward still to come; its `path` may be that of a reward model."""
     reference: Reference = field(default_factory=Reference)
     """What the actor is kept close to."""
     reward: Reward = field(default_factory=Reward)
@@ -50,17 +50,17 @@ class PPO(RLHFAlgorithm):
     """Iterations at the start in which only the critic learns."""
 
     def __post_init__(self) -> None:
-        """Keep what runs through the iterations where checkpoints find it; refuse what cannot be."""
+        """Refuse impossible options, and register the state that checkpoints keep."""
         GAEEstimator(gamma=self.gamma, lam=self.lam)  # refuses what is outside [0, 1]
         self.running = Running(self.kl, self.scaling)
-        self.spared = False
-        self.texts: Iterator[Batch] = iter(())
+        self.actor_paused = False
+        self.ptx_batches: Iterator[Batch] = iter(())
 
     def setup(self, stage: str) -> None:
         """Refuse a pre-training loss without text, too."""
         super().setup(stage)
         if self.ptx_loss.coef and stage == "fit":
-            self.require_second_batch()
+            self.check_ptx_data()
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""
@@ -89,28 +89,28 @@ class PPO(RLHFAlgorithm):
         return self.running.fitted(estimator, batch, learn=self.trainer.training)
 
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
-        """See `RLHFAlgorithm.mini_batches`; what `update_actor` keeps from one to the next begins anew."""
-        self.spared = self.global_step < self.critic_warmup_steps
+        """See `RLHFAlgorithm.mini_batches`; also resets what `update_actor` carries between mini-batches."""
+        self.actor_paused = self.global_step < self.critic_warmup_steps
         groups = len(batch) // together
-        self.texts = self.parts_of_text(steps=-(-groups // (size or groups or 1)))
+        self.ptx_batches = self.split_ptx(steps=-(-groups // (size or groups or 1)))
         return super().mini_batches(batch, size=size, epochs=epochs, together=together)
 
     def update_actor(self, mini: Batch) -> Metrics:
-        """One optimizer step of the actor, unless it is spared."""
+        """One optimizer step of the actor, unless it is paused."""
         metrics = Metrics()
-        if self.spared:
+        if self.actor_paused:
             return metrics
         if self.ptx_loss.coef:
-            metrics |= self.actor.accumulate_actor(next(self.texts), loss=self.ptx_loss)
+            metrics |= self.actor.accumulate_actor(next(self.ptx_batches), loss=self.ptx_loss)
         metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
-        self.spared = self.stop_kl is not None and metrics.fetch()["actor/approx_kl"] > self.stop_kl
+        self.actor_paused = self.stop_kl is not None and metrics.fetch()["actor/approx_kl"] > self.stop_kl
         return metrics
 
-    def parts_of_text(self, *, steps: int) -> Iterator[Batch]:
-        """The rows of the second batch divided among the optimizer steps of an epoch, again in each."""
+    def split_ptx(self, *, steps: int) -> Iterator[Batch]:
+        """The pre-training rows, divided among the optimizer steps of an epoch, again in each epoch."""
         if not self.ptx_loss.coef or not self.trainer.training:
             return iter(())
-        return cycle(self.second_batch.split(min(steps, len(self.second_batch))))
+        return cycle(self.required_ptx_batch.split(min(steps, len(self.required_ptx_batch))))
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""

@@ -31,16 +31,16 @@ from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
 from rlhf_lightning.reporting import (
     answers,
-    described,
-    forget_iteration,
-    pace,
+    config_as_dict,
     per_token,
-    plain,
-    retries,
+    reset_step_metrics,
+    response_metrics,
     run_step,
+    service_retries,
     texts,
+    throughput,
     timings,
-    warn_of_skips,
+    warn_of_skipped_steps,
 )
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Reference, Reward, Role, seed_of
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from rlhf_lightning.strategy import Strategy
 
 Columns = Mapping[str, Tensor | Sequence[object]]
-"""What a data module yields: one mini-batch of prompts by column."""
-_NO_TEXT = (
+"""One batch as a data module yields it: values [B, ...] by column name."""
+_NO_PTX = (
     "ptx_loss.coef is above 0, and the data has no second batch of text for it. "
     "Try --data mixeddata, with `main` and `ptx`."
 )
 PTX = "ptx"
-"""Key of a second batch beside the columns: pre-training text."""
+"""Key under which MixedData puts a batch of pre-training text beside the columns."""
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -67,27 +67,34 @@ class RLHFAlgorithm(LightningModule):
     Every subclass is made a keyword-only dataclass, so that its options need no constructor.
     """
 
-    explain_samples = False
-    """Whether `validation_step` adds per-token numbers; the SampleTable callback sets it."""
-    keeps_rollouts = False
-    """Whether `rollout_metrics` keeps the rows as `rollouts`; the Rollouts callback sets it."""
-    rollouts: Batch | None = None
-    advantages_on: Literal["controller", "workers"] = "controller"
-    """Where `estimate` computes; the strategy sets it."""
-    rows_stay = False
-    """Whether an update of the whole batch leaves rows where they were evaluated; the strategy sets it."""
-    pretraining: Batch | None = None
-    """The second batch of this iteration, where the data module gives one under `ptx`."""
-    iterations_here = 0
-    """Iterations that it has learned from in this process, but for those that try a run out."""
+    # Declared by a subclass.
     needs: tuple[str, ...] = ()
-    """Columns that the data has to give, beside prompts."""
+    """Columns that the data must have in addition to prompts."""
     needs_pairs = False
-    """Whether rows have to be pairs, chosen, rejected, chosen, rejected, ..."""
+    """Whether the rows must be pairs: chosen, rejected, chosen, rejected, ..."""
     validates: tuple[str, ...] = ()
-    """Roles that `validation_step` calls, beside those that answer and score."""
+    """Roles that `validation_step` calls, in addition to those that answer and score."""
     progress: tuple[str, ...] = ("reward/mean",)
     """Metrics that the progress bar shows."""
+
+    # Set by the strategy.
+    advantages_on: Literal["controller", "workers"] = "controller"
+    """Where `estimate` runs the estimator."""
+    rows_stay = False
+    """Whether a whole batch keeps its row order, because devices kept the activations of their rows."""
+
+    # Set by callbacks.
+    explain_samples = False
+    """Whether `validation_step` adds per-token numbers; for SampleTable."""
+    keeps_rollouts = False
+    """Whether `rollout_metrics` stores the rows in `rollouts`; for Rollouts."""
+    rollouts: Batch | None = None
+
+    # State of the run.
+    ptx_batch: Batch | None = None
+    """Pre-training rows of this iteration, where the data module gives some under the key `ptx`."""
+    iterations_here = 0
+    """Iterations trained in this process, without those of a `fast_dev_run`."""
 
     def __init_subclass__(cls) -> None:
         """Make the fields of the subclass options."""
@@ -102,11 +109,10 @@ class RLHFAlgorithm(LightningModule):
 
     @property  # type: ignore[misc]  # nobody may set it
     def automatic_optimization(self) -> bool:
-        """Never: the optimizers are with the models."""
+        """Always False: the optimizers live with the models, on the devices."""
         return False
 
     # ---- what a subclass writes ----------------------------------------------------------------------------
-
     @abstractmethod
     def step(self, batch: Batch) -> Metrics:
         """One iteration: compose remote calls on the roles and return what they report."""
@@ -116,7 +122,6 @@ class RLHFAlgorithm(LightningModule):
         return batch
 
     # ---- roles ---------------------------------------------------------------------------------------------
-
     def roles(self) -> dict[str, Role]:
         """The models of the dataflow, by field name."""
         fields = dataclasses.fields(cast("DataclassInstance", self))
@@ -124,7 +129,7 @@ class RLHFAlgorithm(LightningModule):
         return {name: role for name, role in found.items() if isinstance(role, Role)}
 
     def bind(self, handles: Mapping[str, Role]) -> None:
-        """Replace roles by handles on the workers that have them."""
+        """Put handles in the place of roles: their methods run on the workers."""
         for name, handle in handles.items():
             setattr(self, name, handle)
 
@@ -136,17 +141,18 @@ class RLHFAlgorithm(LightningModule):
             ValueError: no role is trained.
         """
         roles = self.roles()
-        trained = [role for role in roles.values() if role.trains]
-        if "actor" not in roles and not trained:
-            raise ValueError(
-                f"{type(self).__name__} has no field with a model to train, such as `actor`. "
-                "A constructor of its own calls super().__init__(...)."
-            )
-        return roles["actor"] if "actor" in roles else trained[0]
+        if "actor" in roles:
+            return roles["actor"]
+        if trained := [role for role in roles.values() if role.trains]:
+            return trained[0]
+        raise ValueError(
+            f"{type(self).__name__} has no field with a model to train, such as `actor`. "
+            "A constructor of its own calls super().__init__(...)."
+        )
 
     @property
     def main_actor(self) -> Actor:
-        """The actor.
+        """The field `actor`.
 
         Raises:
             ValueError: the algorithm has none.
@@ -158,10 +164,10 @@ class RLHFAlgorithm(LightningModule):
 
     @property
     def main_reward(self) -> Reward:
-        """What scores held-out answers.
+        """The field `reward`, which scores held-out answers.
 
         Raises:
-            ValueError: there is no field `reward`.
+            ValueError: the algorithm has none.
         """
         reward = self.roles().get("reward")
         if not isinstance(reward, Reward):
@@ -177,7 +183,6 @@ class RLHFAlgorithm(LightningModule):
         return load_tokenizer(self.main_model.path)
 
     # ---- Lightning hooks -----------------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Complete the roles and refuse what cannot work, before any worker starts.
 
@@ -189,16 +194,19 @@ class RLHFAlgorithm(LightningModule):
         checks.check_fields(self)
         if stage != "predict":
             checks.check_columns(self)
-        if "response_ids" in self.needs:
+        given_answers = "response_ids" in self.needs
+        if given_answers:
             self._read_at_temperature_1()
-        main, seed = self.main_model, run_seed()
+        main, seed, kind = self.main_model, run_seed(), type(self)
         seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
         self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
-        checks.check_roles(self, generates=stage == "predict" or "response_ids" not in self.needs)
+        checks.check_roles(self, generates=stage == "predict" or not given_answers)
         if stage != "predict":
             checks.check_judges(self)
-            self._check_held_out()
-        self.save_hyperparameters(plain(self))
+            validation = (kind.validation_step, kind.evaluate)
+            if validation == (RLHFAlgorithm.validation_step, RLHFAlgorithm.evaluate):
+                checks.check_validation(self)
+        self.save_hyperparameters(config_as_dict(self))
 
     @final
     def configure_optimizers(self) -> RemoteOptimizer | None:
@@ -210,15 +218,15 @@ class RLHFAlgorithm(LightningModule):
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
-        forget_iteration(self.trainer)
-        rows, self.pretraining = _both(batch)
+        reset_step_metrics(self.trainer)
+        rows, self.ptx_batch = _split_ptx(batch)
         metrics = run_step(type(self).__name__, self.step, rows)
-        self._lead_references()
+        self._update_references()
         self.strategy.learned()
-        numbers = metrics.fetch() | retries(self.roles())
+        numbers = metrics.fetch() | service_retries(self.roles())
         numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
-        warn_of_skips(numbers)
-        numbers |= pace(numbers, rows, seconds=time.perf_counter() - started)
+        warn_of_skipped_steps(numbers)
+        numbers |= throughput(numbers, rows, seconds=time.perf_counter() - started)
         for name in self.progress:
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))
@@ -229,16 +237,16 @@ class RLHFAlgorithm(LightningModule):
         self.iterations_here += not self.trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def validation_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]] | None:
-        """Answer held-out prompts greedily and score them; the samples go to callbacks.
+        """Answer held-out prompts greedily and score them.
 
-        Those are SampleTable and SecondReward, which reads the raw rows and, as reward functions do, answers
-        without special tokens.
+        Returns:
+            Lists of B for callbacks: `prompts`, `responses`, `scores`, the raw `rows`, and `answers`, which
+            are the responses without special tokens.
         """
         rows = self.evaluate(Batch.of(batch))
         scores = rows["scores"].sum(dim=1)
-        mask = rows["response_mask"]
         self.log("val/reward", scores.mean(), batch_size=len(rows), prog_bar=True)
-        self.log("val/response_length", mask.sum(dim=1).float().mean(), batch_size=len(rows))
+        self.log("val/response_length", rows["response_mask"].sum(dim=1).float().mean(), batch_size=len(rows))
         samples = texts(rows, self.tokenizer) | {"scores": [float(s) for s in scores]}
         samples |= {"answers": answers(rows, self.tokenizer), "rows": list(batch["rows"])}
         if self.explain_samples:
@@ -257,13 +265,13 @@ class RLHFAlgorithm(LightningModule):
         return batch | self.main_reward.compute_reward(batch)
 
     def refuse_greedy(self, what: str) -> None:
-        """Refuse an actor whose answers to a prompt are all the same.
+        """Refuse an actor that answers greedily, and so gives the same answer to a prompt every time.
 
         Args:
-            what: needs answers that differ, for the message.
+            what: begins the message; what needs answers that differ.
 
         Raises:
-            ValueError: as said.
+            ValueError: the actor's temperature is 0.
         """
         if self.main_actor.sampling.temperature == 0:
             raise ValueError(
@@ -272,19 +280,18 @@ class RLHFAlgorithm(LightningModule):
             )
 
     # ---- for `step` ----------------------------------------------------------------------------------------
-
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
-        """The rows in a new order each epoch, some at a time.
+        """Yield the batch in mini-batches, shuffled anew in each epoch.
 
-        The order depends on the run's seed, the iteration, the epoch and the lengths of the rows, not on the
-        devices. Devices that take equal numbers of a mini-batch's rows have about as many tokens, unless
-        `rows_stay`.
+        The shuffle depends on the run's seed, the iteration and the epoch, not on the devices. Within a
+        mini-batch rows are ordered so that devices get about equally many tokens. A mini-batch that is the
+        whole batch is not shuffled, and with `rows_stay` not reordered either.
 
         Args:
             batch: all rows.
-            size: groups of rows at a time; 0 is all.
-            epochs: passes.
-            together: neighbouring rows that form a group and stay side by side.
+            size: groups per mini-batch; 0 takes the whole batch.
+            epochs: passes over the batch.
+            together: rows per group: neighbours that must stay side by side.
         """
         groups = len(batch) // together
         if not groups:
@@ -302,11 +309,12 @@ class RLHFAlgorithm(LightningModule):
                 yield balanced(batch.take(part), spent, together=together)
 
     def answers_to(self, batch: Batch, times: int) -> Batch:
-        """Each prompt `times` times, side by side, each copy with a row id of its own to be answered by.
+        """Repeat each prompt, so that `generate_sequences` gives several answers to it.
 
         Args:
-            batch: prompts, with `row_ids` [B] int64.
-            times: copies of each.
+            batch: B prompts, with `row_ids` [B] int64.
+            times: copies of each prompt, side by side: each has a row id of its own, so that it is answered
+                differently, and all have one number in `group_ids`.
         """
         copies = torch.arange(times).repeat(len(batch))
         repeated = batch.repeat(times)
@@ -314,52 +322,52 @@ class RLHFAlgorithm(LightningModule):
         return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"]}
 
     @property
-    def second_batch(self) -> Batch:
+    def required_ptx_batch(self) -> Batch:
         """The pre-training rows of this iteration.
 
         Raises:
             ValueError: the data module gives none.
         """
-        if self.pretraining is None:
-            raise ValueError(_NO_TEXT)
-        return self.pretraining
+        if self.ptx_batch is None:
+            raise ValueError(_NO_PTX)
+        return self.ptx_batch
 
-    def require_second_batch(self) -> None:
-        """Refuse a data module that is known to give none; in `setup`, before any worker starts.
+    def check_ptx_data(self) -> None:
+        """Refuse, in `setup`, a data module that is known to have no pre-training rows.
 
         Raises:
             ValueError: as said.
         """
         if isinstance(row_data(self.trainer), RowData):
-            raise ValueError(_NO_TEXT)
+            raise ValueError(_NO_PTX)
 
     def estimate(self, batch: Batch, estimator: Estimator) -> Batch:
-        """Add the columns that an estimator makes, on the controller or where the rows lie."""
+        """Add the estimator's columns to the batch, computed on the controller or by the actor's workers."""
         if self.advantages_on == "workers":
             return batch | self.main_actor.compute_advantage(batch, estimator=estimator)
         check_neighbours(type(estimator).__name__, batch, estimator.rows_together)
         return batch | estimator({name: batch[name] for name in estimator.columns})
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
-        """What an estimated batch looks like: rewards, lengths, the divergence and values, where known."""
+        """Metrics of a batch after `estimate`: rewards, lengths and, where known, KL and value statistics."""
         self.rollouts = batch if self.keeps_rollouts else None
         reward = self.roles().get("reward")
         parts = reward.parts if isinstance(reward, Reward) else ()
-        return described(batch, actor=self.main_actor, parts=parts)
+        return response_metrics(batch, actor=self.main_actor, parts=parts)
 
     def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str = "", **over: int) -> None:
         """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`.
 
         Args:
-            metrics: means over the rows, or over what is counted.
-            rows: of one batch.
-            counted: a mask [B, R], whose True the means are over; empty where they are over rows.
-            **over: how much a metric is a mean over, for one that has its own; it is left out where 0.
+            metrics: means over the rows, or over the tokens of `counted`.
+            rows: the held-out batch.
+            counted: name of the mask column [B, R] whose True entries the means are over; empty for rows.
+            **over: for a metric (its short name) with another count, that; with 0 it is not logged.
         """
-        usual = int(rows[counted].sum()) if counted else len(rows)
+        default = int(rows[counted].sum()) if counted else len(rows)
         for name, value in metrics.fetch().items():
             short = name.rpartition("/")[2]
-            if size := over.get(short, usual):
+            if size := over.get(short, default):
                 self.log(f"val/{short}", value, prog_bar=short == "loss", batch_size=size)
         self.strategy.drain()
 
@@ -368,33 +376,24 @@ class RLHFAlgorithm(LightningModule):
         """The strategy that has placed the roles."""
         return cast("Strategy", self.trainer.strategy)
 
-    # ---- details -------------------------------------------------------------------------------------------
-
     def _read_at_temperature_1(self) -> None:
-        """Take given answers as they are likely at temperature 1, whatever `actor.sampling` says."""
+        """Evaluate given answers at temperature 1, whatever `actor.sampling` says."""
         actor = self.roles().get("actor")
         if isinstance(actor, Actor):
             unscaled = dataclasses.replace(actor.sampling, temperature=1.0)
             self.bind({"actor": dataclasses.replace(actor, sampling=unscaled)})
 
-    def _lead_references(self) -> None:
-        """Let the references that follow the actor do so."""
+    def _update_references(self) -> None:
+        """Move the references that average the actor's weights towards the new ones."""
         followers = [r for r in self.roles().values() if isinstance(r, Reference) and r.kept]
         if followers:
             weights = self.main_actor.give_weights(Batch({}, num_rows=1))
             for reference in followers:
                 reference.follow(weights)
 
-    def _check_held_out(self) -> None:
-        """Refuse held-out answers without a reward, unless the subclass validates in its own way."""
-        data, mine = row_data(self.trainer), (type(self).validation_step, type(self).evaluate)
-        scored = mine == (RLHFAlgorithm.validation_step, RLHFAlgorithm.evaluate)
-        if scored and data and data.held_out_rows and self.trainer.limit_val_batches:
-            _ = self.main_reward
 
-
-def _both(batch: Columns) -> tuple[Batch, Batch | None]:
-    """The rows of an iteration, and the second batch that may lie beside their columns."""
+def _split_ptx(batch: Columns) -> tuple[Batch, Batch | None]:
+    """The rows of an iteration, and its pre-training rows where the data has some."""
     columns = {name: column for name, column in batch.items() if name != PTX}
-    second: object = batch.get(PTX)
-    return Batch.of(columns), Batch.of(second) if isinstance(second, Mapping) else None
+    ptx: object = batch.get(PTX)
+    return Batch.of(columns), Batch.of(ptx) if isinstance(ptx, Mapping) else None

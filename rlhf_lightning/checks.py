@@ -308,6 +308,17 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
                 )
 
 
+def check_validation(algorithm: RLHFAlgorithm) -> None:
+    """Refuse to validate without a reward, for algorithms that score held-out answers with one.
+
+    Raises:
+        ValueError: there is no field `reward`.
+    """
+    data = row_data(algorithm.trainer)
+    if data and data.held_out_rows and algorithm.trainer.limit_val_batches:
+        _ = algorithm.main_reward
+
+
 def check_environment(algorithm: RLHFAlgorithm) -> None:
     """Try what speaks between the turns of actors on the first rows, and on the first held-out rows.
 

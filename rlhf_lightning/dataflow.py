@@ -37,7 +37,7 @@ def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     """
     data = _data(algorithm)
     twin = copy.deepcopy(algorithm)
-    twin.pretraining = traced_batch(rows)
+    twin.ptx_batch = traced_batch(rows)
     twin.trainer = trainer = _trainer()
     trainer.strategy.connect(twin)
     return trace(twin, traced_batch(rows, data.train_rows if data else ()))

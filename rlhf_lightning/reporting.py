@@ -1,4 +1,4 @@
-"""What an iteration leaves for loggers and tables: seconds, memory, options, and texts."""
+"""What loggers and tables get to see of an iteration: metrics, timings, memory, options and texts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ROLES = {kind.__name__.lower(): kind.__name__ for kind in (Actor, Critic, Refer
 """Kinds of roles by the names that fields of them usually have."""
 
 
-def leave_out(trainer: Trainer, model: LightningModule) -> None:
-    """Keep back what Lightning says by itself and is not so where the models are elsewhere.
+def silence_lightning(trainer: Trainer, model: LightningModule) -> None:
+    """Silence two messages of Lightning's that are wrong where the models live on other devices.
 
-    That is its summary of a module without parameters, and its warning that a checkpoint holds what the last
-    step has made of the weights.
+    They are the summary of a module without parameters, and the warning that a checkpoint saved under manual
+    optimization already holds the weights after the last step.
     """
     warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")
     if next(model.parameters(), None) is None:
@@ -47,10 +47,11 @@ def leave_out(trainer: Trainer, model: LightningModule) -> None:
         callbacks[:] = [callback for callback, left in zip(callbacks, usual, strict=True) if not left]
 
 
-def look_after_validations(trainer: Trainer) -> None:
-    """Let callbacks look at a metric after every validation where one follows every iteration.
+def monitor_each_validation(trainer: Trainer) -> None:
+    """Let EarlyStopping and ModelCheckpoint check their metric after every validation.
 
-    Lightning takes the interval of 1 iteration for 1.0, the whole epoch: they would look at its end alone.
+    With `val_check_interval=1` a validation follows every iteration, but Lightning takes the 1 for 1.0, a
+    whole epoch, and would let them check at the end of an epoch only.
     """
     if type(trainer.val_check_interval) is not int or trainer.val_check_interval != 1:
         return
@@ -79,13 +80,13 @@ def timings(reports: Sequence[CallReport]) -> dict[str, float]:
     return numbers
 
 
-def pace(numbers: Mapping[str, float], rows: Batch, *, seconds: float) -> dict[str, float]:
-    """Seconds of an iteration, and tokens a second where it has reported those of its responses.
+def throughput(numbers: Mapping[str, float], rows: Batch, *, seconds: float) -> dict[str, float]:
+    """Seconds of an iteration, and tokens per second where the iteration reported its response tokens.
 
     Args:
-        numbers: what it has reported.
-        rows: its prompts, which count where it has not said how many tokens those of its answers have.
-        seconds: that it took.
+        numbers: metrics of the iteration.
+        rows: prompts of the iteration; their tokens are counted where `numbers` has no `prompt/tokens`.
+        seconds: duration of the iteration.
     """
     found = {"time/step_s": seconds}
     if "response/tokens" in numbers:
@@ -95,11 +96,11 @@ def pace(numbers: Mapping[str, float], rows: Batch, *, seconds: float) -> dict[s
     return found
 
 
-def forget_iteration(trainer: Trainer) -> None:
-    """Take from the numbers to be logged those of the iteration before.
+def reset_step_metrics(trainer: Trainer) -> None:
+    """Drop the previous iteration's step metrics, so that they are not logged once more.
 
-    Lightning logs a number of a step again with each later step that reports none of this name: an iteration
-    that learns nothing would seem to have the loss of the one before.
+    Lightning repeats the last value of a metric in every step that does not report it: an iteration that
+    learns nothing would seem to have the loss of the one before.
     """
     results = trainer._results
     for number in results.values() if results is not None else ():
@@ -108,14 +109,14 @@ def forget_iteration(trainer: Trainer) -> None:
             number.reset()
 
 
-def plain(value: object) -> object:
+def config_as_dict(value: object) -> object:
     """A configuration as nested dictionaries, for loggers."""
     if dataclasses.is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {f.name: config_as_dict(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): config_as_dict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [config_as_dict(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
@@ -134,7 +135,12 @@ def answers(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[object]:
 
 
 def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
-    """Run the `step` of an algorithm of this name, and return its metrics; a mapping of numbers will do.
+    """Run an algorithm's `step` and return its metrics; the step may also return a mapping of numbers.
+
+    Args:
+        by: name of the algorithm, for errors.
+        step: the algorithm's method.
+        rows: batch of the iteration.
 
     Raises:
         TypeError: it returns neither.
@@ -170,26 +176,26 @@ def _undeclared(algorithm: LightningModule, name: str) -> str:
     )
 
 
-def warn_of_skips(numbers: Mapping[str, float]) -> None:
-    """Say that an optimizer did not step, since its gradient was not finite: a run may learn nothing."""
+def warn_of_skipped_steps(numbers: Mapping[str, float]) -> None:
+    """Warn where an optimizer skipped its step because the gradient was not finite."""
     strange = [name for name, number in numbers.items() if not math.isfinite(number)]
     if any(name.endswith("/grad_norm") for name in strange):
         logger.warning("an optimizer step was skipped: %s not finite", ", ".join(strange))
 
 
-def retries(roles: Mapping[str, Role]) -> dict[str, float]:
-    """Requests to services that were repeated so far, by the roles that ask services."""
+def service_retries(roles: Mapping[str, Role]) -> dict[str, float]:
+    """Repeated requests to reward services since the start: `<role>/retries` for roles that ask any."""
     asking = {n: r for n, r in roles.items() if isinstance(r, Judge) and r.asks_services}
     return {f"{name}/retries": float(sum(r.count_retries().fetch())) for name, r in asking.items()}
 
 
-def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:
-    """Numbers of an iteration's responses: rewards, lengths, and divergence and values where they are known.
+def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:
+    """Metrics of an iteration's responses: rewards, lengths and, where known, KL and value statistics.
 
     Args:
-        batch: with the columns of an estimator, or with `scores` [B, R] alone.
-        actor: that answered.
-        parts: what the scores are sums of, by name.
+        batch: the responses, with the columns that an estimator adds, or with `scores` [B, R] alone.
+        actor: the actor that gave them.
+        parts: names of the parts that add up to each score: reward functions and the reward model.
     """
     if "row_tokens" not in batch:
         batch |= row_totals(batch["scores"], batch["response_mask"])
@@ -214,7 +220,7 @@ def described(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, 
 
 
 def per_token(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:
-    """The response's tokens, and what there is of `PER_TOKEN`, as lists of B lists."""
+    """The tokens of each response, and the columns of `PER_TOKEN` that there are, as lists of B lists."""
     mask, ids = rows["response_mask"], rows["response_ids"]
     columns: dict[str, list[object]] = {
         "tokens": [[tokenizer.decode([t]) for t in i[m].tolist()] for i, m in zip(ids, mask, strict=True)]

@@ -32,7 +32,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.reporting import leave_out, look_after_validations
+from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs
 from rlhf_lightning.strategy_checks import check_goes_on, check_options, check_trainer
@@ -175,8 +175,8 @@ class Strategy(SingleDeviceStrategy):
         super().connect(model)
         if model._trainer is not None:
             check_trainer(model._trainer, self)
-            leave_out(model._trainer, model)
-            look_after_validations(model._trainer)
+            silence_lightning(model._trainer, model)
+            monitor_each_validation(model._trainer)
             Requeue.add(model._trainer)
 
     def setup_environment(self) -> None:
