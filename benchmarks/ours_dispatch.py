@@ -14,8 +14,8 @@ from turns import turns
 
 from rlhf_lightning.controller import DP, ONE_TO_ALL, Batch, Remote, Worker, WorkerGroup, register
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
-from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 
@@ -58,7 +58,7 @@ def started(workers: int) -> Iterator[tuple[Echo, RayTransport]]:
         layout, ranks = ParallelLayout(d=workers), tuple(range(workers))
         cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
         transport.actors = cluster.actors
-        rest()  # as a strategy does before a run
+        collect_rarely()  # as a strategy does before a run
         yield Echo(WorkerGroup("echo", transport, layout, ranks)), transport
     finally:
         transport.close()

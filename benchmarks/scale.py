@@ -27,7 +27,7 @@ from benchmarks.spread import machine
 from rlhf_lightning.controller import Batch, WorkerGroup
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
-from rlhf_lightning.controller.collector import rest
+from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, nargs="+", default=[4, 16, 32, 64])
     args = parser.parse_args()
     batch = prompts()
-    rest()  # as a strategy does
+    collect_rarely()  # as a strategy does
     found: dict[str, dict[int, float]] = {"controller alone": {}, "with Ray": {}}
     for workers in args.workers:
         found["controller alone"][workers] = in_process(workers, batch)

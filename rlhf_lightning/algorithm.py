@@ -222,9 +222,9 @@ class RLHFAlgorithm(LightningModule):
         rows, self.ptx_batch = _split_ptx(batch)
         metrics = run_step(type(self).__name__, self.step, rows)
         self._update_references()
-        self.strategy.learned()
+        self.strategy.after_step()
         numbers = metrics.fetch() | service_retries(self.roles())
-        numbers |= timings(self.strategy.drain()) | self.strategy.numbers()
+        numbers |= timings(self.strategy.drain()) | self.strategy.metrics()
         warn_of_skipped_steps(numbers)
         numbers |= throughput(numbers, rows, seconds=time.perf_counter() - started)
         for name in self.progress:

@@ -1,8 +1,8 @@
-"""Strategy: where the models of an algorithm stand. A Lightning strategy whose devices are remote.
+"""Strategy: which models share which devices. A Lightning strategy whose devices are remote.
 
 Trainer.fit -> data and algorithm checked -> Strategy.setup: place -> pools -> devices -> world -> roles built
             -> algo.actor, algo.critic, ... become handles -> the fit loop, which calls algo.step
-any end, good or bad -> Strategy.teardown: devices gone, Ray stopped where this job started it
+success or failure   -> Strategy.teardown: devices released, Ray stopped where this job started it
 
     class Mine(Strategy):                fields are options, on the command line too
         reward_devices: int = 1
@@ -26,8 +26,8 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
-from rlhf_lightning.controller.collector import rest
 from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
@@ -54,7 +54,7 @@ class Strategy(SingleDeviceStrategy):
 
     strategy_name = "rlhf"
     engine: ClassVar[Literal["fsdp", "megatron", "zero"] | None] = None
-    """What trains the models, where the strategy leaves no choice."""
+    """The training engine, where the strategy leaves no choice."""
 
     devices: int | None = None
     """Devices of the job; by default all GPUs, or on a CPU as few as the placement needs."""
@@ -80,10 +80,10 @@ class Strategy(SingleDeviceStrategy):
         return self
 
     def __post_init__(self) -> None:
-        """Refuse options that cannot be, settle how the models compute, and begin with nothing placed.
+        """Refuse impossible options, complete `settings`, and begin with nothing placed.
 
         Raises:
-            ValueError: as said.
+            ValueError: an option is out of range, or contradicts another.
         """
         complete(self)
         check_options(self)
@@ -96,10 +96,10 @@ class Strategy(SingleDeviceStrategy):
             self.settings = dataclasses.replace(self.settings, engine=self.engine)
         self.transport: Transport | None = None
         self.reports: tuple[CallReport, ...] = ()
-        """Of the calls of the last drain."""
+        """Reports of the calls that the last `drain` waited for."""
         self.workers: dict[str, WorkerGroup] = {}
-        """Where each placed role is, during a run."""
-        self._wake: Callable[[], None] = lambda: None
+        """The worker group of each placed role, during a run."""
+        self._restore_gc: Callable[[], None] = lambda: None
         self._resume: Path | None = None
         self._saved: Path | None = None
         self._cluster: RayCluster | None = None
@@ -110,39 +110,42 @@ class Strategy(SingleDeviceStrategy):
         """Say which roles share which devices.
 
         Args:
-            roles: names of the algorithm's roles.
-            devices: devices there are; None lets the strategy take as few as it can.
+            roles: names of the roles in `models`.
+            devices: number of devices; None lets the strategy take as few as it can.
 
         Raises:
             ValueError: the devices cannot be divided so.
         """
 
     def models(self) -> dict[str, Role]:
-        """What is placed, with its paths: the roles of the algorithm, and those that the strategy adds."""
+        """The roles to place, paths filled in: those of the algorithm, and any that the strategy adds."""
         main = self.algorithm.main_model
         return {name: role.following(main) for name, role in self.algorithm.roles().items()}
 
     def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
-        """What each role's handle calls; its own workers, unless the strategy says otherwise."""
+        """What receives the calls on each role's handle: its own workers, unless overridden."""
         return workers
 
-    def learned(self) -> None:
-        """All calls of an iteration have been sent: send what the next one will want, without waiting."""
+    def after_step(self) -> None:
+        """Hook after `algorithm.step`: its calls are sent, maybe not finished. Must not wait for them."""
 
-    def numbers(self) -> dict[str, float]:
-        """Metrics of an iteration that only the strategy knows."""
+    def metrics(self) -> dict[str, float]:
+        """Metrics of an iteration that only the strategy knows; none by default."""
         return {}
 
     def links(self, devices: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """For roles whose weights go to other devices, or come from there, the sender and the receivers.
+        """The links over which weights go to other devices; none by default.
 
         Args:
             devices: global ranks of each role.
+
+        Returns:
+            For each role at one end of a link, the global rank of the sender and then those of the receivers.
         """
         return {}
 
     def layout(self, role: Role, name: str, devices: int) -> ParallelLayout:
-        """The layout of a role on the devices of its pool, as its engine divides it, else replicas only.
+        """The layout of a role on the devices of its pool: as its engine divides a model, else replicas only.
 
         Raises:
             ValueError: the role cannot be divided so.
@@ -167,7 +170,7 @@ class Strategy(SingleDeviceStrategy):
         return self.lightning_module
 
     def connect(self, model: LightningModule) -> None:
-        """Take the algorithm, before Lightning has checked what the trainer was told.
+        """Take the algorithm, and check the trainer's options before Lightning does.
 
         Raises:
             ValueError: the trainer was told what this strategy or the models decide.
@@ -180,12 +183,12 @@ class Strategy(SingleDeviceStrategy):
             Requeue.add(model._trainer)
 
     def setup_environment(self) -> None:
-        """Refuse impossible placements and silent clusters before the data is read or any process started.
+        """Refuse impossible placements and unreachable clusters before data are read or processes started.
 
         Raises:
             ValueError: as said, or a launcher has started several controllers.
         """
-        # Of this process, which has no model: Lightning's own choice would be a GPU where there is one.
+        # The controller holds no model: Lightning would choose a GPU for it where there is one.
         self.accelerator = CPUAccelerator()
         check_alone()
         super().setup_environment()
@@ -201,7 +204,7 @@ class Strategy(SingleDeviceStrategy):
         self.check(num_devices(pools))
 
     def join(self) -> None:
-        """Join a cluster that is up: its GPUs are counted there, not here.
+        """Connect to a cluster that is already running, so that its GPUs are counted and not this machine's.
 
         Raises:
             ValueError: no cluster answers at the address.
@@ -211,7 +214,7 @@ class Strategy(SingleDeviceStrategy):
             self._cluster.connect(1)
 
     def check(self, num_devices: int) -> None:
-        """Refuse a cluster that is silent or too small.
+        """Refuse a cluster that does not answer or is too small.
 
         Raises:
             ValueError: as said.
@@ -233,7 +236,7 @@ class Strategy(SingleDeviceStrategy):
         super().setup(trainer)
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
-        """The pools of all roles, with these alone: what evaluates stands where it does in training."""
+        """The pools, reduced to the given roles: each has the devices on which it would train."""
         pools = self.place(tuple(self.models()), self.devices or num_gpus() or None)
         kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
         return [dataclasses.replace(pool, roles=names) for pool, names in kept if names]
@@ -252,7 +255,7 @@ class Strategy(SingleDeviceStrategy):
         self.algorithm.rows_stay = self.settings.training.kept_tokens > 0
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
-        """Start the devices, set `transport`, build the roles, and say where they are."""
+        """Start the devices, set `transport`, build the roles, and return where each one is."""
         cluster = cast(RayCluster, self._cluster)
         self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
         pools = self._pools(roles)
@@ -261,13 +264,13 @@ class Strategy(SingleDeviceStrategy):
         cluster.start(pools)
         transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)
-        self._wake = rest()
+        self._restore_gc = collect_rarely()
         return placements
 
     def placements(
         self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]
     ) -> tuple[dict[str, Placement], list[tuple[int, ...]]]:
-        """Where each role stands, and the groups of devices that compute together."""
+        """The placement of each role, and the global ranks of every process group that the job needs."""
         placements: dict[str, Placement] = {}
         groups: list[tuple[int, ...]] = []
         settings, first = self.settings.completed(), 0
@@ -284,7 +287,7 @@ class Strategy(SingleDeviceStrategy):
         return placements, [*groups, *links.values()]
 
     def drain(self) -> list[CallReport]:
-        """Wait for all pending remote calls; the reports since the last drain.
+        """Wait for all pending remote calls, and return the reports since the last drain.
 
         Raises:
             WorkerError: a call failed.
@@ -295,11 +298,11 @@ class Strategy(SingleDeviceStrategy):
         return found
 
     def teardown(self) -> None:
-        """End the devices, also after a failure; the algorithm's roles are descriptions again."""
+        """Release the devices, also after a failure; the roles become plain descriptions again."""
         if self.transport is not None:
             self.transport.close()
             self.transport = None
-            self._wake()
+            self._restore_gc()
         elif self._cluster is not None:
             self._cluster.close()
         if self._saved is not None:
@@ -312,7 +315,7 @@ class Strategy(SingleDeviceStrategy):
     # ---- the controller's own module has nothing to move or to step ----------------------------------------
 
     def model_to_device(self) -> None:
-        """Nothing: the models are on their devices."""
+        """Do nothing: the models are on their devices."""
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
@@ -322,7 +325,7 @@ class Strategy(SingleDeviceStrategy):
         """Write a checkpoint directory, which appears whole or not at all.
 
         Raises:
-            RuntimeError: the run has ended, and its models with it; or an iteration has not.
+            RuntimeError: the run is over and its models are gone, or an iteration is under way.
         """
         check_whole(filepath, checkpoint)
         kept = self._kept()
@@ -340,10 +343,10 @@ class Strategy(SingleDeviceStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, object]:
-        """Read the trainer's state; the roles follow once they are built.
+        """Read the trainer's state; the roles load theirs once they are built.
 
         Raises:
-            ValueError: there is no complete checkpoint, or it is of other roles, models or rows.
+            ValueError: the checkpoint is incomplete, or belongs to other roles, models or rows.
         """
         directory = files.find(checkpoint_path)
         state = files.read_state(directory)
@@ -358,17 +361,17 @@ class Strategy(SingleDeviceStrategy):
             check_rows(state, self.algorithm.trainer)
             files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
             files.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), _paths(self.algorithm.roles()))
-            self.take_rows(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
+            self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         recount_epochs(state)
         self._resume = directory.absolute()
         return state
 
-    def take_rows(self, columns: dict[str, files.Column]) -> None:
-        """Go on with prompts whose answers were under way in the run of a checkpoint; here they are lost."""
+    def restore_in_flight(self, columns: dict[str, files.Column]) -> None:
+        """Take prompts that were being answered when the checkpoint was written; by default they are lost."""
         files.warn_of_rows(columns)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
-        """Give the algorithm its own tensors; `validate` and `predict`, for the models, take what fits.
+        """Restore the algorithm's own tensors; `validate` and `predict` take only those that fit.
 
         Raises:
             ValueError: the checkpoint is of another algorithm.
@@ -396,5 +399,5 @@ class Strategy(SingleDeviceStrategy):
 
 
 def _paths(roles: Mapping[str, Role]) -> dict[str, str]:
-    """Of the models that roles begin with, those that do not learn among them."""
+    """Paths of the models that roles start from, including those that are not trained."""
     return {name: role.path for name, role in roles.items() if role.path}

@@ -91,13 +91,13 @@ class OneStepOff(OpenRLHF):
         ahead.evaluates = lambda: not self.algorithm.trainer.training
         return ahead
 
-    def learned(self) -> None:
-        """See `Strategy.learned`.
+    def after_step(self) -> None:
+        """See `Strategy.after_step`.
 
         Raises:
             ValueError: the step has asked for answers several times.
         """
-        super().learned()
+        super().after_step()
         if self.separated is None:
             return
         calls, self.separated.calls = self.separated.calls, 0
@@ -108,9 +108,9 @@ class OneStepOff(OpenRLHF):
                 "openrlhf, which answers at once."
             )
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """`response/staleness`, and with partial rollouts how much was gone on with."""
-        return {} if self.separated is None else self.separated.numbers()
+        return {} if self.separated is None else self.separated.metrics()
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
@@ -152,6 +152,6 @@ class OneStepOff(OpenRLHF):
                     f"flight were drawn. Type --{name} {there}."
                 )
 
-    def take_rows(self, columns: dict[str, Column]) -> None:
-        """See `Strategy.take_rows`; they are answered first."""
+    def restore_in_flight(self, columns: dict[str, Column]) -> None:
+        """See `Strategy.restore_in_flight`; they are answered first."""
         self._restored = Batch.of(columns) if columns else None

@@ -72,7 +72,7 @@ class OpenRLHF(Strategy):
         self.separated = self.separate(workers["actor"], workers[GENERATOR], recompute_log_probs=again)
         return {**workers, "actor": self.separated}
 
-    def learned(self) -> None:
+    def after_step(self) -> None:
         """The generator is sent the new weights while critics still learn and the next batch is prepared."""
         if self.separated is not None:
             self.separated.synchronize()

@@ -82,7 +82,7 @@ class GenerationAhead(Ahead):
         self.staleness = self.version - version
         return found
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """`response/staleness` of the answers that were last returned."""
         return {"response/staleness": float(self.staleness)}
 
@@ -169,7 +169,7 @@ class PartialGeneration(Ahead):
         self.in_flight, self._numbers = flying.take(left), self._numbers[left]
         return trimmed(flying.take(rows)) | pending.select([*ANSWERS, *VERSIONS, *COUNTS])
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Of the answers that were last returned, how old they are and how many are of several weights."""
         if self.returned is None:
             return {}

@@ -37,11 +37,11 @@ def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
     strategy.separated = strategy.separate(Several(), Several(), recompute_log_probs=False)
     for calls in (1, 0, 1):
         strategy.separated.calls = calls
-        strategy.learned()
+        strategy.after_step()
         assert strategy.separated.calls == 0
     strategy.separated.calls = 2
     with pytest.raises(ValueError, match=r"^GRPO.step calls generate_sequences 2 times, .* openrlhf"):
-        strategy.learned()
+        strategy.after_step()
 
 
 def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -208,7 +208,7 @@ def test_no_row_is_lost_doubled_torn_from_its_group_or_too_old(
         older = (versions < last[:, None]).sum(1)
         assert older.equal(found["older_tokens"])
         oldest.append(replicas.version - int(found["weights_version"].min()))
-        numbers = generation.numbers()
+        numbers = generation.metrics()
         assert numbers["response/staleness"] == oldest[-1]
         assert numbers["response/carried"] == pytest.approx(float((older > 0).float().mean()))
         assert numbers["response/carried_tokens"] == pytest.approx(float(older.sum() / lengths.sum()))
@@ -249,7 +249,7 @@ def test_where_all_end_at_once_it_is_one_batch_ahead() -> None:
 
     def all_of(generation: GenerationAhead | PartialGeneration) -> list[list[object]]:
         return [
-            [*(found[name].tolist() for name in names), generation.numbers()["response/staleness"]]
+            [*(found[name].tolist() for name in names), generation.metrics()["response/staleness"]]
             for found in iterations(generation, 6, size=5, together=1)
         ]
 
@@ -334,12 +334,12 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     again = Batch.of(kept)
     assert again["prompt_ids"].equal(rows["prompt_ids"])
     assert again.objects("rows") == rows.objects("rows")
-    strategy.take_rows(kept)
+    strategy.restore_in_flight(kept)
     assert strategy._restored is not None
     assert len(strategy._restored) == 4
-    Colocated().take_rows({})
+    Colocated().restore_in_flight({})
     assert not caplog.records
-    Colocated().take_rows(kept)
+    Colocated().restore_in_flight(kept)
     assert "4 answers were under way when the checkpoint was made" in caplog.text
     strategy.separated.in_flight = rows | {"rows": [{"day": date(2026, 1, 1)}] * 4}
     strategy.save_checkpoint({"epoch": 8}, tmp_path / "b.ckpt")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlhf_lightning.controller.collector import rest
+from rlhf_lightning.controller.garbage import collect_rarely
 
 
 @pytest.fixture(autouse=True)
@@ -18,23 +18,23 @@ def thawed() -> Iterator[None]:
     gc.freeze()
 
 
-def test_what_is_there_is_not_looked_at_until_it_wakes() -> None:
+def test_present_objects_are_exempt_until_it_is_restored() -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     mine = [object() for _ in range(3)]
-    wake = rest()
+    restore = collect_rarely()
     assert gc.get_freeze_count() > frozen
     assert all(found is not mine for found in gc.get_objects())
     assert gc.get_threshold()[0] > before[0]
-    wake()
+    restore()
     assert gc.get_freeze_count() == 0
     assert gc.get_threshold() == before
 
 
 def test_who_has_frozen_more_keeps_it() -> None:
-    outer = rest()
+    outer = collect_rarely()
     frozen = gc.get_freeze_count()
-    wake = rest()
-    wake()
+    restore = collect_rarely()
+    restore()
     assert gc.get_freeze_count() > 0.9 * frozen  # but for what nobody needs any more
     outer()
     assert gc.get_freeze_count() == 0
