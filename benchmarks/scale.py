@@ -28,7 +28,7 @@ from rlhf_lightning.controller import Batch, WorkerGroup
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.garbage import collect_rarely
-from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened
+from rlhf_lightning.controller.parcel import Packer, Parcel, ShardColumn, opened
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 from rlhf_lightning.functional import GAEEstimator, PolicyLoss, ValueLoss
@@ -64,7 +64,7 @@ class Answering(Transport):
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
         """Pack the call as for Ray."""
         shards: dict[int, int] = {}
-        sources: list[Place | Block] = []
+        sources: list[ShardColumn | Block] = []
         for block in blocks:
             if isinstance(block, Answer):
                 sources.append((shards.setdefault(block.call, len(shards)), block.column))

@@ -141,8 +141,8 @@ class ModelSpec:
         return self.dtype or "float32"
 
     @property
-    def kept(self) -> bool:
-        """Whether its weights change, so that it has masters in float32, and checkpoints hold it."""
+    def weights_change(self) -> bool:
+        """Whether its weights change during a run: then it has float32 masters, and checkpoints hold it."""
         return True
 
 

@@ -229,7 +229,7 @@ class Strategy(SingleDeviceStrategy):
         task, roles = trainer.state.fn, self.models()
         if task != "fit":
             also = self.algorithm.validates if task == "validate" else ()
-            roles = {name: role for name, role in roles.items() if role.evaluates or name in also}
+            roles = {name: role for name, role in roles.items() if role.needed_to_validate or name in also}
         self._launch(roles)
         if self._resume is not None:
             self._restore(self._resume)
@@ -330,7 +330,7 @@ class Strategy(SingleDeviceStrategy):
         check_whole(filepath, checkpoint)
         kept = self._kept()
         roles = self.algorithm.roles() if self.lightning_module else {}
-        files.check_models(filepath, kept, [name for name, role in roles.items() if role.kept])
+        files.check_models(filepath, kept, [name for name, role in roles.items() if role.weights_change])
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
         state = {**checkpoint, MODELS: models, files.PATHS: _paths(roles)}
         self._saved = Path(filepath).absolute()
@@ -350,7 +350,7 @@ class Strategy(SingleDeviceStrategy):
         """
         directory = files.find(checkpoint_path)
         state = files.read_state(directory)
-        wanted = [name for name, role in self.algorithm.roles().items() if role.kept]
+        wanted = [name for name, role in self.algorithm.roles().items() if role.weights_change]
         has = [name for name in wanted if (directory / name).is_dir()]
         if has != wanted:
             held = sorted(p.name for p in directory.iterdir() if p.is_dir())
@@ -388,7 +388,7 @@ class Strategy(SingleDeviceStrategy):
         files.remove(self._saved)
 
     def _kept(self) -> dict[str, Role]:
-        return {n: r for n, r in self._handles.items() if r.kept}
+        return {n: r for n, r in self._handles.items() if r.weights_change}
 
     def _restore(self, directory: Path) -> None:
         trained = self.algorithm.trainer.state.fn == "fit"

@@ -88,7 +88,7 @@ class OneStepOff(OpenRLHF):
         else:
             ahead = GenerationAhead(actor, generator, recompute_log_probs=recompute_log_probs)
         ahead.in_flight, self._restored = self._restored, None
-        ahead.evaluates = lambda: not self.algorithm.trainer.training
+        ahead.is_validating = lambda: not self.algorithm.trainer.training
         return ahead
 
     def after_step(self) -> None:

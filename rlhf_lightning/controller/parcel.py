@@ -21,11 +21,11 @@ from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport, ColumnInput
 from rlhf_lightning.controller.device import Device
 
-Place = tuple[int, str]
+ShardColumn = tuple[int, str]
 """Where a device finds a block: the number of a shard that comes with the call, and the column in it."""
 Fields = tuple[str, str, int, int, tuple[ColumnInput, ...]]
 """Of a call, up to its arguments."""
-Message = tuple[Fields, tuple[str, ...], bytes, tuple[Place | Block, ...], tuple[tuple[str, ...], ...]]
+Message = tuple[Fields, tuple[str, ...], bytes, tuple[ShardColumn | Block, ...], tuple[tuple[str, ...], ...]]
 """A parcel: the call's fields, what it returns, its packed arguments if it has any, sources, objects."""
 
 
@@ -37,7 +37,7 @@ class Parcel:
     """
 
     call: Call
-    sources: tuple[Place | Block, ...]
+    sources: tuple[ShardColumn | Block, ...]
     """One for each block of `call.columns`, in order; a small one of the controller's comes along itself."""
     objects: tuple[tuple[str, ...], ...]
     """The columns of `call.returns`, by the shard that is to hold them."""

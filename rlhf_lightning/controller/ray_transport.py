@@ -20,7 +20,7 @@ from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerTimeoutError
 from rlhf_lightning.controller.failure import Pending, explained, room_for
-from rlhf_lightning.controller.parcel import Packer, Parcel, Place, opened, task_name
+from rlhf_lightning.controller.parcel import Packer, Parcel, ShardColumn, opened, task_name
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
@@ -200,7 +200,7 @@ class RayTransport(Transport):
         raise explained(err, pending, reading=reading) from None
 
 
-def _source(block: Future | Block, shards: dict[Ref, int]) -> Place | Block:
+def _source(block: Future | Block, shards: dict[Ref, int]) -> ShardColumn | Block:
     """Where the device finds a block; a shard that is new is added to those that go with the call."""
     if isinstance(block, Block):
         return block

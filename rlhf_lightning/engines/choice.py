@@ -25,7 +25,7 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
     Raises:
         ValueError: the model cannot be loaded, or not be divided so.
     """
-    if isinstance(config, ZeRO) and not model.kept and not config.offload_parameters:
+    if isinstance(config, ZeRO) and not model.weights_change and not config.offload_parameters:
         # DeepSpeed would give it masters and moments.
         assert seat.groups is not None
         return FSDPEngine(

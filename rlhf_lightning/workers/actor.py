@@ -43,7 +43,7 @@ SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
 def seed_of(name: str, role: Role, seed: int) -> int:
-    """The run's seed; for an actor beside the main one another: they would draw, and so learn, the same."""
+    """The seed of a role besides the main one: the run's, but another for a second actor's draws."""
     return (seed + crc32(name.encode())) % 2**31 if isinstance(role, Actor) else seed
 
 
@@ -60,7 +60,7 @@ class Actor(Role):
     """What speaks between the actor's turns; each response is one turn where None."""
     recompute_log_probs: bool = False
     """Let log_probs be the training engine's; those that answers were drawn with are rollout_log_probs."""
-    evaluates: ClassVar[bool] = True
+    needed_to_validate: ClassVar[bool] = True
     trains: ClassVar[bool] = True
 
     def seeded(self, seed: int) -> Self:
@@ -68,7 +68,7 @@ class Actor(Role):
         return replace(super().seeded(seed), seed=seed if self.seed is None else self.seed)
 
     def arguments(self, method: Method) -> Mapping[str, object]:
-        """See `Remote.arguments`: answers are given in the actor's environment."""
+        """See `Remote.arguments`: `generate_sequences` gets the actor's environment."""
         spoken = self.environment is not None and method.name == "generate_sequences"
         return {"environment": self.environment} if spoken else {}
 
@@ -85,19 +85,19 @@ class Actor(Role):
         Args:
             rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
             greedy: take the likeliest token instead of a draw.
-            environment: answers the actor, which then goes on; it reads the raw `rows` too. The actor's own
-                where it is not given.
+            environment: replies to the actor, which then continues; it also reads the column `rows`, the raw
+                rows. By default the actor's own.
 
         Returns:
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
-            float32 of the drawn tokens; row_truncated [B] bool, responses without an end, truncated_mask
-            [B, R] bool, their tokens; row_turns [B] int64, the actor's turns; R = sampling.max_new_tokens.
-            What the environment says is in response_ids, and not in the masks.
+            float32 of the drawn tokens; row_truncated [B] bool, whether the response was cut off, and
+            truncated_mask [B, R] bool, the tokens of such responses; row_turns [B] int64, the actor's turns.
+            R = sampling.max_new_tokens. The masks are False at tokens of the environment.
         """
         return self.answer(rows, greedy=greedy, environment=environment)
 
     def answer(self, rows: TensorDict, *, greedy: bool, environment: Environment | None = None) -> TensorDict:
-        """What `generate_sequences` does on a worker."""
+        """`generate_sequences` on a worker, not registered: `Generator` calls it on its own workers."""
         engine, sampling = self.generator, self.drawn(greedy=greedy)
         if environment is None:
             drawn = engine.generate(rows, sampling=sampling, seed=self.seed or 0)
@@ -117,7 +117,7 @@ class Actor(Role):
         return answers
 
     def completed(self, answers: TensorDict) -> TensorDict:
-        """The answers of a generator with the columns that follow from them."""
+        """A generator's answers with the columns of `ANSWERS` that can be derived from them."""
         ids, mask, cut = answers["response_ids"], answers["response_mask"], answers.get("row_truncated")
         if cut is None:
             cut = self.ends.cut_off(ids, mask, sampling=self.sampling)
@@ -129,36 +129,36 @@ class Actor(Role):
 
     @property
     def ends(self) -> Ends:
-        """How a response ends, or a turn of one."""
+        """What ends a response, or a turn of one."""
         tokenizer, found = load_tokenizer(self.path), end_tokens(self.path)
         pad = tokenizer.pad_token_id
         return Ends(pad_token_id=found[0] if pad is None else pad, eos_token_ids=found, tokenizer=tokenizer)
 
     def drawn(self, *, greedy: bool) -> Sampling:
-        """How responses are drawn, or the likeliest taken."""
+        """`sampling`, at temperature 0 where greedy."""
         return replace(self.sampling, temperature=0.0) if greedy else self.sampling
 
     @property
     def generator(self) -> GenerationEngine:
-        """What generates on this rank, made when it is first asked for; on a worker only."""
-        if self.place.generator is None:
+        """This rank's generation engine, made on first use; on a worker only."""
+        if self.binding.generator is None:
             settings = self.settings
             config = settings.vllm if settings.generator == "vllm" else settings.generate
-            self.place.generator = self.generator_over(self.engine, config)
-        return self.place.generator
+            self.binding.generator = self.generator_over(self.engine, config)
+        return self.binding.generator
 
     def generator_over(self, source: WeightSource, config: Native | VLLM) -> GenerationEngine:
-        """What answers with the weights of a source."""
+        """A generation engine that reads its weights from `source`."""
         return generation_engine(self, source, seat=self.worker, ends=self.ends, config=config)
 
     def offload(self) -> None:
         """Free the device of the model, and of what generates with it."""
-        if self.place.generator is not None:
-            self.place.generator.offload()
+        if self.binding.generator is not None:
+            self.binding.generator.offload()
         super().offload()
 
     def takes_all(self, method: str) -> bool:
-        """See `Remote.takes_all`: vLLM divides what is free, and what it takes torch does not count."""
+        """See `Remote.takes_all`: vLLM takes all free memory, and torch's statistics do not show it."""
         return method == "generate_sequences" and self.settings.generator == "vllm"
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
@@ -180,7 +180,11 @@ class Actor(Role):
             check_vllm(read_config(self), layout, settings=settings.vllm, on_cpu=not num_gpus())
 
     def _recomputed(self, rows: TensorDict) -> Tensor:
-        """The training engine's log-probabilities [B, R] float32 of rows that differ within a replica."""
+        """The training engine's log-probabilities [B, R] float32.
+
+        The copies that generate within a training replica have different rows, and training wants the same
+        rows on all ranks of the replica: so they gather all rows, and each takes back its own.
+        """
         layout, groups = self.worker.layout, self.worker.groups
         if groups is None or layout.p * layout.t == 1:
             return self._log_probs(rows)
@@ -197,43 +201,43 @@ class Actor(Role):
 
     @register(transfer=ONE_TO_ALL)
     def transition(self) -> Transition:
-        """What the last way from training to generation took on each rank."""
+        """Seconds and bytes of the last transition from training to generation, on each rank."""
         return self.engine.transition()
 
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
     def compute_log_prob(self, rows: TensorDict) -> TensorDict:
-        """Log-probabilities and entropy of the responses, [B, R] float32, under the present weights."""
+        """Log-probabilities and entropy of the responses under the current weights, [B, R] float32."""
         return self.engine.infer(rows, temperature=self.sampling.temperature, entropy=True, keep=True)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
-        """One optimizer step on a mini-batch; the loss names the columns that it reads."""
+        """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
         return self.update(rows, loss=loss, temperature=self.sampling.temperature, name="actor")
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def accumulate_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
-        """Add the gradient of a loss on given text to what `update_actor` steps with next; temperature 1."""
+        """Add the gradient of a loss on given text, at temperature 1, to that of the next `update_actor`."""
         return self.accumulate(rows, loss=loss, temperature=1.0)
 
     @register(transfer=ONE_TO_ALL)
     def send_weights(self) -> Moved:
-        """Give all weights to the generator on other devices, which receives them meanwhile."""
+        """Send all weights to the generator's devices, which run `receive_weights` at the same time."""
         weights = self.engine.weights()
         if self.worker.link is not None:
             return self.worker.link.send(weights)
-        for _ in weights:  # all ranks gather, one sends
+        for _ in weights:  # gathering is collective, so every rank takes part; only the linked one sends
             pass
         return Moved()
 
     @register(transfer=BROADCAST, reads=(), returns=("weights",))
     def give_weights(self, rows: TensorDict) -> TensorDict:
-        """All weights, for a model that follows: `weights` [1, N] float32 of a batch of one row."""
+        """All weights, for `Reference.follow`: a batch of one row, `weights` [1, N] float32."""
         weights = self.engine.give_weights(wanted=self.worker.rank == 0)
         return TensorDict({"weights": weights[None]}, batch_size=1)
 
     @register(transfer=DP, reads=(), returns=())
     def compute_advantage(self, rows: TensorDict, *, estimator: Estimator) -> TensorDict:
-        """Advantages where the data lies; the estimator names the columns that it reads and makes."""
+        """Run an estimator on this rank's rows; it names the columns that it reads and returns."""
         found = estimator({name: rows[name] for name in estimator.columns}, self.add_over_ranks)
         return TensorDict(found, batch_size=rows.batch_size)
 

@@ -1,8 +1,9 @@
-"""Generation that is ahead of learning: while the models learn from one batch, the next is answered.
+"""Generation one batch ahead: while the models learn from one batch, the generator answers the next.
 
-call k      weights to the generator | rows of call k - 1, answered --> whoever learns
-                                     | rows of call k           -----> generator, until call k + 1
-partial:    what is not whole then waits in the generator's hands, with what it has said, for the next weights
+call k      sends the current weights to the generator,
+            returns the rows of call k - 1 with their answers, and
+            gives the rows of call k to the generator, which answers them until call k + 1
+partial     answers that are unfinished at call k + 1 are continued by its weights, not waited for
 """
 
 from __future__ import annotations
@@ -22,61 +23,62 @@ from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry
 from rlhf_lightning.workers.joining import joined, rows_together, trimmed
 
 _OTHER_DRAW = 1 << 61
-"""Added to a row's id for other answers to its prompt."""
+"""Added to a row's id so that its prompt is answered differently."""
 _LAST = 1 << 62
-"""Added to the number of a row that comes after all others."""
+"""Added to the numbers of rows that are to be answered after all others."""
 
 
 @dataclass
 class Ahead(SeparateGeneration):
-    """Generation whose answers are those of an earlier call, prompts and all; `handed_on` says which."""
+    """Generation in which a call returns rows of an earlier call, prompts and answers; see `exchanged`."""
 
     in_flight: Batch | None = None
-    """The rows of which no answer was returned yet; given before the first call, those of a run before."""
-    evaluates: Callable[[], bool] = lambda: False
-    """Whether answers are for a validation: they are of the rows that are given, by the present weights."""
+    """Rows whose answers were not returned yet. Set before the first call: those of a checkpoint."""
+    is_validating: Callable[[], bool] = lambda: False
+    """Says whether this is a validation, which needs the given rows answered by the current weights."""
     calls: int = 0
-    """Calls of this iteration that were ahead."""
+    """Calls in this iteration that returned earlier rows."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; greedy answers and those for a validation are not ahead: they wait for these.
+        """See `Caller.call`; greedy answers and those for a validation are of the given rows.
 
         Raises:
             ValueError: the batches of two iterations differ in their number of rows.
         """
-        if method.name != "generate_sequences" or arguments.get("greedy") or self.evaluates():
+        if method.name != "generate_sequences" or arguments.get("greedy") or self.is_validating():
             return super().call(method, batch, arguments)
         assert batch is not None
         self.calls += 1
-        return self.scored(self.handed_on(batch, arguments))
+        return self.with_log_probs(self.exchanged(batch, arguments))
 
-    def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        """Answers of earlier rows, in exchange for new ones."""
+    def exchanged(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """Give the generator new rows, and return earlier ones with their answers."""
         raise NotImplementedError
 
 
 @dataclass
 class GenerationAhead(Ahead):
-    """As its base, one batch ahead: while the models learn from one, the next is answered by older weights.
+    """Whole batches, one ahead: the models learn from one while older weights answer the next.
 
-    A call hands the generator its batch and returns the one before, prompts and all. The first is answered
-    twice, for itself and for the second call; or the rows that were in flight are answered first.
+    A call gives the generator its batch and returns the previous one. The first call has no previous one: it
+    returns rows that a checkpoint had in flight, else it answers its own batch twice, once for itself and
+    once, with other draws, for the second call.
     """
 
     pending: tuple[Batch, int] | None = None
-    """What the next call returns, and the version of the weights behind it."""
+    """What the next call returns, and the version of the weights that answers it."""
     staleness: int = 0
-    """How many versions the answers that were last returned are behind."""
+    """Versions between the weights of the answers last returned and the generator's."""
 
-    def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        """See `Ahead.handed_on`."""
+    def exchanged(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """See `Ahead.exchanged`."""
         if self.pending is None and self.in_flight is not None:
             _check_restored(self.in_flight, batch, batches=(1,))
-            self.pending = self.answers(self.in_flight, arguments), self.version
+            self.pending = self.answered(self.in_flight, arguments), self.version
         before, rows = self.pending, batch
         if before is None:
-            before, rows = (self.answers(batch, arguments), self.version), _drawn_again(batch, 1)
-        self.pending, self.in_flight = (self.answers(rows, arguments), self.version), rows
+            before, rows = (self.answered(batch, arguments), self.version), _drawn_again(batch, 1)
+        self.pending, self.in_flight = (self.answered(rows, arguments), self.version), rows
         found, version = before
         _check_size(batch, len(found))
         self.staleness = self.version - version
@@ -89,28 +91,28 @@ class GenerationAhead(Ahead):
 
 @dataclass
 class PartialGeneration(Ahead):
-    """As GenerationAhead, but the next batch is whichever rows end first, and the others are gone on with.
+    """One batch ahead, but the next batch is whichever rows finish first; the others are continued later.
 
-    The generator decodes as many rows at once as a batch has, out of twice as many: where one ends, the next
-    begins, of a later batch if need be. Once a batch is whole the others pause, and go on at the next call by
-    the weights that are new then. A row that would be learned from too late is waited for. Rows of a group
-    are handed on together. Of twice as many rows those that the first call lacks are its own, drawn again;
-    they come after all others.
+    The generator holds twice as many rows as a batch has, and decodes as many at once as a batch has: where
+    one ends, the next begins. Once enough rows for a batch are finished the others pause, and continue at the
+    next call with the weights of then. A row that would become too stale is waited for. Rows of a group are
+    returned together. The first call has only one batch: it fills the second half with its own rows again, to
+    be answered by other draws, after all other rows.
     """
 
     max_staleness: int = 2
-    """By how many versions the weights behind any token may be older than the generator's, at least 2."""
+    """Most versions by which the weights behind any token may be older than the generator's, at least 2."""
     pending: Batch | None = None
-    """Answers that the next call returns, and numbers of their rows."""
+    """Answers that the next call returns, with the numbers of their rows."""
     returned: tuple[Batch, int] | None = None
-    """Which weights made the answers that were last returned, and the version then."""
+    """Of the answers last returned, the columns on their weights, and the version at that time."""
     _numbers: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    """[n] int64, of the rows in flight."""
+    """Numbers of the rows in flight: [n] int64."""
     _next: int = 0
-    """Number of the next row."""
+    """Number of the next new row."""
 
-    def handed_on(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        """See `Ahead.handed_on`."""
+    def exchanged(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """See `Ahead.exchanged`."""
         refuse_turns(arguments)
         self.synchronize()
         if self.pending is None:
@@ -123,7 +125,7 @@ class PartialGeneration(Ahead):
         return found
 
     def _first(self, batch: Batch) -> tuple[Batch, Batch]:
-        """The first answers, and what is begun after them."""
+        """The first batch with answers, and the rows to begin after it."""
         restored, size = self.in_flight, len(batch)
         if restored is None:
             now, after, spare = batch, _drawn_again(batch, 1), batch.take([])
@@ -140,11 +142,11 @@ class PartialGeneration(Ahead):
         return self._collected(), after
 
     def _hold(self, rows: Batch, *, first: int) -> None:
-        """Give the generator rows for which there is no hurry."""
+        """Give the generator rows that no call waits for yet."""
         self._call("hold_sequences", rows, torch.arange(first, first + len(rows)))
 
     def _begin(self, rows: Batch) -> None:
-        """Give the generator the rows of a call; it answers as many."""
+        """Give the generator the rows of a call; `pending` will hold as many answers."""
         numbers = torch.arange(self._next, self._next + len(rows))
         self._next += len(rows)
         self.pending = self._call("carry_sequences", rows, numbers)
@@ -159,7 +161,7 @@ class PartialGeneration(Ahead):
         return cast(Batch, self.generator.call(methods_of(Generator)[name], numbered, {"carry": carry}))
 
     def _collected(self) -> Batch:
-        """The rows whose answers are whole, which are no longer in flight; waits for them."""
+        """Wait for the pending answers, and return their rows, which are then no longer in flight."""
         pending, flying = self.pending, self.in_flight
         assert pending is not None
         assert flying is not None
@@ -170,7 +172,7 @@ class PartialGeneration(Ahead):
         return trimmed(flying.take(rows)) | pending.select([*ANSWERS, *VERSIONS, *COUNTS])
 
     def metrics(self) -> dict[str, float]:
-        """Of the answers that were last returned, how old they are and how many are of several weights."""
+        """How stale the last answers are, and the shares of answers and of tokens that were carried over."""
         if self.returned is None:
             return {}
         found, version = self.returned
@@ -183,7 +185,7 @@ class PartialGeneration(Ahead):
 
 
 def _drawn_again(batch: Batch, times: int) -> Batch:
-    """The same rows, for other answers, in groups of their own."""
+    """The same prompts as new rows: with other ids, and so other answers, in groups of their own."""
     ids = ("row_ids", GROUPS) if GROUPS in batch else ("row_ids",)
     return batch | {name: batch[name] + times * _OTHER_DRAW for name in ids}
 

@@ -1,4 +1,4 @@
-"""Responses of several turns: an environment speaks between those of the actor.
+"""Responses of several turns: an environment replies between the turns of the actor.
 
         said by the actor          by the environment   and so on, up to R tokens in all
 ids     12 * 7 = ? <end>           84 <end>             The answer is 84. <end>
@@ -30,31 +30,31 @@ from rlhf_lightning.workers.in_hand import SAID
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Between a generation engine and an environment; all ranks of a copy hold it over the same rows."""
+    """A generation engine and an environment that take turns; all ranks of a model copy run it alike."""
 
     engine: GenerationEngine
-    """Speaks for the actor."""
+    """Generates the actor's turns."""
     environment: Environment
-    """Answers it, asked by one rank of a copy."""
+    """Replies to them; only one rank of a copy asks it."""
     tokenizer: PreTrainedTokenizerBase
-    """Of both."""
+    """The actor's, which also encodes the replies."""
     ends: Ends
-    """Of a turn."""
+    """What ends a turn of the actor."""
     groups: ModelGroups | None = None
-    """Of this rank; None where it is alone."""
+    """This rank's process groups; None where it has a copy of its own."""
 
     def answer(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
         """Answer every row, in as many turns as the environment asks for.
 
-        A reply that would leave no room for another token is not said: the response ends before it, cut off.
+        A reply that would leave no room for another token is dropped: the response then counts as cut off.
 
         Args:
             rows: as for `GenerationEngine.generate`, and the raw `rows`.
-            sampling: as for `GenerationEngine.generate`; R holds the words of both.
+            sampling: as for `GenerationEngine.generate`; R counts the tokens of actor and environment.
             seed: as for `GenerationEngine.generate`.
 
         Returns:
-            What `GenerationEngine.generate` returns, `response_mask` True at the actor's tokens only, and
+            What `GenerationEngine.generate` returns, `response_mask` being True at the actor's tokens only,
             `row_truncated` [B] bool, whether a response was cut off, and `row_turns` [B] int64.
         """
         prompts = rows.select("prompt_ids", "prompt_mask", "row_ids")
@@ -86,16 +86,16 @@ class Conversation:
         return found
 
     def _cut_off(self, said: TensorDict, sampling: Sampling) -> Tensor:
-        """[B] bool, turns that have no end, and no room for one."""
+        """[B] bool, responses that reached R tokens before the actor's turn ended."""
         return self.ends.cut_off(said["response_ids"], said["response_mask"], sampling=sampling)
 
     def _replies(self, rows: TensorDict, said: TensorDict, going: Tensor) -> list[list[int] | None]:
-        """The tokens that come after each response, None where nothing does or `going` [B] is False."""
+        """The environment's replies as tokens; None where it has none, or where `going` [B] is False."""
         replies: list[list[int] | None] = [None] * len(rows)
         chosen, groups = going.nonzero()[:, 0].tolist(), self._shared()
         if chosen and all(dist.get_rank(group) == 0 for group in groups):
             raw = cast(list[dict[str, object]], rows.get("rows").tolist())
-            picked = deepcopy([raw[row] for row in chosen])  # a function may write
+            picked = deepcopy([raw[row] for row in chosen])  # the user's function may change them
             pairs = zip(said["response_ids"][going], said["response_mask"][going], strict=True)
             responses = self.tokenizer.batch_decode([ids[mask].tolist() for ids, mask in pairs])
             texts = self.environment.replies([str(row["prompt"]) for row in picked], responses, picked)
@@ -109,7 +109,7 @@ class Conversation:
         return replies
 
     def _shared(self) -> list[dist.ProcessGroup]:
-        """The groups of the ranks that share a copy; through one after the other the first one's words go."""
+        """The groups of the ranks that share a copy: broadcasts in them, in this order, reach all ranks."""
         if self.groups is None:
             return []
         found = (several(self.groups.generation_pipeline), several(self.groups.generation_tensor))
@@ -121,7 +121,7 @@ def _lengths(replies: list[list[int] | None]) -> Tensor:
 
 
 def _append(said: TensorDict, context: Tensor, replies: list[list[int] | None], going: Tensor) -> None:
-    """Put the replies of rows that go on behind what they have said, and mark them in `context` [B, R]."""
+    """Append the replies to the responses that go on, and mark them in `context` [B, R] bool."""
     lengths = said["response_mask"].sum(1).tolist()
     for row in going.nonzero()[:, 0].tolist():
         tokens = replies[row] or []

@@ -1,9 +1,10 @@
-"""The generator: a second copy of the actor on devices of its own, which only answers.
+"""The generator: a second copy of the actor on devices of its own, which only generates.
 
-actor.generate_sequences(batch)              the algorithm knows of no generator
-  -> actor.send_weights | generator.receive_weights     side by side, where the actor has changed
-  -> generator.generate_sequences      or start_sequences, and next_sequences for each part of the answers,
-                                       or carry_sequences, which goes on with what is left of earlier calls
+actor.generate_sequences(batch)              the algorithm does not know that there is a generator
+  -> actor.send_weights | generator.receive_weights     side by side, where the actor's weights have changed
+  -> generator.generate_sequences      answers the whole batch, or
+     start_sequences, next_sequences   hands over the answers part by part, as they end, or
+     carry_sequences                   continues with unfinished rows of earlier calls
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.underway import Underway
 
 _KEEPING = methods_of(Actor).keys() - {"update_actor", "load"}
-"""Methods of an actor that leave its weights as they are; of one of the user's own nobody knows."""
+"""Methods of Actor that leave its weights as they are; a user's own methods are assumed to change them."""
 
 
 @dataclass
-class Arriving(WeightSource):
-    """Weights that another device sends, for an engine that reads them into memory of its own."""
+class LinkedSource(WeightSource):
+    """Weights that arrive over a link, for an engine that keeps a copy of its own, such as vLLM."""
 
     link: Link
-    """Where they come from."""
+    """Where the weights come from."""
     announced: int = 0
-    """How often they have come."""
+    """How often new weights were announced by `receive_weights`."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `WeightSource.weights`."""
@@ -66,8 +67,8 @@ class Generator(Role):
     """Answers with a copy of the actor's weights; every rank has all of them."""
 
     actor: Actor = field(default_factory=Actor)
-    """What it is a copy of, and how that answers."""
-    evaluates: ClassVar[bool] = True
+    """The actor that it copies, with its sampling and environment."""
+    needed_to_validate: ClassVar[bool] = True
     divided: ClassVar[bool] = False
 
     @classmethod
@@ -81,50 +82,50 @@ class Generator(Role):
         return dataclasses.replace(super().located(), actor=self.actor.located())
 
     def build(self, worker: Worker) -> None:
-        """Make room for the weights: vLLM's own, or a model that the native engine computes with."""
+        """Build what holds the received weights: vLLM, or a model for the native engine."""
         settings = worker.settings
         assert isinstance(settings, Settings)
         be_deterministic(settings.deterministic, seed=self.init_seed or 0)
-        places = (self.place, self.actor.place)
-        for place in places:
-            place.worker = worker
+        bindings = (self.binding, self.actor.binding)
+        for binding in bindings:
+            binding.worker = worker
         if settings.generator == "vllm":
             assert worker.link is not None
-            # Nobody else wants these devices, and weights that sleep would have to be sent again.
+            # No other model needs these devices, and weights that vLLM puts to sleep must be sent again.
             config = dataclasses.replace(settings.vllm, sleep=False)
-            self.actor.place.generator = self.actor.generator_over(Arriving(worker.link), config)
+            self.actor.binding.generator = self.actor.generator_over(LinkedSource(worker.link), config)
             return
         alone = dataclasses.replace(worker, dp_group=None, groups=None)
         train = dataclasses.replace(settings.train, kept_tokens=0)  # no update follows here
         engine = train_engine(self, head=self.head, seat=alone, config=train)
-        for place in places:
-            place.engine = engine
+        for binding in bindings:
+            binding.engine = engine
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
-        """See `Actor.check_generation`; the copy is never divided, and nothing trains it."""
+        """See `Actor.check_generation`; the copy is neither divided nor trained."""
         self.actor.check_generation(layout, settings)
 
     def offload(self) -> None:
         """See `Role.offload`; vLLM keeps what it has."""
-        if self.place.engine is not None:
+        if self.binding.engine is not None:
             super().offload()
 
     def reload(self) -> None:
         """See `Role.reload`."""
-        if self.place.engine is not None:
+        if self.binding.engine is not None:
             super().reload()
 
     @cached_property
     def underway(self) -> Underway:
-        """The generation that `start_sequences` began, made on first use; on a worker only."""
+        """The generation begun by `start_sequences`; on a worker only."""
         return Underway()
 
     @register(transfer=ONE_TO_ALL)
     def receive_weights(self) -> None:
-        """Become the actor, which sends its weights meanwhile."""
+        """Take the actor's weights, while its workers run `send_weights`."""
         assert self.worker.link is not None
         source = self.actor.generator.source
-        if isinstance(source, Arriving):
+        if isinstance(source, LinkedSource):
             source.announced += 1
             self.actor.generator.refresh()
         else:
@@ -139,11 +140,11 @@ class Generator(Role):
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
     def start_sequences(self, rows: TensorDict, *, parts: int, greedy: bool = False) -> TensorDict:
-        """Begin to answer every prompt as `generate_sequences` does.
+        """Begin to answer every prompt; `next_sequences` returns the answers.
 
         Args:
             rows: as for `generate_sequences`, and row_numbers [B] int64.
-            parts: calls of `next_sequences` that will ask for the answers.
+            parts: how many times `next_sequences` will be called.
             greedy: as for `generate_sequences`.
         """
         self.underway.begin(self._finished(rows, self.actor.drawn(greedy=greedy), parts), parts=parts)
@@ -158,17 +159,17 @@ class Generator(Role):
 
     @register(transfer=MICRO_DP, reads=(), returns=(*ANSWERS, NUMBERS))
     def next_sequences(self, rows: TensorDict) -> TensorDict:
-        """The answers that end next, as many as there are rows, and row_numbers [n] of their prompts."""
+        """The answers that finish next, as many as there are rows, and their prompts' row_numbers [n]."""
         return self.underway.more()
 
     @cached_property
     def in_hand(self) -> InHand:
-        """Rows of `hold_sequences` and `carry_sequences` without an answer; on a worker only."""
+        """Unfinished rows of `hold_sequences` and `carry_sequences`; on a worker only."""
         return InHand()
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
     def hold_sequences(self, rows: TensorDict, *, carry: Carry) -> TensorDict:
-        """Take rows in hand for `carry_sequences`, columns as there; `carry` keeps a group on one rank."""
+        """Add rows for later calls of `carry_sequences`; `carry` only keeps each group on one rank."""
         self.in_hand.add(rows, width=self.actor.sampling.max_new_tokens)
         return TensorDict({}, batch_size=rows.batch_size)
 
@@ -178,15 +179,15 @@ class Generator(Role):
         returns=(*ANSWERS, NUMBERS, *VERSIONS, *COUNTS),
     )
     def carry_sequences(self, rows: TensorDict, *, carry: Carry) -> TensorDict:
-        """Take rows in hand, and hand over as many with their answers, those that end first.
+        """Add rows, and return as many with their answers: those that finish first, added now or earlier.
 
         Args:
-            rows: as for `generate_sequences`, and row_numbers [B] int64, by which groups are neighbours.
-            carry: version of the weights, and when a row may wait no longer.
+            rows: as for `generate_sequences`, and row_numbers [B] int64, consecutive within a group.
+            carry: version of the weights, and how stale a row may become.
 
         Returns:
-            What `generate_sequences` returns, and row_numbers, weights_version, last_version, older_tokens
-            and num_tokens [B] int64, as `InHand.answer` does.
+            The columns of `generate_sequences`, and row_numbers, weights_version, last_version, older_tokens
+            and num_tokens [B] int64, as from `InHand.answer`.
         """
         self.hold_sequences(rows, carry=carry)
         sampling, seed = self.actor.drawn(greedy=False), self.actor.seed or 0
@@ -197,59 +198,62 @@ class Generator(Role):
 
 @dataclass
 class SeparateGeneration:
-    """Calls of an actor's handle: answers come from the generator, which first becomes what the actor is."""
+    """What the actor's handle calls where a generator exists: answers come from there, all else as usual.
+
+    Before it answers, the generator is sent the actor's weights if they have changed.
+    """
 
     actor: Caller
-    """Workers of the actor."""
+    """The actor's workers."""
     generator: Caller
-    """Workers of its copy."""
+    """The generator's workers."""
     recompute_log_probs: bool
-    """As the actor has it: its workers compute the log-probabilities of the answers once more."""
+    """Let the actor's workers recompute `log_probs` of the answers; see `Actor.recompute_log_probs`."""
     stale: bool = True
-    """Whether the copy has other weights than the actor."""
+    """Whether the generator's weights differ from the actor's."""
     version: int = 0
-    """How often weights have been sent."""
+    """How many times weights have been sent."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`; answers have `weights_version` [B] int64 too."""
+        """See `Caller.call`; answers also have the column `weights_version` [B] int64."""
         self.stale = self.stale or method.name not in _KEEPING
         if method.name != "generate_sequences":
             return self.actor.call(method, batch, arguments)
         assert batch is not None
-        answers = self.answers(batch, arguments)
-        return answers if arguments.get("greedy") else self.scored(answers)
+        answers = self.answered(batch, arguments)
+        return answers if arguments.get("greedy") else self.with_log_probs(answers)
 
-    def answers(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        """The batch with the generator's answers."""
+    def answered(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """The batch with answers by the actor's current weights."""
         self.synchronize()
         version = Batch.of({"weights_version": torch.full((len(batch),), self.version)})
-        return batch | self.asked(batch, arguments) | version
+        return batch | self.ask_generator(batch, arguments) | version
 
     def synchronize(self) -> None:
-        """Give the generator the actor's weights, where it has others."""
+        """Send the actor's weights to the generator, if they differ."""
         if self.stale:
             self.actor.call(methods_of(Actor)["send_weights"], None, {})
             self.generator.call(methods_of(Generator)["receive_weights"], None, {})
             self.stale, self.version = False, self.version + 1
 
-    def asked(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        """What the generator, which is up to date, answers."""
+    def ask_generator(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """The generator's answers, by the weights that it has."""
         method = methods_of(Generator)["generate_sequences"]
         return cast(Batch, self.generator.call(method, batch, arguments))
 
-    def scored(self, answers: Batch) -> Batch:
-        """The answers with log-probabilities as the actor wants them."""
+    def with_log_probs(self, answers: Batch) -> Batch:
+        """The answers with `log_probs` recomputed by the actor, if it is to."""
         if not self.recompute_log_probs:
             return answers
-        again = self.actor.call(methods_of(Actor)["compute_log_prob"], answers, {})
-        return answers | cast(Batch, again).select(["log_probs"])
+        recomputed = self.actor.call(methods_of(Actor)["compute_log_prob"], answers, {})
+        return answers | cast(Batch, recomputed).select(["log_probs"])
 
 
 def refuse_turns(arguments: Mapping[str, object]) -> None:
-    """Refuse turns of an environment where answers do not come all together.
+    """Refuse an environment, whose turns need all answers together, where answers come one by one.
 
     Raises:
-        ValueError: as said.
+        ValueError: `arguments` has an environment.
     """
     if arguments.get("environment") is not None:
         raise ValueError(
@@ -261,20 +265,20 @@ def refuse_turns(arguments: Mapping[str, object]) -> None:
 
 @dataclass
 class GenerationInParts(SeparateGeneration):
-    """The same, but answers are handed on as they end, while the generator goes on with the others.
+    """Separate generation whose finished answers are passed on while the generator continues with the others.
 
-    All calls are sent at once: one a part to the generator, and one a part to whoever reads the answers.
-    Which rows a part has is known to the devices only, until something needs the order of the rows.
+    All calls are sent at once: per part one to the generator, and one to each role that reads the answers.
+    Only the devices know which rows a part has, until something needs the order of the rows.
     """
 
     parts: int = 8
-    """Of each batch, no more than it has rows; 1 hands on all answers together."""
+    """Parts of a batch, at most one per row; 1 passes on all answers together."""
 
-    def asked(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        """See `SeparateGeneration.asked`; a batch in parts."""
+    def ask_generator(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
+        """See `SeparateGeneration.ask_generator`; returns a batch in parts."""
         parts = min(self.parts, len(batch))
         if parts < 2:
-            return super().asked(batch, arguments)
+            return super().ask_generator(batch, arguments)
         refuse_turns(arguments)
         methods = methods_of(Generator)
         numbered = batch | {NUMBERS: torch.arange(len(batch))}

@@ -1,9 +1,9 @@
-"""Rows that one rank of a generator answers over several calls, and with several versions of the weights.
+"""Rows that one rank of a generator answers over several calls, with several versions of the weights.
 
-new rows ----> | begun, the oldest first | waiting, in order | ----> whole groups, as many as rows were new
-                    ^ paused once these are whole, and gone on with at the next call
+new rows ----> | begun, oldest first | waiting, in order | ----> finished groups, as many rows as were new
+                    ^ paused once these are finished, and continued at the next call
 
-n rows are in hand, P is the width of their prompts, R that of the responses, g the size of a group.
+n rows are in hand, P is the width of their prompts, R that of the responses, g the rows of a group.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from rlhf_lightning.engines import GenerationEngine
 from rlhf_lightning.spec import Sampling
 
 NUMBERS = "row_numbers"
-"""A column: where a row stands among all."""
+"""Column [n] int64: the order of the rows; rows of a group have consecutive numbers."""
 SAID = ("response_ids", "response_mask", "log_probs")
+"""Columns [n, R] of what a response has so far."""
 VERSIONS = ("weights_version", "last_version")
+"""Columns [n] int64: versions of the weights that drew a row's first and last token, -1 before the first."""
 COUNTS = ("older_tokens", "num_tokens")
+"""Columns [n] int64: tokens of a response that are not by `last_version`, and all of its tokens."""
 _NEVER = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, kw_only=True)
 class Carry:
-    """How rows are answered that may wait for other weights."""
+    """How far unfinished rows may be carried over to later weights."""
 
     version: int
-    """Of the weights now."""
+    """Version of the current weights."""
     max_staleness: int
-    """By how many versions the weights may be newer when a row is learned from, one call later, than those
-    that drew its first token."""
+    """Most versions by which the weights that learn from a row, one call later, may be newer than those that
+    drew its first token."""
     rows_together: int = 1
-    """Neighbouring rows that are handed over together: the answers to one prompt."""
+    """Rows of a group: neighbours, the answers to one prompt, which are returned together."""
 
 
 class InHand:
-    """The rows that wait for their answer, or for the rest of it."""
+    """The rows of one rank whose answers are not finished."""
 
     def __init__(self) -> None:
         self._rows: TensorDict | None = None
 
     def add(self, rows: TensorDict, *, width: int) -> None:
-        """Take rows in hand.
+        """Add rows.
 
         Args:
             rows: `prompt_ids` [m, P] int64, `prompt_mask` [m, P] bool, `row_ids` and `row_numbers` [m] int64;
-                groups have neighbouring numbers.
+                those of a group are consecutive.
             width: R, most tokens of a response.
         """
         m = len(rows)
@@ -66,19 +69,18 @@ class InHand:
     def answer(
         self, engine: GenerationEngine, *, size: int, carry: Carry, sampling: Sampling, seed: int
     ) -> TensorDict:
-        """Go on until as many rows are whole, and those that may not wait any longer; hand them over.
+        """Generate until enough rows are finished, and all rows that may not become staler; return them.
 
         Args:
-            engine: that answers.
-            size: rows to hand over, in whole groups.
-            carry: how.
+            engine: what generates.
+            size: rows to return, in whole groups.
+            carry: current version, and how stale a row may become.
             sampling: as for `GenerationEngine.resume`.
             seed: as for `GenerationEngine.resume`.
 
         Returns:
-            size rows in the order of their numbers: what `GenerationEngine.generate` returns, `row_numbers`,
-            `weights_version` and `last_version` [size] int64, of the first and of the last token,
-            `num_tokens` and, of these not by the last version, `older_tokens` [size] int64.
+            `size` rows in the order of their numbers: what `GenerationEngine.generate` returns, and the
+            columns `row_numbers`, `VERSIONS` and `COUNTS`.
         """
         assert self._rows is not None
         together = carry.rows_together
@@ -86,8 +88,8 @@ class InHand:
         urgent = int((oldest <= carry.version + 1 - carry.max_staleness).sum())
 
         def enough(ended: Tensor) -> bool:
-            whole = ended.view(-1, together).all(1)
-            return bool(whole[:urgent].all()) and int(whole.sum()) * together >= size
+            finished = ended.view(-1, together).all(1)
+            return bool(finished[:urgent].all()) and int(finished.sum()) * together >= size
 
         said = engine.resume(rows, sampling=sampling, seed=seed, pause=enough, at_once=size)
         rows = _noted(rows, said, carry.version)
@@ -101,7 +103,7 @@ class InHand:
 
 
 def _joined(parts: Sequence[TensorDict]) -> TensorDict:
-    """The rows of all parts, whose prompts are widened on the left to the widest."""
+    """Concatenate the rows; prompts are padded on the left to the widest."""
     width = max(part["prompt_ids"].shape[1] for part in parts)
     for part in parts:
         for name in ("prompt_ids", "prompt_mask"):
@@ -110,7 +112,7 @@ def _joined(parts: Sequence[TensorDict]) -> TensorDict:
 
 
 def _ordered(rows: TensorDict, together: int) -> tuple[TensorDict, Tensor]:
-    """Groups that are begun, the oldest first, before others; and the version that began each, [n / g]."""
+    """The rows, groups begun by the oldest weights first; and the version that began each group, [n / g]."""
     rows = rows[rows[NUMBERS].argsort()]
     versions = rows["weights_version"]
     oldest = versions.where(versions >= 0, _NEVER).view(-1, together).amin(1)
@@ -119,7 +121,7 @@ def _ordered(rows: TensorDict, together: int) -> tuple[TensorDict, Tensor]:
 
 
 def _noted(rows: TensorDict, said: TensorDict, version: int) -> TensorDict:
-    """The rows with what they say now, and which weights said it."""
+    """The rows with their responses so far (`said`), and with `VERSIONS` and `COUNTS` brought up to date."""
     before, now = rows["num_tokens"], said["response_mask"].sum(1)
     grew = now > before
     newer = grew & (before > 0) & (rows["last_version"] != version)

@@ -1,4 +1,4 @@
-"""Batches of several calls one after the other, whose prompts are of several widths."""
+"""Concatenation of batches whose prompts have different widths."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rlhf_lightning.workers.actor import PROMPTS
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """The rows of all, whose prompts [B, P] are widened on the left to the widest.
+    """Concatenate the rows; prompts [B, P] are padded on the left to the widest.
 
     Args:
-        batches: with `prompt_ids` and `prompt_mask`; what not all have is left out.
+        batches: with `prompt_ids` and `prompt_mask`; only the columns that all of them have are kept.
     """
     width = max(batch["prompt_mask"].shape[1] for batch in batches)
     return Batch.joined([_widened(batch, width) for batch in batches])
 
 
 def trimmed(batch: Batch) -> Batch:
-    """The rows without columns in which no prompt has a token."""
+    """The batch with the padding removed that all prompts have on the left."""
     used = batch["prompt_mask"].any(0)
     first = int(used.int().argmax())
     return batch | {name: batch[name][:, first:] for name in PROMPTS} if first else batch
 
 
 def rows_together(batch: Batch) -> int:
-    """Rows of each group, 1 where there are none; all groups are of one size."""
+    """The size of the groups in `group_ids`, which are all of one size; 1 where there are none."""
     if GROUPS not in batch or not len(batch):
         return 1
     ids = batch[GROUPS]

@@ -1,4 +1,4 @@
-"""What a reward and a cost share: functions, services and a model say what a response is worth."""
+"""What reward and cost share: a response is scored by functions, services and a model."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Judge(Remote):
     stop_token_ids: tuple[int, ...] = ()
     """Tokens at which the actor stops beside its end tokens; those of its sampling where there are none."""
     reads_to: ReadsTo = "template"
-    """Where a model that is told what was said in its own chat template has its number: at the end of that,
-    or, as models that are trained here, at the token that ends a turn, which the template may go on after."""
+    """Where a model with another tokenizer than the actor's has its score: `template`, at the end of its chat
+    template; `end`, at the token that ends the last turn, as models trained here: the template may go on."""
     http: HTTPOptions = field(default_factory=HTTPOptions)
     """How functions that are services are asked."""
     clip: float | None = None
     """Scores are limited to this, and to minus this."""
     head: ClassVar[Head] = "reward"
-    evaluates: ClassVar[bool] = True
+    needed_to_validate: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reward"
-    """What its numbers are."""
+    """Whether its scores are rewards or costs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "functions", named(self.functions, kind=self.kind))
@@ -88,44 +88,44 @@ class Judge(Remote):
         return any(name.startswith(SCHEMES) for name in self.spec.names())
 
     def following(self, actor: ModelSpec) -> Self:
-        """The same role with the actor's tokenizer, and the tokens at which it stops, where it names none."""
+        """A copy with the actor's tokenizer and stop tokens where it has none of its own."""
         stops = actor.sampling.stop_token_ids if isinstance(actor, Actor) else ()
         return replace(
             self, tokenizer=self.tokenizer or actor.path, stop_token_ids=self.stop_token_ids or tuple(stops)
         )
 
     def located(self) -> Self:
-        """The same role with absolute paths."""
+        """A copy with absolute paths."""
         return replace(self, path=located(self.path), tokenizer=located(self.tokenizer))
 
     @register(transfer=ONE_TO_ALL)
     def count_retries(self) -> int:
-        """How often each rank's process has repeated a request to a service of this role, from its start."""
+        """Repeated requests to services of this role, counted from the start of each rank's process."""
         return sum(RETRIES[name] for name in self.spec.names())
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a score is the sum of: the functions, then the model where it scores whole responses."""
+        """Names of what adds up to a score: the functions, then `model` where one scores whole responses."""
         return (*self.spec.names(), *(("model",) if self.path else ()))
 
     @property
     def retelling(self) -> Retelling | None:
-        """Tells the model what the actor said, where its tokenizer is another; None where it reads ids."""
+        """Re-encodes responses where the model has another tokenizer; None where it reads the actor's ids."""
         return _retelling(self.path, self.tokenizer, self.reads_to) if self.path else None
 
     def judged(self, engine: TrainEngine, rows: TensorDict) -> Tensor:
-        """[B] float32 on the host: the model's number at the end of each response, 0 where there is none.
+        """The model's score at the last token of each response: [B] float32 on the host, 0 for an empty one.
 
         Args:
             engine: holds the model.
-            rows: the columns of whole sequences, and the raw rows.
+            rows: prompts and responses (`SEQUENCES`), and the raw rows.
         """
-        rows = rows if self.retelling is None else self.told(rows, self.retelling)
+        rows = rows if self.retelling is None else self.retold(rows, self.retelling)
         values = engine.infer(rows, temperature=1.0)["values"].cpu()
         return last_valid(values, rows["response_mask"])
 
-    def told(self, rows: TensorDict, retelling: Retelling) -> TensorDict:
-        """What a model with another tokenizer reads of whole sequences, given with the raw rows."""
+    def retold(self, rows: TensorDict, retelling: Retelling) -> TensorDict:
+        """Prompts and responses in the model's own tokens; see `Retelling.rows`."""
         ids, raw = whole_ids(rows), _raw(rows)
         alone = self._texts(ids)
         behind = self._texts_behind(rows, ids, alone)
@@ -141,7 +141,7 @@ class Judge(Remote):
 
         Args:
             rows: response_ids [B, R] int64, response_mask [B, R] bool, and the raw rows.
-            judged: [B] float32, a model's scores.
+            judged: [B] float32, the model's scores; None without a model.
 
         Returns:
             [B, R] float32: the score at the last valid token, 0 elsewhere; and [B, K] float32: the unweighted
@@ -163,12 +163,12 @@ class Judge(Remote):
         )
 
     def _texts(self, ids: list[list[int]]) -> list[str]:
-        """Responses without special tokens; a tokenizer makes one of none."""
+        """Decode responses without special tokens; for no responses a tokenizer would return one text."""
         tokenizer = load_tokenizer(self.tokenizer)
         return tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
 
     def _texts_behind(self, rows: TensorDict, ids: list[list[int]], alone: list[str]) -> list[str]:
-        """As they stand behind their prompts: a tokenizer may drop the space that a text begins with."""
+        """Decode responses as they follow their prompts: alone, a tokenizer may drop a leading space."""
         pairs = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)
         prompts = [every[mask].tolist() for every, mask in pairs]
         wholes = self._texts([[*prompt, *kept] for prompt, kept in zip(prompts, ids, strict=True)])
@@ -203,7 +203,7 @@ def _retelling(path: str, tokenizer: str, reads_to: ReadsTo) -> Retelling | None
 
 
 def reads_ids(model: ModelSpec, *, of: ModelSpec) -> bool:
-    """Whether a model can be given the ids of another: it has no tokenizer that numbers them otherwise."""
+    """Whether a model can read another's token ids: it has no tokenizer, or one with the same numbers."""
     if model.path == of.path or not has_tokenizer(model):
         return True
     return reads(of.path, model.path, said=num_tokens(of), known=num_tokens(model))
@@ -214,18 +214,18 @@ def _raw(rows: TensorDict) -> list[dict[str, object]]:
 
 
 def valid_ids(rows: TensorDict) -> list[list[int]]:
-    """The response ids of each row that its mask counts."""
+    """The response ids of each row at which its mask is True."""
     pairs = zip(rows["response_ids"], rows["response_mask"], strict=True)
     return [ids[mask].tolist() for ids, mask in pairs]
 
 
 def whole_ids(rows: TensorDict | Batch) -> list[list[int]]:
-    """The response ids of each row up to the last that its mask counts, what others say in between too."""
+    """The response ids of each row up to its last True in the mask, an environment's tokens included."""
     ends = row_ends(rows["response_mask"]).tolist()
     return [ids[:end].tolist() for ids, end in zip(rows["response_ids"], ends, strict=True)]
 
 
 def nothing(rows: TensorDict, *names: str) -> TensorDict:
-    """Zeros [B, R] float32 under these names: what a rank gives whose answer nobody collects."""
+    """Columns of zeros [B, R] float32, for ranks whose output is not collected."""
     zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
     return TensorDict(dict.fromkeys(names, zeros), batch_size=rows.batch_size)

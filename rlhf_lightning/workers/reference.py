@@ -35,26 +35,26 @@ class Reference(Role):
             raise ValueError(f"reference.decay={self.decay}: is a share. Try 0.99, or leave it out.")
 
     @property
-    def kept(self) -> bool:
-        """Where it follows the actor, it is no longer what its directory holds."""
+    def weights_change(self) -> bool:
+        """Whether it follows the actor, and so no longer equals its directory."""
         return self.decay is not None
 
     def build(self, worker: Worker) -> None:
-        """Load the model, unless it is here already, below the actor's adapters."""
-        below = None if self.kept else unadapted(self, seat=worker)
+        """Load the model, unless this device has it already as the base model of the actor's adapters."""
+        below = None if self.weights_change else unadapted(self, seat=worker)
         if below is None:
             super().build(worker)
         else:
-            self.place.worker, self.place.engine = worker, below
+            self.binding.worker, self.binding.engine = worker, below
 
     @register(transfer=BROADCAST, reads=("weights",), returns=("followed",))
     def follow(self, rows: TensorDict) -> TensorDict:
-        """Move towards the actor, whose `weights` [1, N] float32 are given."""
+        """Average in the actor's `weights` [1, N] float32: keep the share `decay` of the own ones."""
         self.engine.follow_weights(rows["weights"][0], decay=1.0 if self.decay is None else self.decay)
         return TensorDict({"followed": torch.ones(1)}, batch_size=1)
 
     def following(self, actor: Role) -> Self:
-        """The same reference with the path and the temperature of the actor where it names none."""
+        """A copy with the actor's path and sampling temperature where it has none of its own."""
         same = super().following(actor)
         if self.temperature is not None or not isinstance(actor, Actor):
             return same

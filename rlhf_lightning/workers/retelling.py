@@ -1,4 +1,4 @@
-"""Responses in the words of a judge whose tokenizer is not the actor's.
+"""Re-encodes responses for a judge whose tokenizer is not the actor's.
 
 actor's ids  -->  prompt + response, or messages in the judge's own chat template  -->  the judge's ids
 """
@@ -26,19 +26,19 @@ _FORM = Format(chat_template=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Retelling:
-    """Tells a judge what the actor said."""
+    """Turns prompts and responses into the tokens of a judge's own tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
     """The judge's."""
     positions: int | None = None
-    """Most tokens that it reads, the last ones; None where nothing says so."""
+    """Most tokens that the judge reads; of longer texts it reads the last ones. None: no limit is known."""
     reads_to: ReadsTo = "template"
-    """Where its number is: at the end of its chat template, or at the token that ends a turn there."""
+    """Where the judge has its score; see `Judge.reads_to`."""
 
     def rows(
         self, raw: Sequence[Mapping[str, object]], responses: Sequence[str | None], *, ended: Sequence[bool]
     ) -> TensorDict:
-        """The conversations as rows whose last token is the response, so that a judge's number stands there.
+        """The conversations as rows whose response is their last token, at which a judge has its score.
 
         Args:
             raw: the raw rows: `prompt`, and `prompt_messages` where the data has a chat template.

@@ -1,8 +1,8 @@
-"""What all roles share: a role is a description to its user, a handle on the controller, a model on a worker.
+"""What all roles share: one class is the description, the controller's handle and the worker of a role.
 
-PPO(actor=Actor(path=...))   description, pickled to the devices
-algo.actor                   after the strategy's set-up: the same class, bound; its methods run on workers
-Device.roles["actor"]        the same class, built: it owns this rank's part of the model
+PPO(actor=Actor(path=...))   a description, pickled to the devices
+algo.actor                   after the strategy's set-up a handle: `bound`, its methods run on the workers
+Device.roles["actor"]        on each device the worker: `build` has made this rank's part of the model
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Settings:
         return cast(TrainConfig, getattr(self, _TRAINING[self.engine]))
 
     def check_read(self, *, apart: bool) -> None:
-        """Refuse options of an engine that does not compute here.
+        """Refuse options of engines that are not in use, which nothing would read.
 
         Args:
-            apart: whether a copy of the actor generates, which FSDP's options are for too.
+            apart: whether a separate copy of the actor generates; it computes as the FSDP options say.
 
         Raises:
-            ValueError: as said, with what is read instead.
+            ValueError: an option of an unused engine differs from its default; names the one that is read.
         """
         sides = (("engine", self.engine, _TRAINING), ("generator", self.generator, _GENERATING))
         for side, chosen, names in sides:
@@ -108,31 +108,35 @@ class Settings:
                 )
 
     def _changed(self, name: str) -> tuple[str, object] | None:
-        """The first option of an engine that is not as by default, and its value."""
+        """The first option of an engine that differs from its default, and its value."""
         config = getattr(self, name)
         plain, values = type(config)(), ((one.name, getattr(config, one.name)) for one in fields(config))
         return next(((option, value) for option, value in values if value != getattr(plain, option)), None)
 
     def completed(self) -> Settings:
-        """The same with what Lightning's trainer has told this process, for the devices."""
+        """The same settings with the trainer's `deterministic`, which devices cannot see."""
         return replace(self, deterministic=self.deterministic or deterministic_here())
 
 
 _TRAINING = {"fsdp": "train", "megatron": "megatron", "zero": "zero"}
 _GENERATING = {"native": "generate", "vllm": "vllm"}
-"""What engines are called, and where their options are."""
+"""For each engine by its name, the field of `Settings` that holds its options."""
 
 
 @dataclass
-class Place:
-    """Where a role is: bound to workers, built on one, or neither yet."""
+class Binding:
+    """What a role is attached to: a handle has a caller, a worker all else, a description nothing."""
 
     caller: Caller | None = None
+    """What a handle sends its calls to."""
     worker: Worker | None = None
+    """This rank's place in the job."""
     engine: TrainEngine | None = None
+    """This rank's part of the model; None where the role has no model."""
     generator: GenerationEngine | None = None
+    """What generates on this rank, once it was asked for."""
     accumulated: bool = False
-    """Whether gradients wait for an optimizer step."""
+    """Whether the engine holds gradients that no optimizer step has used yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,23 +144,23 @@ class Role(ModelSpec, Remote):
     """A model with a task in the dataflow; an engine holds it on the workers."""
 
     head: ClassVar[Head] = "lm"
-    """What the model gives for each response token."""
-    evaluates: ClassVar[bool] = False
-    """Whether `validate` and `predict` need it."""
+    """What the model outputs for each response token."""
+    needed_to_validate: ClassVar[bool] = False
+    """Whether `validate` and `predict` place it too, not only `fit`."""
     trains: ClassVar[bool] = False
-    """Whether it has an optimizer that steps."""
+    """Whether it has an optimizer."""
     divided: ClassVar[bool] = True
-    """Whether devices may share a copy of its layers."""
+    """Whether one copy of the model may be divided over several devices."""
 
     @property
-    def kept(self) -> bool:
-        """Whether its weights change here; checkpoints hold it."""
+    def weights_change(self) -> bool:
+        """See `ModelSpec.weights_change`: here, whether the role is trained."""
         return self.trains
 
     @cached_property
-    def place(self) -> Place:
-        """Where the role is, which `bound` and `build` set; made on first use, since it is no option."""
-        return Place()
+    def binding(self) -> Binding:
+        """Set by `bound` and `build`. A cached property, not a field, because fields are options."""
+        return Binding()
 
     def caller(self) -> Caller | None:
         """Where calls go; None on a worker.
@@ -164,39 +168,39 @@ class Role(ModelSpec, Remote):
         Raises:
             RuntimeError: the role is not placed yet.
         """
-        if self.place.caller is None and self.place.worker is None:
+        if self.binding.caller is None and self.binding.worker is None:
             raise RuntimeError(
                 f"{type(self).__name__} is not placed yet: its methods work inside trainer.fit, validate and "
                 "predict, once the strategy has put it on devices. Without training that is the models that "
                 'answer and score, and those that the algorithm names: `validates = ("reference",)`.'
             )
-        return self.place.caller
+        return self.binding.caller
 
     def bound(self, caller: Caller) -> Self:
-        """The same role as the controller's handle on workers."""
+        """A copy that is a handle: its registered methods are sent through `caller`."""
         handle = replace(self)
-        handle.place.caller = caller
+        handle.binding.caller = caller
         return handle
 
     def following(self, actor: Role) -> Self:
-        """The same role with what it leaves open taken from the actor."""
+        """A copy whose unset options come from the actor: its path and, with the same path, its dtype."""
         if self.path and located(self.path) != located(actor.path):
             return self
         return replace(self, path=actor.path, dtype=self.dtype or actor.dtype)
 
     def located(self) -> Self:
-        """The same role with an absolute path, since devices have a working directory of their own."""
+        """A copy with an absolute path, since devices have another working directory."""
         return replace(self, path=located(self.path))
 
     def seeded(self, seed: int) -> Self:
-        """The same role with the run's seed where it has none of its own."""
+        """A copy with this seed for fresh weights, unless it has one of its own."""
         return self if self.init_seed is not None else replace(self, init_seed=seed)
 
     @property
     def worker(self) -> Worker:
         """This rank's place; on a worker only."""
-        assert self.place.worker is not None
-        return self.place.worker
+        assert self.binding.worker is not None
+        return self.binding.worker
 
     @property
     def settings(self) -> Settings:
@@ -207,55 +211,56 @@ class Role(ModelSpec, Remote):
     @property
     def engine(self) -> TrainEngine:
         """This rank's engine; on a worker only."""
-        assert self.place.engine is not None
-        return self.place.engine
+        assert self.binding.engine is not None
+        return self.binding.engine
 
     def build(self, worker: Worker) -> None:
         """Load the model, where there is one."""
-        self.place.worker = worker
+        self.binding.worker = worker
         settings = self.settings
         be_deterministic(settings.deterministic, seed=self.init_seed or 0)
         if self.path:
             config = settings.training
-            self.place.engine = train_engine(self, head=self.head, seat=worker, config=config)
+            self.binding.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
     def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
         """One optimizer step on this rank's share of a mini-batch; none where no rank has anything to learn.
 
         Returns:
-            The loss's metrics for the whole mini-batch, and `name`/grad_norm, lr, skipped_steps.
+            Metrics as from `accumulate`, and `<name>/grad_norm`, `<name>/lr` and `<name>/skipped_steps`.
         """
         metrics = self.accumulate(rows, loss=loss, temperature=temperature)
-        if not self.place.accumulated:  # Adam would move the weights without a gradient, too
+        if not self.binding.accumulated:  # without a gradient, Adam's moments would still move the weights
             return metrics
-        self.place.accumulated = False
+        self.binding.accumulated = False
         return metrics | {f"{name}/{key}": value for key, value in self.engine.optimizer_step().items()}
 
     def accumulate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
         """Add the gradient of this rank's share of a mini-batch to what the next optimizer step takes.
 
         Returns:
-            The loss's metrics for the whole mini-batch, times d on each rank, so that their mean is right.
+            This rank's part of the loss's metrics, times d: DP_METRIC averages over the d replicas, and the
+            mean of these values is the metric of the whole mini-batch.
         """
         counts = self.count(rows, loss)
         if counts == Counts(0, 0, 0):
             return {}
-        self.place.accumulated = True
+        self.binding.accumulated = True
         parts = self.engine.accumulate(rows, loss, counts, temperature=temperature)
         return {key: float(value) * self.worker.layout.d for key, value in parts.items()}
 
     def evaluate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
-        """The metrics of a loss on this rank's share, times d on each rank; nothing is learned."""
+        """The metrics of a loss without a gradient; like those of `accumulate`, times d."""
         outputs = self.engine.infer(rows, temperature=temperature, entropy=loss.needs_entropy)
         said, given = (cast(dict[str, Tensor], dict(table.items())) for table in (outputs, rows))
         _, metrics = run_loss(loss, said, given, self.count(rows, loss))
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}
 
     def count(self, rows: TensorDict, loss: Loss) -> Counts:
-        """What the loss counts in the mini-batch, over all ranks.
+        """The tokens, sequences and groups that a loss divides by, counted over all data-parallel ranks.
 
         Raises:
-            TypeError: it is no loss.
+            TypeError: `loss` is not a Loss.
         """
         if not isinstance(loss, Loss):
             raise TypeError(
@@ -279,20 +284,24 @@ class Role(ModelSpec, Remote):
 
     @register(transfer=ONE_TO_ALL)
     def save(self, *, directory: Path) -> None:
-        """Write weights and optimizer state; all ranks together.
+        """Write weights and optimizer state; collective.
 
         Raises:
-            ValueError: the controller's disk is not that of this node.
+            ValueError: this node does not see the controller's directory.
         """
         _require_shared(directory.parent)
         self.engine.save(directory)
 
     @register(transfer=ONE_TO_ALL)
     def load(self, *, directory: Path, trained: bool = True) -> None:
-        """Continue from `save`, whatever the number of ranks was; with the weights alone to evaluate.
+        """Load what `save` wrote, on any number of ranks; collective.
+
+        Args:
+            directory: what `save` was given.
+            trained: load the optimizer state too; False loads the weights alone, to evaluate them.
 
         Raises:
-            ValueError: the checkpoint is incomplete, or of another model, or on a disk of another node.
+            ValueError: the checkpoint is incomplete or of another model, or this node does not see it.
         """
         _require_shared(directory)
         (self.engine.load if trained else self.engine.load_weights)(directory)
@@ -314,12 +323,12 @@ class Role(ModelSpec, Remote):
 
     def away_bytes(self) -> int:
         """See `Remote.away_bytes`."""
-        engine = self.place.engine
+        engine = self.binding.engine
         return 0 if engine is None else engine.away_bytes()
 
     def lies_in(self, other: Remote) -> bool:
         """See `Remote.lies_in`."""
-        engine, its = self.place.engine, other.place.engine if isinstance(other, Role) else None
+        engine, its = self.binding.engine, other.binding.engine if isinstance(other, Role) else None
         return engine is not None and engine.lies_in is its
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:

@@ -24,11 +24,11 @@ class Scorer(Role):
     """A fresh head learns from nothing: the rate is ten times an actor's."""
     head: ClassVar[Head] = "reward"
     trains: ClassVar[bool] = True
-    evaluates: ClassVar[bool] = True
+    needed_to_validate: ClassVar[bool] = True
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_scorer(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
-        """One optimizer step on a mini-batch; the loss names the columns that it reads."""
+        """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
         return self.update(rows, loss=loss, temperature=1.0, name="scorer")
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)

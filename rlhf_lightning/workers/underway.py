@@ -1,4 +1,4 @@
-"""A generation of which some answers are still to come, between two calls of a worker."""
+"""A generation that spans several calls of a worker."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tensordict import TensorDict
 
 
 class Underway:
-    """Goes on with one generation each time it is asked."""
+    """Holds an unfinished generation, and continues it at each call."""
 
     def __init__(self) -> None:
         self._answers: Iterator[TensorDict] = iter(())
         self._left = 0
 
     def begin(self, answers: Iterator[TensorDict], *, parts: int) -> None:
-        """Take up a generation that hands over its answers in so many parts."""
+        """Hold a generation that yields its answers in `parts` parts."""
         self._answers, self._left = answers, parts
 
     def more(self) -> TensorDict:
-        """The next part; after the last the generation has let go of its weights.
+        """Generate and return the next part; after the last one the generation has released its weights.
 
         Raises:
-            RuntimeError: there is none, since a part before failed.
+            RuntimeError: there is none left, because an earlier part failed.
         """
         found = next(self._answers, None)
         if found is None:

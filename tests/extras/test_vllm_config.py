@@ -59,7 +59,7 @@ def test_generation_wants_the_device_for_itself() -> None:
     actor, native = Actor(), Actor()
     for role, settings in ((actor, Settings(generator="vllm")), (native, Settings())):
         seat = (0, ParallelLayout(), torch.device("cpu"), None, None)
-        role.place.worker = Worker(*seat, settings=settings)
+        role.binding.worker = Worker(*seat, settings=settings)
     assert actor.takes_all("generate_sequences")
     assert not actor.takes_all("update_actor")
     assert not native.takes_all("generate_sequences")

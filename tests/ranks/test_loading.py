@@ -58,7 +58,7 @@ def learned(_: dist.ProcessGroup | None, spec: ModelSpec, d: int, t: int) -> tup
     )
     rows = tiny.rows()[at::d]
     said = engine.infer(rows, temperature=1.0)["log_probs"]
-    for _step in range(STEPS if spec.kept else 0):
+    for _step in range(STEPS if spec.weights_change else 0):
         engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
         engine.optimizer_step()
     return said, torch.cat([weight.flatten().float() for _name, weight in engine.weights()])

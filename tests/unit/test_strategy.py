@@ -106,7 +106,7 @@ def test_what_evaluates_stands_where_it_does_in_training(
     strategy: Strategy, algorithm: RLHFAlgorithm, expected: list[tuple[str, int]]
 ) -> None:
     strategy.connect(algorithm)
-    evaluating = {name: role for name, role in strategy.models().items() if role.evaluates}
+    evaluating = {name: role for name, role in strategy.models().items() if role.needed_to_validate}
     pools = strategy._pools(evaluating)
     assert [(pool.roles, pool.num_devices) for pool in pools] == [((name,), n) for name, n in expected]
 

@@ -257,7 +257,7 @@ class FSDPEngine(TrainEngine):
         else:
             keep_freed_memory()
             use_host_linears(self._root)
-        if not self._spec.kept:
+        if not self._spec.weights_change:
             self._root.requires_grad_(False)
         if self._spec.gradient_checkpointing:
             self._model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -282,7 +282,7 @@ class FSDPEngine(TrainEngine):
     def _recording(self) -> Record | None:
         """What keeps the products of generations, where an update can take them, and gains by it."""
         spec, tokens = self._spec, self._config.kept_tokens
-        anew = self._config.compile_layers or spec.gradient_checkpointing or not spec.kept
+        anew = self._config.compile_layers or spec.gradient_checkpointing or not spec.weights_change
         # In bfloat16 keeping and finding them takes as long as the products do.
         wanted = tokens and self._head == "lm" and self._dtype == torch.float32 and not anew
         wanted = wanted and self._device.type == "cpu"  # a GPU's steps are replayed, and leave nothing behind

@@ -282,11 +282,11 @@ class MegatronEngine(TrainEngine):
         self._wrapped = [
             DistributedDataParallel(config, memory, run, pg_collection=collection)
             for run in self._runs
-            if spec.kept
+            if spec.weights_change
         ]
         self._optimizer = (
             ShardedAdamW(self.shards, self._wrapped, spec.optimizer, groups=self.groups)
-            if spec.kept
+            if spec.weights_change
             else Unchanging(self.shards)
         )
         self._pipeline = Pipeline(self._wrapped or self._runs, config, collection)

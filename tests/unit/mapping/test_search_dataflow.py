@@ -48,7 +48,7 @@ def test_the_algorithm_itself_is_left_alone() -> None:
     algorithm = PPO(kl=KLPenalty(target=0.1))
     read_dataflow(algorithm, 4)
     assert float(algorithm.running.kl_coef) == pytest.approx(0.05)
-    assert all(role.place.caller is None for role in algorithm.roles().values())
+    assert all(role.binding.caller is None for role in algorithm.roles().values())
 
 
 def test_a_group_of_answers_and_a_reward_of_functions() -> None:

@@ -134,11 +134,11 @@ def test_one_batch_ahead() -> None:
         seen.append((found["response_ids"][:, 0] % (1 << 61)).tolist())
         seen.append([ahead.staleness])
         ahead.call(METHODS["update_actor"], batch(first), {})
-        ahead.evaluates = lambda: True
+        ahead.is_validating = lambda: True
         now = ahead.call(METHODS["generate_sequences"], batch(70, rows=2), {})
         assert isinstance(now, Batch)
         assert now["response_ids"][:, 0].tolist() == [70, 71]
-        ahead.evaluates = lambda: False
+        ahead.is_validating = lambda: False
     assert ahead.calls == 3
     assert seen == [[0, 1, 2], [0], [0, 1, 2], [1], [10, 11, 12], [1]]
     assert generator.row_ids[0] != generator.row_ids[1]
@@ -151,7 +151,7 @@ def test_a_generator_is_its_actors_copy() -> None:
     generator = Generator.of(actor)
     assert (generator.path, generator.actor.path, generator.actor.seed) == ("somewhere", "somewhere", 3)
     assert not generator.actor.recompute_log_probs
-    assert not generator.kept
+    assert not generator.weights_change
 
 
 def built(role: R) -> R:

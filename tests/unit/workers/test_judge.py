@@ -211,10 +211,10 @@ def test_a_model_is_told_a_response_as_it_stands_behind_its_prompt(
         stopping = Actor(path=path, sampling=Sampling(stop_token_ids=(2,)))
         role = Reward(path="embedded").following(stopping)
         assert (role.tokenizer, role.stop_token_ids) == (path, (2,))
-        told = role.told(rows, Retelling(tokenizer=load_tokenizer("embedded")))
+        told = role.retold(rows, Retelling(tokenizer=load_tokenizer("embedded")))
         assert int(told["response_ids"]) == 258
     role = Reward(path="embedded", tokenizer=path)
-    told = role.told(rows, Retelling(tokenizer=load_tokenizer("embedded")))
+    told = role.retold(rows, Retelling(tokenizer=load_tokenizer("embedded")))
     ids = [*told["prompt_ids"][0].tolist(), *told["response_ids"][0].tolist()]
     assert ids == [*b"the capital is paris", *([258] if also_ends in ends else [])]
 
