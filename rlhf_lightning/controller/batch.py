@@ -49,14 +49,14 @@ class Batch:
 
     @classmethod
     def trusted(cls, columns: dict[str, Column | PartedColumn], num_rows: int) -> Batch:
-        """Columns whose lengths are known to be right; a call makes a batch for every worker."""
+        """A batch of columns known to have `num_rows` rows: skips the check, since every call makes many."""
         batch = cls.__new__(cls)
         batch._columns, batch._num_rows = columns, num_rows
         return batch
 
     @classmethod
     def of(cls, values: Mapping[str, Values]) -> Batch:
-        """A batch of values that are here: tensors or arrays [B, ...], or lists of B Python objects.
+        """A batch of values in this process: tensors or arrays [B, ...], or lists of B Python objects.
 
         Raises:
             ValueError: the values differ in length, or there are none.
@@ -84,13 +84,13 @@ class Batch:
 
     @classmethod
     def in_parts(cls, parts: Parts, batches: Sequence[Batch]) -> Batch:
-        """The rows of one batch for each part; whatever needs their order waits for it."""
+        """A batch made of one batch for each part; whatever needs the order of its rows waits for it."""
         columns = {name: PartedColumn(parts, tuple(b.column(name) for b in batches)) for name in batches[0]}
         return cls(columns, num_rows=sum(map(len, batches)))
 
     @property
     def parts(self) -> Parts | None:
-        """The parts in which columns of it come; None where none does, or not all in the same."""
+        """The parts that its parted columns share; None where no column is parted, or they differ."""
         found = {c.parts for c in self._columns.values() if isinstance(c, PartedColumn)}
         return found.pop() if len(found) == 1 else None
 
@@ -118,10 +118,10 @@ class Batch:
         return f"Batch({self._num_rows} rows: {', '.join(self._columns)})"
 
     def column(self, name: str) -> Column:
-        """One column, unfetched; of one that comes in parts, the order of the rows is waited for.
+        """One column, without fetching its values; a parted column waits for the order of its rows.
 
         Raises:
-            KeyError: there is none of this name; the message lists those there are.
+            KeyError: there is no such column; the message lists those there are.
         """
         found = self._held(name)
         return found.settled() if isinstance(found, PartedColumn) else found
@@ -153,7 +153,7 @@ class Batch:
         return list(value)
 
     def __or__(self, other: Batch | Mapping[str, Values]) -> Batch:
-        """The columns of both; where both have a name, that of `other`, which may be values that are here."""
+        """The columns of both; `other`, which may be a mapping of values, wins where both have a name."""
         theirs = other if isinstance(other, Batch) else Batch.of(other)
         return Batch({**self._columns, **theirs._columns}, num_rows=self._num_rows)
 
@@ -170,17 +170,17 @@ class Batch:
         return Batch({name: self._held(name) for name in names}, num_rows=self._num_rows)
 
     def renamed(self, names: Mapping[str, str]) -> Batch:
-        """The same rows with some columns under other names, instead of those that had them.
+        """The same rows with columns renamed; a column that had a new name is replaced.
 
         Args:
-            names: of columns, old name to new.
+            names: new name by old name.
         """
         moved = {new: self._held(old) for old, new in names.items()}
         rest = {name: column for name, column in self._columns.items() if name not in names}
         return Batch({**rest, **moved}, num_rows=self._num_rows)
 
     def with_sources(self, place: Callable[[Block], Future | Block]) -> Batch:
-        """The same rows, with each block of this process replaced by what `place` makes of it."""
+        """The same rows, with each block in this process's memory replaced by `place(block)`."""
         columns = {
             name: column.placed(place) if isinstance(column, Column) else column
             for name, column in self._columns.items()
@@ -207,7 +207,7 @@ class Batch:
 
         Args:
             parts: how many.
-            together: neighbouring rows that are not torn apart: a pair, or the answers to one prompt.
+            together: rows of a group, neighbours that stay in one part: a pair, or answers to one prompt.
 
         Raises:
             ValueError: the rows are no whole groups of that size.

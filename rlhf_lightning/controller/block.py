@@ -47,11 +47,9 @@ class Block:
 
 
 Shard = Mapping[str, Block]
-"""Columns over the same rows that one object of the store holds."""
-
-
+"""What one object of Ray's store holds: blocks of the same rows, by column."""
 Values = torch.Tensor | np.ndarray | Sequence[object]
-"""Of a column: numbers [n, ...], a tensor's on any device, or n Python objects."""
+"""Values of a column: numbers [n, ...], in an array or in a tensor on any device; or n Python objects."""
 
 
 def encode(value: Values) -> Block:
@@ -75,7 +73,7 @@ def decode(blocks: Sequence[Block], *, by: Sequence[Block] = ()) -> torch.Tensor
 
     Args:
         blocks: at least one.
-        by: blocks of int64, joined too: the rows to take of what was joined, in this order; none takes all.
+        by: int64 blocks that, joined, say which of the joined rows to take, in which order; none: all rows.
 
     Raises:
         ValueError: the blocks differ in width or type.

@@ -10,12 +10,13 @@ from rlhf_lightning.controller.block import Rows
 
 
 class ColumnInput(NamedTuple):
-    """One column of a call's rows: for each block that comes with the call, the rows to take of it."""
+    """How a device assembles one column of a call from the blocks that come with the call."""
 
     name: str
     picks: tuple[Rows, ...]
+    """For each of its blocks of values, the rows to take of the block; they are joined."""
     by: tuple[Rows, ...] = ()
-    """The same for blocks that follow them: numbers of the rows that are meant; empty for all of them."""
+    """The same for its blocks of row numbers, which follow: which of the joined rows to take; empty: all."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Call:
     role: str
     method: str
     rank: int
-    """Within the role's layout."""
+    """Rank within the role's layout."""
     num_rows: int
     columns: tuple[ColumnInput, ...]
-    """In the order in which their blocks are handed over."""
+    """In the order of their blocks."""
     arguments: Mapping[str, object]
     """The method's keyword arguments."""
     returns: tuple[str, ...]
@@ -40,13 +41,13 @@ class Call:
 
     @property
     def bare(self) -> bool:
-        """Whether the names of role and method say it all."""
+        """Whether it has neither rows nor arguments nor columns to return: role, method and rank say all."""
         return not (self.num_rows or self.columns or self.arguments or self.returns)
 
 
 @dataclass(frozen=True)
 class CallReport:
-    """What a device says of a finished call, with the value of a method that returns no columns."""
+    """A device's report of a finished call, with the return value of a method that returns no columns."""
 
     role: str
     method: str
@@ -61,4 +62,4 @@ class CallReport:
     value: object
     """The method's plain value, or None."""
     num_rows: int = 0
-    """Rows that it was given."""
+    """Rows of the call on this device."""

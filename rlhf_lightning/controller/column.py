@@ -15,19 +15,19 @@ from rlhf_lightning.controller.block import Block, Rows, decode, encode
 from rlhf_lightning.controller.transport import Future, fetch_all
 
 RowNumbers = npt.NDArray[np.int64]
-_PARTS = "_parts"
-"""Where a column keeps what `split` made last, and of which edges."""
+_LAST_SPLIT = "_last_split"
+"""Attribute in which a column caches the last edges that it was split at, and the result."""
 
 
 class Piece(NamedTuple):
-    """Some rows of one block; the block is here, or the future of one that a device makes."""
+    """Some rows of one block, which is in this process or the future of a device's result."""
 
     source: Future | Block
     rows: range | RowNumbers
     """A range (of step 1) where they are known to be contiguous."""
 
     def take(self, rows: RowNumbers) -> Piece:
-        """The given of these rows."""
+        """Some of these rows, by their numbers within the piece."""
         return Piece(self.source, rows + self.rows.start if isinstance(self.rows, range) else self.rows[rows])
 
     def pick(self) -> Rows:
@@ -40,13 +40,13 @@ class Piece(NamedTuple):
         return rows
 
     def block(self, found: Mapping[Future, object]) -> Block:
-        """The rows themselves, of the block that is here or was found."""
+        """The rows' values, of the block in this process or of the fetched one."""
         source = found[self.source] if isinstance(self.source, Future) else self.source
         assert isinstance(source, Block)
         return source.take(self.pick())
 
     def shipped(self) -> tuple[Future | Block, Rows]:
-        """What to send to a device, and which rows it takes of that: a block that is here is cut first."""
+        """What to send to a device, and which rows it takes of that; a block in this process is cut first."""
         if isinstance(self.source, Future):
             return self.source, self.pick()
         return self.source.take(self.pick()), slice(0, len(self.rows))
@@ -58,7 +58,7 @@ class Column:
 
     pieces: tuple[Piece, ...]
     by: Column | None = None
-    """Numbers [n] int64 of the rows of `pieces` that are meant, maybe still being computed; None: all."""
+    """Row numbers [n] int64, maybe still being computed: which rows of `pieces` these are. None: all."""
 
     @staticmethod
     def of(source: Future | Block, num_rows: int) -> Column:
@@ -73,21 +73,21 @@ class Column:
             return Column(_with_rows(pieces))
         sizes = [sum(len(piece.rows) for piece in column.pieces) for column in columns]
         before = np.cumsum([0, *sizes[:-1]])
-        rows = np.concatenate([start + c.numbers() for start, c in zip(before, columns, strict=True)])
+        rows = np.concatenate([start + c.row_numbers() for start, c in zip(before, columns, strict=True)])
         return Column(tuple(pieces)).picked(Column.of(encode(torch.from_numpy(rows)), len(rows)))
 
     def __len__(self) -> int:
         return sum(len(piece.rows) for piece in self.pieces) if self.by is None else len(self.by)
 
-    def numbers(self) -> RowNumbers:
-        """Which rows of `pieces` these are; waits for the device that says so."""
+    def row_numbers(self) -> RowNumbers:
+        """Which rows of `pieces` these are; waits until the device has computed `by`."""
         found = torch.arange(len(self)) if self.by is None else self.by.fetch()
         assert isinstance(found, torch.Tensor)
         return found.numpy()
 
     def picked(self, by: Column) -> Column:
-        """The rows whose numbers [n] int64 another column holds: `take` without knowing them."""
-        whole = self if self.by is None else Column(self.pieces).take(self.numbers())
+        """Like `take`, with row numbers [n] int64 that are themselves a column, and may not be known yet."""
+        whole = self if self.by is None else Column(self.pieces).take(self.row_numbers())
         return Column(whole.pieces, by)
 
     def take(self, rows: RowNumbers) -> Column:
@@ -105,14 +105,14 @@ class Column:
         return Column(tuple(pieces))
 
     def split(self, edges: Sequence[int]) -> list[Column]:
-        """The rows between neighbouring edges, which ascend; kept, since calls split alike."""
-        kept = cast(tuple[Sequence[int], list[Column]] | None, self.__dict__.get(_PARTS))
+        """The rows between neighbouring edges, which ascend; cached, since calls mostly split alike."""
+        kept = cast(tuple[Sequence[int], list[Column]] | None, self.__dict__.get(_LAST_SPLIT))
         if kept is None or kept[0] != edges:
-            kept = self.__dict__[_PARTS] = edges, self._split(edges)
+            kept = self.__dict__[_LAST_SPLIT] = edges, self._split(edges)
         return kept[1]
 
     def _split(self, edges: Sequence[int]) -> list[Column]:
-        """One look at each piece and each part."""
+        """`split` without the cache, in one pass over pieces and parts."""
         if self.by is not None:
             return [Column(self.pieces, by) for by in self.by.split(edges)]
         sizes = [stop - start for start, stop in pairwise(edges)]
@@ -135,7 +135,7 @@ class Column:
         return [Column(tuple(found or none)) for found in parts]
 
     def placed(self, place: Callable[[Block], Future | Block]) -> Column:
-        """The same rows, with each block of this process replaced by what `place` makes of it."""
+        """The same rows, with each block in this process's memory replaced by `place(block)`."""
         if all(isinstance(piece.source, Future) for piece in self.pieces):
             return self
         moved = [p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in self.pieces]
@@ -152,5 +152,5 @@ class Column:
 
 
 def _with_rows(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """The pieces that are not empty; one that is where all are, for its width and type."""
+    """The pieces that have rows; where none has any, the first, which keeps the width and dtype."""
     return tuple(piece for piece in pieces if len(piece.rows)) or tuple(pieces[:1])

@@ -29,16 +29,16 @@ _LESS = (
 
 @dataclass(frozen=True)
 class Placement:
-    """A role on the devices of its pool."""
+    """Where a role goes: the devices of its pool, and its layout on them."""
 
     role: Remote
     layout: ParallelLayout
     devices: tuple[int, ...]
     """Global rank of the device behind each rank of the layout."""
     settings: object
-    """What the strategy says of how the role's model computes; the role knows its type."""
+    """The strategy's settings of how models compute; the role knows their type."""
     link: tuple[int, ...] = ()
-    """Global ranks of the device that sends this model's weights and of those that receive them."""
+    """Global ranks of the link that the role is an end of: the sending device, then the receiving ones."""
 
 
 def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
@@ -60,7 +60,7 @@ def unwritten(rows: TensorDict) -> Iterator[None]:
         ValueError: a column was written to in place.
     """
     tensors = {k: v for k, v in rows.items() if isinstance(v, torch.Tensor)}
-    # What a trainer's inference mode has made (in this process only) counts no versions.
+    # Tensors made in inference mode (only in this process, by a trainer that validates) have no version.
     given = {k: (v, v._version) for k, v in tensors.items() if not v.is_inference()}
     yield
     written = [name for name, (tensor, version) in given.items() if tensor._version != version]
@@ -92,12 +92,12 @@ class Device:
         self.residents = Residents(self.roles, self.gauge)
 
     def join(self, spec: WorldSpec, num_threads: int, *, offload: bool = False) -> None:
-        """Take as many threads as this device may use, and join the job's world.
+        """Set the number of threads, and join the job's torch.distributed world.
 
         Args:
             spec: the world.
-            num_threads: of computation.
-            offload: let roles make room for the one that computes.
+            num_threads: threads of computation.
+            offload: offload roles to make room for the one that computes.
         """
         torch.set_num_threads(num_threads)
         self.offload = offload
@@ -166,7 +166,7 @@ class Device:
     def close(self) -> None:
         """Let every role go and leave the world."""
         self.roles.clear()
-        gc.collect()  # a role and its engines know each other, and vLLM lets go of its groups as it ends
+        gc.collect()  # roles and engines form cycles, and vLLM leaves its groups when it is freed
         World.leave()
 
 

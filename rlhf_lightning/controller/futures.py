@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Value(Generic[T]):
-    """The plain value that one rank will have returned."""
+    """A future of the plain value that one rank returns."""
 
     def __init__(self, report: Future) -> None:
         self._report = report
@@ -32,7 +32,7 @@ def _values(values: Sequence[Value[T]]) -> list[T]:
 
 
 class Gathered(Generic[T]):
-    """The plain values of several ranks."""
+    """Futures of the plain values of several ranks."""
 
     def __init__(self, values: Sequence[Value[T]]) -> None:
         self._values = tuple(values)
@@ -51,16 +51,15 @@ class Gathered(Generic[T]):
 
 Numbers = Mapping[str, float]
 _LAST = ("/lr", "/skipped_steps")
-"""Ends of names of what an optimizer stands at: a mean over its steps would be of none of them."""
+"""Suffixes of metrics that are an optimizer's state: of several steps the last one counts, not the mean."""
 
 
 class Metrics:
-    """Named numbers, some of them still being computed; `a | b` keeps both, and their mean where names meet.
+    """Named numbers, some of them still being computed.
 
-    Either may be a plain mapping of numbers.
-
-    Each remote call adds the mean over its data-parallel ranks; a name that several calls return
-    (mini-batches, say) is averaged over those calls, but for a learning rate and a count of skipped steps.
+    `a | b` has the metrics of both; either may be a plain mapping of numbers. A remote call contributes the
+    mean over its data-parallel ranks. A name that several calls return, such as those of mini-batches, is
+    averaged over the calls; for learning rates and counts of skipped steps the last call counts.
     """
 
     def __init__(self, calls: Iterable[Sequence[Value[Numbers] | Numbers]] = ()) -> None:
@@ -68,10 +67,10 @@ class Metrics:
 
     @classmethod
     def of(cls, numbers: Numbers) -> Metrics:
-        """Metrics that are here.
+        """Metrics of known numbers.
 
         Raises:
-            TypeError: one is no single number.
+            TypeError: a value is not a single number.
         """
         return cls([[{name: _number(name, value) for name, value in numbers.items()}]])
 
@@ -82,11 +81,11 @@ class Metrics:
         return _metrics(other) | self
 
     def moved(self, group: str, *, to: str) -> Metrics:
-        """The same numbers, those of one group under another: `critic/loss` as `cost_critic/loss`."""
+        """The same numbers with one group renamed: `critic/loss` becomes `cost_critic/loss`."""
         return Metrics([[_Moved(value, group, to) for value in ranks] for ranks in self._calls])
 
     def fetch(self) -> dict[str, float]:
-        """Wait for all numbers: means over the calls, but of what counts on the last call's.
+        """Wait for all numbers: the mean over calls, or the last call's for an optimizer's state.
 
         Raises:
             WorkerError: one of the calls, or another pending one, failed.

@@ -2,10 +2,11 @@
 
 controller:  Packer().packed(Parcel(call, sources, objects)) --bytes--> actor.submit(bytes, *shards)
 device:      deliver: blocks out of the shards -> Device.call -> report as bytes, columns as new shards
-bare calls:  actor.ask(), a task of the name that task_name says -> answer: Device.call -> report as bytes
+bare calls:  have neither rows nor arguments, and so need no parcel: role, rank and method are in the name of
+             the Ray task; actor.ask() -> answer: Device.call -> report as bytes
 
-Ray hands bytes over as they are, and an object of the store costs about a millisecond whatever its size: so
-columns that are made together share an object, where all devices map the same store.
+A shard is one object of Ray's store with one or more columns. An object costs about a millisecond, whatever
+its size: so columns that are made together share one, where all devices map the same store.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from rlhf_lightning.controller.call import Call, CallReport, ColumnInput
 from rlhf_lightning.controller.device import Device
 
 ShardColumn = tuple[int, str]
-"""Where a device finds a block: the number of a shard that comes with the call, and the column in it."""
+"""Where a device finds a block: the index of a shard that comes with the call, and the column in it."""
 Fields = tuple[str, str, int, int, tuple[ColumnInput, ...]]
-"""Of a call, up to its arguments."""
+"""The fields of a Call before its arguments."""
 Message = tuple[Fields, tuple[str, ...], bytes, tuple[ShardColumn | Block, ...], tuple[tuple[str, ...], ...]]
-"""A parcel: the call's fields, what it returns, its packed arguments if it has any, sources, objects."""
+"""A parcel as it is pickled: fields, returns, packed arguments (empty: none), sources, objects."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,25 @@ class Parcel:
 
     call: Call
     sources: tuple[ShardColumn | Block, ...]
-    """One for each block of `call.columns`, in order; a small one of the controller's comes along itself."""
+    """Where each block of `call.columns` is, in order; a small block of the controller's is sent itself."""
     objects: tuple[tuple[str, ...], ...]
-    """The columns of `call.returns`, by the shard that is to hold them."""
+    """The columns of `call.returns`, grouped by the shard that is to hold them."""
 
     @property
     def plain(self) -> bool:
-        """Whether nothing of the user's is in it, arguments aside."""
+        """Whether it holds, arguments aside, no Python objects of the user's."""
         return not any(isinstance(source, Block) and source.dtype == "object" for source in self.sources)
 
 
 class Packer:
-    """Packs parcels; arguments that go to many devices are packed once."""
+    """Packs parcels; the same arguments for many devices are packed only once."""
 
     def __init__(self) -> None:
         self._arguments: Mapping[str, object] = {}
         self._bytes = b""
 
     def packed(self, parcel: Parcel) -> bytes:
-        """As bytes: the parcel without its arguments, and these."""
+        """The parcel as bytes."""
         call = parcel.call
         if call.arguments is not self._arguments:
             self._arguments = call.arguments
@@ -81,16 +82,16 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
 
 
 def task_name(call: Call) -> str:
-    """What Ray calls the task of a bare call, and its process while it runs: `DeviceActor.actor.0.x`."""
+    """The name of a bare call's Ray task, which its process shows while it runs: `DeviceActor.actor.0.x`."""
     return f"DeviceActor.{call.role}.{call.rank}.{call.method}"
 
 
 def answer(device: Device, name: str) -> bytes:
-    """Run the bare call of a task; return its packed report.
+    """Run a bare call; return its packed report.
 
     Args:
-        device: what runs it.
-        name: of the task, from `task_name`.
+        device: the device that runs it.
+        name: the name of the Ray task, made by `task_name`.
 
     Raises:
         WorkerError: the method raised.
@@ -116,10 +117,10 @@ def _unpacked(packed: bytes) -> Message:
 
 
 def _packed(message: Message | CallReport, *, plain: bool) -> bytes:
-    """As bytes; a class or function of the user's script goes by value, which costs time to look for.
+    """Pickle a message; with cloudpickle, which is slower, where it may hold the user's own classes.
 
     Args:
         message: what to pack.
-        plain: nothing of the user's is in it.
+        plain: it holds no classes or functions of the user's script, which would have to go by value.
     """
     return pickle.dumps(message) if plain else cast(bytes, cloudpickle.dumps(message))

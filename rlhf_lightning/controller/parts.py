@@ -1,8 +1,8 @@
-"""Columns whose rows come in parts, in an order that is known only when they are there.
+"""Columns whose rows arrive in parts, in an order that is only known once they have arrived.
 
-generator:   part 0 | part 1 | ...      each with the numbers of its rows in the batch, as one more column
-critic:        '---> part 0 | part 1    called once a part, with those rows of every other column
-controller:  batch["values"]            the first that waits for all parts: the rows are in order again
+generator:   part 0 | part 1 | ...      each with one more column: the numbers of its rows in the batch
+critic:        '---> part 0 | part 1    called once per part, with the same rows of every other column
+controller:  batch["values"]            waits for all parts, and puts the rows back in order
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rlhf_lightning.controller.column import Column
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Which rows of a batch each part has; every row is in one."""
+    """Which rows of a batch each part has; every row is in exactly one."""
 
     numbers: tuple[Column, ...]
-    """[n] int64 of each part, where n is known and the numbers may still be computed."""
+    """For each part the numbers [n] int64 of its rows; n is known, the numbers may still be computed."""
 
     @cached_property
     def places(self) -> Column:
-        """[B] int64: where each row of the batch is among the joined parts; waits for all of them."""
+        """[B] int64: the position of each row among the joined parts; waits for all parts."""
         order = Column.joined(self.numbers).fetch()
         assert isinstance(order, torch.Tensor)
         return Column.of(encode(order.argsort()), len(order))
@@ -43,5 +43,5 @@ class PartedColumn:
         return sum(map(len, self.columns))
 
     def settled(self) -> Column:
-        """The rows in the order of the batch; waits until it is known."""
+        """A plain column with the rows in the order of the batch; waits until the order is known."""
         return Column.joined(self.columns).picked(self.parts.places)

@@ -1,9 +1,9 @@
 """The transport over Ray: one actor a device, values in the object store, failures named.
 
 driver:  submit -> actor.submit.remote(parcel, *refs) -> ObjectRef of the report, ObjectRef of each shard
-                -> actor.ask.remote(), where the call's name says all
-         fetch  -> ray.get(refs); past POLL_S ray.wait(refs), with looks whether any pending call failed
-actors:  take the shards behind `refs` straight from the object store of the node that has them
+                -> actor.ask.remote() for a bare call -> ObjectRef of the report
+         fetch  -> ray.get(refs); after POLL_S ray.wait(refs), checking whether any pending call failed
+actors:  fetch the shards behind `refs` straight from the object store of the node that has them
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 
 POLL_S = 0.5
-"""Between two looks at the pending calls while waiting for a value."""
+"""Seconds between two checks of the pending calls while waiting for a value."""
 SHARED = "shared"
-"""The column of a shard that the controller put into the store itself."""
+"""Column name in shards that the controller itself puts into the store."""
 
 
 class Owner(Protocol):
     """What started the actors, and ends them when the transport closes."""
 
     spans_nodes: bool
-    """Whether the devices and the controller stand on more than one node."""
+    """Whether the controller and the devices are on more than one node."""
 
     def close(self) -> None:
         """End everything that was started."""
@@ -49,10 +49,10 @@ class RayFuture(Future):
     column: str | None
     """Which block of a shard; None where the object is a report."""
     maker: str
-    """The call that makes it, as errors have it."""
+    """The call that makes it, as errors name it."""
 
     def opened(self, found: object) -> object:
-        """The value out of the object."""
+        """The value in the fetched object."""
         return opened(cast(bytes, found)) if self.column is None else cast(Shard, found)[self.column]
 
 
@@ -70,10 +70,10 @@ class RayTransport(Transport):
         self._reports: list[CallReport] = []
 
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
-        """Send a call to an actor; it waits there for the blocks that are still being made."""
+        """Send a call to an actor, where it waits for blocks that are still being made."""
         objects = self._objects(call.returns)
         maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
-        sent = self._asked(device, call) if call.bare else self._sent(device, call, blocks, objects, maker)
+        sent = self._ask(device, call) if call.bare else self._send(device, call, blocks, objects, maker)
         *refs, report = sent if isinstance(sent, list) else [sent]
         self._pending.append(Pending(report, maker, self.actors[device], f"{call.role}.{call.method}"))
         columns: dict[str, Future] = {
@@ -83,11 +83,11 @@ class RayTransport(Transport):
         }
         return Submitted(RayFuture(report, self, None, maker), columns)
 
-    def _asked(self, device: int, call: Call) -> Ref | list[Ref]:
-        """Send a bare call: an argument would cost Ray a sixth of the time from asking to the answer."""
+    def _ask(self, device: int, call: Call) -> Ref | list[Ref]:
+        """Send a bare call, without a parcel: that would add a sixth to the time of a round trip."""
         return self._method(device, task_name(call)).remote()
 
-    def _sent(
+    def _send(
         self,
         device: int,
         call: Call,
@@ -102,13 +102,13 @@ class RayTransport(Transport):
             return self._method(device, 1 + len(objects)).remote(packed, *shards)
 
     def _objects(self, returns: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """One object for all columns; one a column where reading an object may take it over the network."""
+        """One object for all columns; on several nodes one per column: only those that are read travel."""
         if self._owner.spans_nodes:
             return tuple((name,) for name in returns)
         return (returns,) if returns else ()
 
     def _method(self, device: int, wanted: int | str) -> SplitMethod:
-        """`submit` with this many results, or `ask` under this name; Ray takes long to make them."""
+        """`submit` with this many results, or `ask` under this name; cached, since Ray makes them slowly."""
         key = (device, wanted)
         if key not in self._methods:
             actor = self.actors[device]
@@ -143,7 +143,7 @@ class RayTransport(Transport):
         return [self.counted(f.opened(value)) for f, value in zip(ours, found, strict=True)]
 
     def _get(self, refs: list[Ref]) -> list[object]:
-        """The objects, with a look at the pending calls every POLL_S."""
+        """The objects; while waiting, checks the pending calls every POLL_S."""
         try:
             return list(ray.get(refs, timeout=POLL_S))
         except GetTimeoutError:
@@ -201,7 +201,7 @@ class RayTransport(Transport):
 
 
 def _source(block: Future | Block, shards: dict[Ref, int]) -> ShardColumn | Block:
-    """Where the device finds a block; a shard that is new is added to those that go with the call."""
+    """Where the device finds a block; its shard is added to `shards`, those sent with the call."""
     if isinstance(block, Block):
         return block
     assert isinstance(block, RayFuture)

@@ -33,16 +33,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: what runs on a worker, and how data reach it."""
+    """A registered method: the function that runs on workers, and how data reach it."""
 
     name: str
     function: Callable[..., object]
     transfer: Transfer
     reads: tuple[str, ...] | None
-    """Columns that it reads; None for all that the batch has."""
+    """Columns that it reads; None for all columns of the batch."""
     returns: tuple[str, ...]
     """Columns that it returns; empty for a plain value."""
     takes_rows: bool
+    """Whether it has the parameter `rows`."""
 
 
 class Caller(Protocol):
@@ -54,27 +55,27 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class Worker(Seat):
-    """Where one rank of a role stands, and how it computes."""
+    """The place of one rank of a role, and how its model computes."""
 
     settings: object
-    """What the strategy says of how the role's model computes."""
+    """The strategy's settings of how models compute."""
     link: Link | None = None
-    """The end that this rank has of the way between its model and a copy on other devices."""
+    """This rank's end of the link between its model and a copy on other devices; None where it has none."""
 
 
 class Remote(ABC):
-    """An object whose registered methods run on workers once it is bound to them, here once it is built."""
+    """An object whose registered methods run on its workers if it is a handle, and here if it is a worker."""
 
     @abstractmethod
     def caller(self) -> Caller | None:
-        """Where calls go; None on a worker."""
+        """What receives the calls of a handle; None on a worker, where methods just run."""
 
     @abstractmethod
     def build(self, worker: Worker) -> None:
         """Make this rank's part of the model."""
 
     def arguments(self, method: Method) -> Mapping[str, object]:
-        """What calls of a method say to workers beside what they are given; nothing by default."""
+        """Default arguments of the handle for calls of a method; none by default."""
         del method
         return {}
 
@@ -82,25 +83,25 @@ class Remote(ABC):
         """Free the device until `reload`; nothing to free by default."""
 
     def reload(self) -> None:  # noqa: B027
-        """Come back to the device, as far as it has left; does nothing where all is there."""
+        """Bring back to the device whatever was offloaded; nothing by default."""
 
     def away_bytes(self) -> int:
-        """What `reload` would bring; nothing by default."""
+        """Bytes that `reload` would bring back; 0 by default."""
         return 0
 
     def lies_in(self, other: Remote) -> bool:
-        """Whether it has no memory but that of another role on its device; not by default."""
+        """Whether all its memory belongs to `other`, a role on the same device; not by default."""
         del other
         return False
 
     def takes_all(self, method: str) -> bool:
-        """Whether calls of a method take whatever memory a device has; none by default."""
+        """Whether calls of a method take all free memory of a device; not by default."""
         del method
         return False
 
 
 class RemoteMethod:
-    """What the decorator leaves in the class: a method that runs here or on its object's workers."""
+    """What `register` puts into the class: calls the function on a worker, and sends the call on a handle."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -127,7 +128,7 @@ class RemoteMethod:
         return inspect.signature(self.method.function)
 
     def _wrong(self, instance: Remote, rows: Sequence[object], arguments: Mapping[str, object]) -> str:
-        """What is wrong with a call to workers; empty where nothing is."""
+        """What is wrong with a call; empty if nothing is."""
         named = any(isinstance(value, Batch) for value in arguments.values())
         if len(rows) > 1 or named or not all(isinstance(batch, Batch | None) for batch in rows):
             return "a remote call takes its rows, a Batch, by position and all else by name"
@@ -143,7 +144,7 @@ class RemoteMethod:
 
 @functools.cache
 def methods_of(cls: type[Remote]) -> Mapping[str, Method]:
-    """The registered methods of a class by name, inherited ones included."""
+    """The registered methods of a class by name, including inherited ones."""
     found = (vars(base) for base in reversed(cls.__mro__))
     return {k: v.method for names in found for k, v in names.items() if isinstance(v, RemoteMethod)}
 
@@ -178,7 +179,7 @@ def register(
 
     Args:
         transfer: how data reach the ranks and how results come back.
-        reads: columns that the method reads, beside the `columns` of an argument such as a loss; None: all.
+        reads: columns that the method reads, besides the `columns` of arguments such as a loss; None: all.
         returns: columns that it returns, where its result is a Batch.
     """
 

@@ -1,9 +1,9 @@
-"""Which models lie on a device while another one computes there: as many as there is room for.
+"""Offloading: which models stay on a device while another one computes there. As many as there is room for.
 
-    call of a role ── what is away of it, and what its call took above that: is there room?
-        no  ──> send away those that compute last of all, until there is
-        yes ──> bring it, and measure what the call takes
-A device decides for itself: sending away and bringing are no collectives.
+    call of a role ── is there room for its offloaded parts, and for what such a call took before?
+        no  ──> offload the models that will be used last, until there is room
+        yes ──> reload the role, run the call, and measure the memory that it takes
+Each device decides for itself: offloading and reloading are not collective.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from rlhf_lightning.controller.call import Call
 from rlhf_lightning.controller.register import Remote
 
 _RESERVE = 10
-"""One part in so many of a GPU's memory stays free: for communication, and for what torch cannot join."""
+"""1/10 of a GPU's memory stays free: for communication, and for fragments that torch cannot join."""
 _REMEMBERED = 8
-"""Calls of a method of which the largest says what the next will take."""
+"""The next call of a method is expected to take as much memory as the largest of so many before it."""
 
 
 class Gauge(Protocol):
     """The memory of a device."""
 
     def free_bytes(self) -> int:
-        """That models and calls may still take."""
+        """Memory that models and calls may still take."""
 
     def begin(self) -> None:
-        """Start to watch."""
+        """Start to measure."""
 
     def taken_bytes(self) -> int:
-        """The most that was taken at once since, beyond what was then."""
+        """The highest use of memory since `begin`, less the use at that time."""
 
 
 class GPUGauge:
-    """The memory of the present GPU, as CUDA and torch's allocator tell it."""
+    """The memory of the current GPU, according to CUDA and torch's allocator."""
 
     def __init__(self) -> None:
         self._before, self._highest = 0, 0
@@ -60,7 +60,7 @@ class GPUGauge:
         return torch.cuda.max_memory_allocated() - self._before
 
     def highest_bytes(self) -> int:
-        """The most of all so far."""
+        """The highest use of memory so far; `begin` does not reset it."""
         return max(self._highest, torch.cuda.max_memory_allocated())
 
 
@@ -68,8 +68,8 @@ class Residents:
     """The roles of a device that make room for each other.
 
     Args:
-        roles: of the device by name; more may come.
-        gauge: of its memory; without one, as on a CPU, one model at a time is there.
+        roles: the device's roles by name; more may be added.
+        gauge: the device's memory; without one, as on a CPU, only one model is there at a time.
     """
 
     def __init__(self, roles: Mapping[str, Remote], gauge: Gauge | None) -> None:
@@ -80,14 +80,14 @@ class Residents:
 
     @contextmanager
     def computing(self, call: Call) -> Iterator[None]:
-        """Have the role of a call on the device."""
+        """Run a call within this context: its role is on the device, others are offloaded where needed."""
         key = call.role, call.method
         for name in self._by_next_use(key):
             if self._has_room(key):
                 break
             self._roles[name].offload()
             self._here.remove(name)
-        # One that is here may have lost what it shares with one that went.
+        # Also where the role is here: it may share memory with a role that was just offloaded.
         self._roles[call.role].reload()
         if call.role not in self._here:
             self._here.append(call.role)
@@ -100,14 +100,14 @@ class Residents:
         self._taken[key].append(self._gauge.taken_bytes())
 
     def _has_room(self, key: tuple[str, str]) -> bool:
-        """Whether a call can run beside all that is here; nobody knows of one that never ran."""
+        """Whether a call can run beside the models that are here; False for one that was never measured."""
         role, taken = self._roles[key[0]], self._taken.get(key)
         if self._gauge is None or not taken or role.takes_all(key[1]):
             return False
         return role.away_bytes() + max(taken) <= self._gauge.free_bytes()
 
     def _by_next_use(self, key: tuple[str, str]) -> list[str]:
-        """The others that are here, first the one wanted last of all after the last time of this call."""
+        """The other roles here, those needed last first, judged by what followed the previous such call."""
         past = [*self._past]
         since = past[len(past) - past[::-1].index(key) :] if key in past else []
         wanted = [role for role, _ in since]

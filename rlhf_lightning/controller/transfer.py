@@ -25,31 +25,31 @@ from rlhf_lightning.parallel import ParallelLayout
 
 @runtime_checkable
 class ReadsGroups(Protocol):
-    """An argument that reads several neighbouring rows at once."""
+    """An argument, such as a loss over pairs, that compares neighbouring rows."""
 
     @property
     def rows_together(self) -> int:
-        """How many."""
+        """Rows of a group of neighbours, which must stay on one rank."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one call hands over: to all ranks before `distribute`, to one rank after it."""
+    """Rows and arguments of a call: of the whole call before `distribute`, of one rank after it."""
 
     batch: Batch
     """The rows; without columns where the method takes none."""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """Keyword arguments."""
+    """Keyword arguments of the method."""
 
     @property
     def rows_together(self) -> int:
-        """Neighbouring rows that an argument, such as a loss over pairs, wants on one rank."""
+        """Rows of the largest group that an argument wants on one rank; 1 where none does."""
         wanted = (v.rows_together for v in self.arguments.values() if isinstance(v, ReadsGroups))
         return max(wanted, default=1)
 
 
-Shards = Mapping[int, Inputs]
-"""Rank within the layout -> its inputs; a rank that is absent is not called."""
+RankInputs = Mapping[int, Inputs]
+"""Inputs by rank within the layout; a rank that is absent is not called."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,11 @@ class Output:
 
     submitted: Submitted
     num_rows: int
+    """Rows that the rank was given, and returns."""
 
     @property
     def batch(self) -> Batch:
-        """The columns that the rank returns."""
+        """The columns that the rank returns, as futures."""
         rows = range(self.num_rows)
         return Batch.trusted(
             {name: Column((Piece(future, rows),)) for name, future in self.submitted.columns.items()},
@@ -69,19 +70,19 @@ class Output:
         )
 
     def value(self) -> Value[object]:
-        """The plain value that the rank returns."""
+        """The plain value that the rank returns, as a future."""
         return Value(self.submitted.report)
 
 
 Outputs = Mapping[int, Output]
-"""Rank within the layout -> its output, for the ranks that were called."""
+"""Outputs by rank within the layout, of the ranks that were called."""
 
 
 class Transfer(ABC):
     """How data reach the ranks of a model, and how results come back."""
 
     @abstractmethod
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """Say what each rank is given."""
 
     @abstractmethod
@@ -97,7 +98,7 @@ class RowTransfer(Transfer):
         """Join the ranks' rows."""
 
     def takes_parts(self, inputs: Inputs) -> bool:
-        """Whether some rows may be handed over before the others, since no row's result needs another row."""
+        """Whether a batch in parts may become one call per part, since no row's result depends on others."""
         return False
 
 
@@ -125,8 +126,8 @@ class SingleTransfer(Transfer):
         return next(iter(outputs.values())).value()
 
 
-def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> Shards:
-    """Split the rows over the data-parallel replicas; all ranks of a replica are given the same."""
+def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> RankInputs:
+    """Split the rows over the data-parallel replicas; all ranks of a replica get the same rows."""
     parts = inputs.batch.split(layout.d, together=inputs.rows_together)
     shares = [Inputs(part, inputs.arguments) for part in parts]
     return {rank: share for share, ranks in zip(shares, layout.replicas, strict=True) for rank in ranks}
@@ -134,13 +135,13 @@ def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> Shards:
 
 @dataclass(frozen=True)
 class DataParallel(RowTransfer):
-    """DP: rows split over the replicas, columns joined from the output rank of each.
+    """DP: rows are split over the replicas, and columns joined from the output rank of each.
 
-    All stages and tensor shards of a replica are given its rows, and its last stage's first tensor shard
-    answers: 3D_PROTO of Table 3, which is DP_PROTO where p = t = 1.
+    All ranks of a replica get its rows; the first tensor shard of its last stage returns the result. This is
+    3D_PROTO of Table 3, and DP_PROTO where p = t = 1.
     """
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """Contiguous rows whose numbers differ by at most one."""
         return _rows_by_replica(layout, inputs)
 
@@ -149,18 +150,18 @@ class DataParallel(RowTransfer):
         return Batch.joined([outputs[rank].batch for rank in layout.output_ranks])
 
     def takes_parts(self, inputs: Inputs) -> bool:
-        """Unless an argument, such as an advantage estimator, has a say in which rows come together."""
+        """Yes, unless an argument, such as an advantage estimator, compares rows."""
         return not any(isinstance(value, ReadsGroups) for value in inputs.arguments.values())
 
 
 @dataclass(frozen=True)
 class MicroDataParallel(RowTransfer):
-    """MICRO_DP: rows split over the copies that generate, dg in each replica (Table 3, 3D_ALL_MICRO_DP).
+    """MICRO_DP: rows are split over the generating copies, dg in each replica (Table 3, 3D_ALL_MICRO_DP).
 
-    All ranks of a copy are given its rows, and its first stage's first tensor shard answers.
+    All ranks of a copy get its rows; the first tensor shard of its first stage returns the result.
     """
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """Contiguous rows whose numbers differ by at most one."""
         generating = layout.generating
         parts = inputs.batch.split(generating.num_replicas, together=inputs.rows_together)
@@ -173,15 +174,15 @@ class MicroDataParallel(RowTransfer):
 
 @dataclass(frozen=True)
 class PartOf(RowTransfer):
-    """MICRO_DP, but each copy is given one part of its rows only; `Batch.split` says how they are divided."""
+    """MICRO_DP, but each copy gets only one of the parts into which `Batch.split` divides its rows."""
 
     index: int
-    """Of the part, from 0."""
+    """Which part, from 0."""
     parts: int
-    """How many there are."""
+    """Number of parts."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
-        """The part of each copy's rows."""
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
+        """The chosen part of each copy's rows."""
         whole = MICRO_DP.distribute(layout, inputs)
         return {r: replace(one, batch=one.batch.split(self.parts)[self.index]) for r, one in whole.items()}
 
@@ -192,9 +193,9 @@ class PartOf(RowTransfer):
 
 @dataclass(frozen=True)
 class Broadcast(RowTransfer):
-    """BROADCAST: every rank is given all rows, and the columns of rank 0 come back."""
+    """BROADCAST: every rank gets all rows, and the columns of rank 0 are the result."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """The same inputs for all."""
         return dict.fromkeys(range(layout.num_ranks), inputs)
 
@@ -205,9 +206,9 @@ class Broadcast(RowTransfer):
 
 @dataclass(frozen=True)
 class DataParallelMetric(MetricTransfer):
-    """DP_METRIC: rows split over the replicas, numbers averaged over them."""
+    """DP_METRIC: rows are split over the replicas, and the replicas' numbers averaged."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """Contiguous rows whose numbers differ by at most one."""
         return _rows_by_replica(layout, inputs)
 
@@ -219,18 +220,18 @@ class DataParallelMetric(MetricTransfer):
 
 @dataclass(frozen=True)
 class OneToAll(EveryRankTransfer):
-    """ONE_TO_ALL: every rank is given the same, every rank's value comes back."""
+    """ONE_TO_ALL: every rank gets the same inputs, and the result has every rank's value."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """The same inputs for all."""
         return dict.fromkeys(range(layout.num_ranks), inputs)
 
 
 @dataclass(frozen=True)
 class PipelineOnly(EveryRankTransfer):
-    """PP_ONLY: every rank is given the same; one value a stage comes back (Table 3, 3D_PP_ONLY)."""
+    """PP_ONLY: every rank gets the same inputs; the result has one value per stage (Table 3, 3D_PP_ONLY)."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """The same inputs for all."""
         return dict.fromkeys(range(layout.num_ranks), inputs)
 
@@ -241,9 +242,9 @@ class PipelineOnly(EveryRankTransfer):
 
 @dataclass(frozen=True)
 class AllToAll(EveryRankTransfer):
-    """ALL_TO_ALL: each keyword argument is a list with one value a rank; every rank's value comes back."""
+    """ALL_TO_ALL: each keyword argument is a list with one value per rank; every rank's value is returned."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """The i-th value of each list for rank i.
 
         Raises:
@@ -267,7 +268,7 @@ class AllToAll(EveryRankTransfer):
 class RankZero(SingleTransfer):
     """RANK_ZERO: only rank 0 is called."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """All inputs for rank 0."""
         return {0: inputs}
 

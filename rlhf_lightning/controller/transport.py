@@ -17,7 +17,7 @@ from rlhf_lightning.controller.call import Call, CallReport
 
 
 class Future(ABC):
-    """A value that some device will have made; whoever holds the future need not hold the value."""
+    """A value that a device computes, and that may stay there: only `fetch` brings it into this process."""
 
     transport: Transport
 
@@ -44,9 +44,9 @@ class Submitted:
     """The futures of one call."""
 
     report: Future
-    """Of a CallReport."""
+    """Future of the CallReport."""
     columns: Mapping[str, Future]
-    """Of Blocks, by column."""
+    """Futures of the returned Blocks, by column."""
 
 
 class Transport(ABC):
@@ -79,8 +79,8 @@ class Transport(ABC):
     def share(self, block: Block) -> Future:
         """Put a block of this process where every device can fetch it."""
 
-    def shared(self, block: Block) -> Future:
-        """`share`, once for each block."""
+    def share_once(self, block: Block) -> Future:
+        """The future of a block, which is shared when it is first asked for."""
         if block not in self._shared:
             self._shared[block] = self.share(block)
         return self._shared[block]

@@ -23,7 +23,7 @@ INLINE_BYTES = 100_000
 
 @runtime_checkable
 class ReadsColumns(Protocol):
-    """An argument, a loss above all, that names the columns it reads."""
+    """An argument, such as a loss, that names the columns it reads."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ class ReadsColumns(Protocol):
 
 @runtime_checkable
 class MakesColumns(Protocol):
-    """An argument, an advantage estimator say, that names the columns which the call returns."""
+    """An argument, such as an advantage estimator, that names the columns which the call returns."""
 
     @property
     def returns(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class WorkerGroup:
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """Run a method on the workers and return its futures at once.
 
-        A batch in parts is handed over part by part, without waiting for any, where that changes no result.
+        A batch in parts becomes one call per part, without waiting for any, where the protocol allows it.
 
         Raises:
             ValueError: the batch lacks a column that the method reads.
@@ -88,10 +88,10 @@ class WorkerGroup:
         return self._shared(batch.select(names), method)
 
     def _shared(self, batch: Batch, method: Method) -> Batch:
-        """Put large blocks of this process into the object store once, not once a call and rank."""
+        """Put large blocks of this process into the object store once, instead of for each call and rank."""
         try:
             return batch.with_sources(
-                lambda block: self.transport.shared(block) if block.size_bytes > INLINE_BYTES else block
+                lambda block: self.transport.share_once(block) if block.size_bytes > INLINE_BYTES else block
             )
         except WorkerError as err:
             raise WorkerError(f"{self.role}.{method.name}: {err}") from None
@@ -117,7 +117,7 @@ class WorkerGroup:
 
 
 def _shipped(pieces: Iterable[Piece], blocks: list[Future | Block]) -> tuple[Rows, ...]:
-    """The rows that a device takes of each piece, whose block is added to `blocks`."""
+    """Add each piece's block to `blocks`; return the rows that the device takes of each."""
     rows = []
     for piece in pieces:
         source, picked = piece.shipped()
@@ -127,5 +127,5 @@ def _shipped(pieces: Iterable[Piece], blocks: list[Future | Block]) -> tuple[Row
 
 
 def _made(arguments: Mapping[str, object]) -> tuple[str, ...]:
-    """Columns that the arguments of a call say it returns."""
+    """The columns that a call returns according to its arguments; none where no argument says so."""
     return next((value.returns for value in arguments.values() if isinstance(value, MakesColumns)), ())

@@ -28,7 +28,7 @@ from rlhf_lightning.controller import (
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
-from rlhf_lightning.controller.transfer import Outputs, Shards
+from rlhf_lightning.controller.transfer import Outputs, RankInputs
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 
 
@@ -36,7 +36,7 @@ from rlhf_lightning.parallel import ParallelLayout, subgroups
 class LastRank(RowTransfer):
     """A protocol of a user: all rows go to the last rank, the others are not called."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """One share."""
         return {layout.num_ranks - 1: inputs}
 

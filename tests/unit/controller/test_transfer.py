@@ -21,7 +21,7 @@ from rlhf_lightning.controller import (
     RowTransfer,
     register,
 )
-from rlhf_lightning.controller.transfer import Outputs, Shards
+from rlhf_lightning.controller.transfer import Outputs, RankInputs
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, echo_on, host
@@ -35,7 +35,7 @@ def numbers(rows: int) -> Batch:
 class Dealt(RowTransfer):
     """Rows are dealt out like cards, and come back in their order."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> Shards:
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         hands = [range(rank, len(inputs.batch), layout.num_ranks) for rank in range(layout.num_ranks)]
         return {rank: replace(inputs, batch=inputs.batch.take(hand)) for rank, hand in enumerate(hands)}
 
