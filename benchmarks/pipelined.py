@@ -133,8 +133,8 @@ class Experience(RLHFAlgorithm):
     def _begin(self, parts: int) -> float:
         strategy = self.strategy
         assert isinstance(strategy, Pipelined)
-        assert strategy.separated is not None
-        strategy.separated.parts = parts
+        assert strategy.generation is not None
+        strategy.generation.parts = parts
         return time.time()
 
 

@@ -1,4 +1,4 @@
-"""What is refused before any worker starts: fields, data, models and rewards that cannot be."""
+"""Checks of an algorithm before any worker starts: its fields, data, models and rewards."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RUNS = {
+_FINAL = {
     "training_step": "Write step(self, batch): it is called once an iteration.",
     "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
 }
-"""Methods of Lightning's that are no subclass's, and what to write instead."""
+"""Methods of Lightning's that a subclass must not override, and what to write instead."""
 
 
 def check_lightning(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a strategy of Lightning's own, which places no models, and an iteration as it runs one.
+    """Refuse Lightning's own strategies, which place no models, and overridden methods that run an algorithm.
 
     Raises:
         ValueError: as said.
@@ -59,7 +59,7 @@ def check_lightning(algorithm: RLHFAlgorithm) -> None:
 
 def _check_methods(algorithm: RLHFAlgorithm) -> None:
     kind = type(algorithm)
-    for name, instead in _RUNS.items():
+    for name, instead in _FINAL.items():
         if not getattr(getattr(kind, name), "__final__", False):
             raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
     if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
@@ -70,20 +70,29 @@ def _check_methods(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse values of other types, roles that are no fields, unread optimizers, empty loops.
+    """Refuse values of wrong types, roles that no strategy would place, unread optimizers, and empty loops.
 
     Raises:
         ValueError: as said.
     """
     check_types(algorithm)
     roles = algorithm.roles()
-    for name, model in roles.items():
-        check_types(model, name=name)
+    for name, role in roles.items():
+        check_types(role, name=name)
     _check_actors(type(algorithm).__name__, roles)
-    kind, own = type(algorithm), vars(algorithm)
+    _check_stray_roles(algorithm)
+    _check_optimizers(roles)
+    for name, least in (("epochs", 1), ("mini_batch_size", 0)):
+        if (given := vars(algorithm).get(name, least)) < least:
+            raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
+
+
+def _check_stray_roles(algorithm: RLHFAlgorithm) -> None:
+    """Refuse roles that are not the value of a field: no strategy would find them."""
+    kind = type(algorithm)
     fields = [field.name for field in dataclasses.fields(cast("DataclassInstance", algorithm))]
-    known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()} | own
-    for name, value in known.items():
+    inherited = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    for name, value in (inherited | vars(algorithm)).items():
         if isinstance(value, Role) and name not in fields:
             role = type(value).__name__
             raise ValueError(
@@ -96,14 +105,14 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
                 f"{kind.__name__}.{name} holds roles in a {type(value).__name__}, where nothing places them. "
                 "Give each a field of its own."
             )
-    for name, given_role in roles.items():
-        if not given_role.trains and given_role.optimizer != OptimizerSpec():
+
+
+def _check_optimizers(roles: Mapping[str, Role]) -> None:
+    for name, role in roles.items():
+        if not role.trains and role.optimizer != OptimizerSpec():
             raise ValueError(
                 f"{name}.optimizer: nothing trains this model, so nothing reads it. Leave it out."
             )
-    for name, least in (("epochs", 1), ("mini_batch_size", 0)):
-        if (given := own.get(name, least)) < least:
-            raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
 
 
 def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
@@ -116,7 +125,7 @@ def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
 
 
 def check_columns(algorithm: RLHFAlgorithm) -> None:
-    """Refuse data without the columns that the algorithm learns from.
+    """Refuse data without the columns, or without the pairs, that the algorithm learns from.
 
     Raises:
         ValueError: as said.
@@ -143,7 +152,7 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_held_out(data: RowData | MixedData, *, what: str) -> None:
-    """Refuse to validate on nothing.
+    """Refuse to validate without held-out rows.
 
     Raises:
         ValueError: as said.
@@ -156,11 +165,11 @@ def check_held_out(data: RowData | MixedData, *, what: str) -> None:
 
 
 def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
-    """Refuse models, tokenizers, an environment and a correction that cannot be.
+    """Refuse models, tokenizers, an environment or an off-policy correction that cannot work.
 
     Args:
-        algorithm: whose roles are complete.
-        generates: whether the actor answers the rows.
+        algorithm: its roles have paths and seeds.
+        generates: whether the actor generates answers, rather than reading given ones.
 
     Raises:
         ValueError: as said.
@@ -176,8 +185,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     """Refuse models that are missing or damaged, or too short for the rows.
 
     Args:
-        algorithm: whose roles are complete.
-        generates: whether the actor answers the rows.
+        algorithm: its roles have paths and seeds.
+        generates: whether the actor generates answers, rather than reading given ones.
 
     Raises:
         ValueError: as said.
@@ -204,7 +213,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
-    """Refuse fewer positions for vLLM than prompts and answers have.
+    """Refuse a `vllm.max_model_len` that is too short for the prompts and their answers.
 
     Raises:
         ValueError: as said.
@@ -223,7 +232,7 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
 
 
 def _check_stops(name: str, actor: Actor) -> None:
-    """Refuse tokens to stop at that the model does not have.
+    """Refuse stop tokens that the model does not have.
 
     Raises:
         ValueError: as said.
@@ -237,9 +246,10 @@ def _check_stops(name: str, actor: Actor) -> None:
 
 
 def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that read the actor's ids with another tokenizer: they would see other texts.
+    """Refuse models that would read the actor's token ids with another tokenizer, as other texts.
 
-    A judge of whole responses reads what was said in its own tokens, and is tried out on the messages.
+    A judge of whole responses may have another tokenizer: responses are re-encoded for it, which is tried out
+    here on the data's messages.
 
     Raises:
         ValueError: as said.
@@ -255,7 +265,7 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
 
 
 def _misread(name: str, role: Role, main: Role) -> str:
-    """Why a model cannot read the ids of the main one, and what to do."""
+    """The error for a model that cannot read the main model's token ids, and what to do about it."""
     alike, all_of_them = numbered_alike(main.path, role.path)
     highest, has = highest_token(main.path, said=num_tokens(main)), num_tokens(role)
     over = f"; they go up to {highest}, and the model has {has} tokens" if has and highest >= has else ""
@@ -271,7 +281,7 @@ def _misread(name: str, role: Role, main: Role) -> str:
 
 
 def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -> None:
-    """Render messages of every sequence of roles in the data as the judge will read them."""
+    """Render one example of each sequence of message roles in the data, as the judge will read it."""
     data = row_data(algorithm.trainer)
     rows = [] if data is None else [*data.train_rows, *data.held_out_rows]
     of_roles = {
@@ -289,7 +299,7 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
 def check_judges(algorithm: RLHFAlgorithm) -> None:
     """Try reward and cost functions on the first rows, and on the first held-out rows.
 
-    Says which of their data sources no row has.
+    Warns of data sources in `by_source` that no row has.
 
     Raises:
         ValueError: one does not exist, or does not work.
@@ -320,7 +330,7 @@ def check_validation(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_environment(algorithm: RLHFAlgorithm) -> None:
-    """Try what speaks between the turns of actors on the first rows, and on the first held-out rows.
+    """Try the actors' environments on the first rows, and on the first held-out rows.
 
     Raises:
         ValueError: it does not exist, or does not work.
@@ -332,7 +342,7 @@ def check_environment(algorithm: RLHFAlgorithm) -> None:
 
 
 def _rows_to_read(algorithm: RLHFAlgorithm) -> list[list[Row]]:
-    """The training rows, and the held-out rows where they are validated on; none where nothing is known."""
+    """The training rows, and the held-out rows if there is validation; empty for an unknown data module."""
     data, trainer = row_data(algorithm.trainer), algorithm.trainer
     if data is None:
         return []
@@ -341,7 +351,7 @@ def _rows_to_read(algorithm: RLHFAlgorithm) -> list[list[Row]]:
 
 
 def check_correction(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a correction for what another engine drew where only one has said how likely it is.
+    """Refuse an off-policy correction, which compares two log-probabilities, where there is only one.
 
     Raises:
         ValueError: as said.

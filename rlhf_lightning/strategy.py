@@ -35,7 +35,7 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs
-from rlhf_lightning.strategy_checks import check_goes_on, check_options, check_trainer
+from rlhf_lightning.strategy_checks import check_options, check_restart, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 
 MODELS = "models"
@@ -224,7 +224,7 @@ class Strategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
-        check_goes_on(self.algorithm)
+        check_restart(self.algorithm)
         end_if_done(trainer)
         task, roles = trainer.state.fn, self.models()
         if task != "fit":

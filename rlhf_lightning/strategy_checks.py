@@ -1,4 +1,4 @@
-"""What is refused of a strategy and of its trainer, and of runs that would go on without what was learned."""
+"""Checks of a strategy and its trainer, and of runs that would silently lose what was learned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_options(strategy: Strategy) -> None:
-    """Refuse a job without devices or time, and offloading that would keep vLLM where it is.
+    """Refuse a job without devices or time, and offloading while vLLM is told to keep its memory.
 
     Raises:
         ValueError: as said.
@@ -42,21 +42,22 @@ def check_options(strategy: Strategy) -> None:
 
 
 def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
-    """Refuse a trainer that was told what its strategy or the models decide: nothing would come of it.
+    """Refuse trainer options that the strategy or the models decide: they would have no effect.
 
     Raises:
         ValueError: as said.
     """
-    told = trainer._accelerator_connector
-    devices = told._devices_flag if isinstance(told._devices_flag, int) else len(told._devices_flag)
-    if devices not in (1, told.accelerator.auto_device_count(), strategy.devices):
+    connector = trainer._accelerator_connector
+    flag = connector._devices_flag
+    devices = flag if isinstance(flag, int) else len(flag)
+    if devices not in (1, connector.accelerator.auto_device_count(), strategy.devices):
         takes = "devices" in inspect.signature(type(strategy)).parameters
         name = type(strategy).__name__ if takes else "Colocated"
         raise ValueError(
             f"Trainer(devices={devices}): the strategy divides the devices. Type "
             f"Trainer(strategy={name}(devices={devices})) instead."
         )
-    if (nodes := told._num_nodes_flag) != 1:
+    if (nodes := connector._num_nodes_flag) != 1:
         raise ValueError(
             f"Trainer(num_nodes={nodes}): the nodes are those of the Ray cluster. Leave num_nodes out, and "
             'type Trainer(strategy=Colocated(address="HOST:PORT")) for a cluster that runs.'
@@ -71,8 +72,8 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
     _check_gradients(trainer, strategy.settings.training)
 
 
-def check_goes_on(algorithm: RLHFAlgorithm) -> None:
-    """Refuse to go on with models that were trained in this process, and ended with the run that did so.
+def check_restart(algorithm: RLHFAlgorithm) -> None:
+    """Refuse a second run without a checkpoint: the models that the first one trained ended with it.
 
     Raises:
         ValueError: as said.
@@ -88,7 +89,7 @@ def check_goes_on(algorithm: RLHFAlgorithm) -> None:
 
 
 def _kept(trainer: Trainer, called: str) -> str:
-    """What to type to go on from what a trainer's callbacks have kept."""
+    """What to type to continue from the checkpoints that the trainer's callbacks have kept."""
     keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
     if any(keeper._find_last_checkpoints(trainer) for keeper in keepers):
         return f'Go on from the last checkpoint: trainer.{called}(..., ckpt_path="last")'
@@ -98,7 +99,7 @@ def _kept(trainer: Trainer, called: str) -> str:
 
 
 def _check_intervals(trainer: Trainer) -> None:
-    """Refuse validations after every 0 iterations or epochs, by which Lightning would divide.
+    """Refuse a validation interval of 0, by which Lightning would divide.
 
     Raises:
         ValueError: as said.
@@ -109,7 +110,7 @@ def _check_intervals(trainer: Trainer) -> None:
 
 
 def _check_callbacks(trainer: Trainer) -> None:
-    """Refuse callbacks that would average, save or find nothing, or leave what is no state to go on from.
+    """Refuse callbacks that cannot work on remote models, or would save a state that no run can resume.
 
     Raises:
         ValueError: as said.
@@ -144,7 +145,7 @@ def _check_callbacks(trainer: Trainer) -> None:
 
 
 def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
-    """Refuse options about gradients, which are with the models: their optimizers clip and add up.
+    """Refuse gradient options of the trainer: the models' own optimizers clip and accumulate gradients.
 
     Raises:
         ValueError: as said.

@@ -52,10 +52,10 @@ class PoolOption:
 
 @dataclass(frozen=True, kw_only=True)
 class MappingOption:
-    """What is known beforehand."""
+    """What the mapping need not find out: the hardware, or the placement itself."""
 
     hardware: str = ""
-    """A known name, or a file that `rlhf calibrate` wrote; by default what this machine looks like."""
+    """A known name, or a file that `rlhf calibrate` wrote; by default a description of this machine."""
     pools: tuple[PoolOption, ...] = ()
     """The placement, as `rlhf map` prints it; empty: search for it."""
 

@@ -21,7 +21,7 @@ class Local(Strategy):
     strategy_name = "local"
 
     num_threads: int = 0
-    """Of computation; 0 leaves the process's own number."""
+    """Threads of computation; 0 leaves the number that the process has."""
 
     # One device, this process: there is nothing to choose.
     devices: int | None = field(default=1, init=False)

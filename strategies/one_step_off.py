@@ -1,4 +1,4 @@
-"""Every model alone, a generator that is one batch ahead: it answers while the others learn."""
+"""Every model alone, with a generator one batch ahead: it answers the next while the others learn."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _STALENESS = "max_staleness"
 
 
 class OneStepOff(OpenRLHF):
-    """As OpenRLHF, but answers are drawn with the weights of one iteration before, or of some.
+    """As OpenRLHF, but answers are drawn with the weights of one iteration before, or of several.
 
-    The policy loss compares with the log-probabilities of those weights; with `actor.recompute_log_probs` and
-    `policy_loss.correction` it compares with the present ones, and weighs each token for what the two differ.
-    An iteration that continues from a checkpoint answers what was in flight anew, by the weights that it has.
+    The policy loss takes its ratio to the log-probabilities under those older weights. With
+    `actor.recompute_log_probs` and `policy_loss.correction` it takes the ratio to the current weights, and
+    weighs each token for the difference between the two. A run that continues from a checkpoint answers the
+    prompts that were in flight once more, with the weights of the checkpoint.
     """
 
     strategy_name = "one-step-off"
 
     max_staleness: int = 1
-    """By how many versions the weights behind a token may be older than the generator's. 1: all rows of a
-    batch are waited for. From 2 on a batch is what ends first, and answers that are not whole when the
-    weights change are gone on with by the new ones."""
+    """Most versions by which the weights behind a token may be older than the generator's. 1: the generator
+    finishes whole batches. From 2 on (partial rollouts) a batch is whatever rows finish first, and unfinished
+    answers are continued by the next weights."""
 
     def __post_init__(self) -> None:
-        """Refuse answers by the present weights, and offloading.
+        """Refuse a staleness below 1, and offloading.
 
         Raises:
             ValueError: as said.
@@ -46,15 +47,15 @@ class OneStepOff(OpenRLHF):
                 f"strategy.max_staleness={self.max_staleness}: answers are at least one version behind. "
                 "Try 1, or --strategy openrlhf."
             )
-        self.separated: GenerationAhead | PartialGeneration | None = None
+        self.generation: GenerationAhead | PartialGeneration | None = None
         self._restored: Batch | None = None
 
     def setup(self, trainer: Trainer) -> None:
         """See `Strategy.setup`.
 
         Raises:
-            ValueError: the last batch of an epoch is smaller than the others, or answers that may wait have
-                several turns.
+            ValueError: the last batch of an epoch is smaller than the others, or partial rollouts have an
+                environment.
         """
         if self.max_staleness > 1:
             refuse_environment(self, instead="--strategy.max_staleness 1")
@@ -76,10 +77,10 @@ class OneStepOff(OpenRLHF):
                     "--data.drop_last true."
                 )
 
-    def separate(
+    def make_generation(
         self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
     ) -> GenerationAhead | PartialGeneration:
-        """What the actor's handle calls."""
+        """See `OpenRLHF.make_generation`."""
         ahead: GenerationAhead | PartialGeneration
         if self.max_staleness > 1:
             ahead = PartialGeneration(
@@ -95,12 +96,12 @@ class OneStepOff(OpenRLHF):
         """See `Strategy.after_step`.
 
         Raises:
-            ValueError: the step has asked for answers several times.
+            ValueError: the step called `generate_sequences` more than once.
         """
         super().after_step()
-        if self.separated is None:
+        if self.generation is None:
             return
-        calls, self.separated.calls = self.separated.calls, 0
+        calls, self.generation.calls = self.generation.calls, 0
         if calls > 1:
             raise ValueError(
                 f"{type(self.algorithm).__name__}.step calls generate_sequences {calls} times, and generation"
@@ -109,14 +110,14 @@ class OneStepOff(OpenRLHF):
             )
 
     def metrics(self) -> dict[str, float]:
-        """`response/staleness`, and with partial rollouts how much was gone on with."""
-        return {} if self.separated is None else self.separated.metrics()
+        """`response/staleness`; with partial rollouts also how much was carried over."""
+        return {} if self.generation is None else self.generation.metrics()
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
     ) -> None:
-        """See `Strategy.save_checkpoint`; the prompts in flight too, unless they hold what it cannot."""
-        rows = None if self.separated is None else self.separated.in_flight
+        """See `Strategy.save_checkpoint`; also saves the prompts in flight, if their columns can be saved."""
+        rows = None if self.generation is None else self.generation.in_flight
         mine = {IN_FLIGHT: columns_of(rows, what="prompts in flight"), _STALENESS: self.max_staleness}
         super().save_checkpoint({**checkpoint, **mine}, filepath, storage_options)
 
@@ -126,32 +127,27 @@ class OneStepOff(OpenRLHF):
         """See `Strategy.load_checkpoint`.
 
         Raises:
-            ValueError: as there, or the prompts in flight are not those of a batch with these options.
+            ValueError: as there, or other options than these decided which rows are in flight.
         """
         state = super().load_checkpoint(checkpoint_path, weights_only)
         if self._restored is not None:
-            self._check_restored(checkpoint_path, state, rows=len(self._restored))
+            self._check_in_flight(checkpoint_path, state, rows=len(self._restored))
         return state
 
-    def _check_restored(self, path: str | Path, state: Mapping[str, object], *, rows: int) -> None:
-        held = cast("Mapping[str, object]", state.get("hyper_parameters", {}))
-        staleness, groups = state.get(_STALENESS, self.max_staleness), held.get("group_size")
-        here = self.algorithm.hparams.get("group_size")
-        for name, own, there, fits in (
-            (
-                "strategy.max_staleness",
-                self.max_staleness,
-                staleness,
-                self.max_staleness > 1 or staleness == 1,
-            ),
-            ("algo.group_size", here, groups, here == groups),
-        ):
-            if not fits:
-                raise ValueError(
-                    f"{name}={own}: checkpoint {path} was written with {there}, by which its {rows} rows in "
-                    f"flight were drawn. Type --{name} {there}."
-                )
+    def _check_in_flight(self, path: str | Path, state: Mapping[str, object], *, rows: int) -> None:
+        saved = cast("Mapping[str, object]", state.get("hyper_parameters", {})).get("group_size")
+        staleness, group_size = state.get(_STALENESS), self.algorithm.hparams.get("group_size")
+        refused = ""
+        if self.max_staleness == 1 and staleness not in (None, 1):
+            refused, own, there = "strategy.max_staleness", self.max_staleness, staleness
+        elif group_size != saved:
+            refused, own, there = "algo.group_size", group_size, saved
+        if refused:
+            raise ValueError(
+                f"{refused}={own}: checkpoint {path} was written with {there}, which decided its {rows} rows "
+                f"in flight. Type --{refused} {there}."
+            )
 
     def restore_in_flight(self, columns: dict[str, Column]) -> None:
-        """See `Strategy.restore_in_flight`; they are answered first."""
+        """See `Strategy.restore_in_flight`; the first call answers them."""
         self._restored = Batch.of(columns) if columns else None

@@ -20,15 +20,15 @@ class OpenRLHF(Strategy):
     strategy_name = "openrlhf"
 
     generator_devices: int | None = None
-    """Devices of the generator, of all that there are; by default as many as each role has."""
+    """Devices of the generator, out of `devices`; by default as many as each other role has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.separated: SeparateGeneration | None = None
-        """What the actor's handle calls, during a run with a generator."""
+        self.generation: SeparateGeneration | None = None
+        """Receives the calls on the actor's handle, during a run with a generator."""
 
     def models(self) -> dict[str, Role]:
-        """The algorithm's roles, and a generator where there is an actor."""
+        """The algorithm's roles, and a generator if there is an actor."""
         roles = super().models()
         actor = roles.get("actor")
         return roles | {GENERATOR: Generator.of(actor)} if isinstance(actor, Actor) else roles
@@ -58,32 +58,36 @@ class OpenRLHF(Strategy):
         return [*pools, ResourcePool(GENERATOR, wanted, (GENERATOR,))]
 
     def links(self, devices: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """From the actor's first device to all of the generator's."""
+        """One link, from the actor's first device to all devices of the generator."""
         if GENERATOR not in devices:
             return {}
         link = (devices["actor"][0], *devices[GENERATOR])
         return {"actor": link, GENERATOR: link}
 
     def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
-        """The actor's calls find the generator."""
+        """The roles' own workers, but for the actor: its calls to generate go to the generator."""
         if GENERATOR not in workers:
             return workers
-        again = self.algorithm.main_actor.recompute_log_probs
-        self.separated = self.separate(workers["actor"], workers[GENERATOR], recompute_log_probs=again)
-        return {**workers, "actor": self.separated}
+        recompute = self.algorithm.main_actor.recompute_log_probs
+        self.generation = self.make_generation(
+            workers["actor"], workers[GENERATOR], recompute_log_probs=recompute
+        )
+        return {**workers, "actor": self.generation}
 
     def after_step(self) -> None:
-        """The generator is sent the new weights while critics still learn and the next batch is prepared."""
-        if self.separated is not None:
-            self.separated.synchronize()
+        """Send the generator the new weights, while critics still learn and the next batch is prepared."""
+        if self.generation is not None:
+            self.generation.synchronize()
 
-    def separate(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> SeparateGeneration:
-        """What the actor's handle calls."""
+    def make_generation(
+        self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
+    ) -> SeparateGeneration:
+        """Make what receives the calls on the actor's handle."""
         return SeparateGeneration(actor, generator, recompute_log_probs=recompute_log_probs)
 
 
 def refuse_offload(strategy: OpenRLHF) -> None:
-    """Refuse to send models away from devices that they have for themselves.
+    """Refuse offloading where every model has devices of its own.
 
     Raises:
         ValueError: as said.
@@ -96,11 +100,11 @@ def refuse_offload(strategy: OpenRLHF) -> None:
 
 
 def refuse_environment(strategy: OpenRLHF, *, instead: str) -> None:
-    """Refuse turns of an environment where answers do not come all together.
+    """Refuse an environment, whose turns need all answers together, where answers come one by one.
 
     Args:
-        strategy: that hands them on in its own order.
-        instead: what to type.
+        strategy: the strategy, which returns answers in the order in which they end.
+        instead: what to type instead.
 
     Raises:
         ValueError: as said.

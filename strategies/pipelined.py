@@ -1,4 +1,4 @@
-"""Every model alone, and answers are scored as they end, while the generator goes on with the longer ones."""
+"""Every model alone; answers are scored as they end, while the generator continues with the longer ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlhf_lightning.workers import GenerationInParts
 
 
 class Pipelined(OpenRLHF):
-    """As OpenRLHF, but generation, scoring and preparation overlap, part by part of a batch.
+    """As OpenRLHF, but generation overlaps with the models that read its answers, part by part of a batch.
 
-    The rows whose answers end first are the first part, and the long tail is the last.
+    The rows whose answers end first are the first part; the longest answers are in the last.
     """
 
     strategy_name = "pipelined"
 
     parts: int = 8
-    """In which a batch is handed on; each has the rows that end next."""
+    """Parts in which the answers of a batch are passed on; each has the rows that end next."""
 
     def __post_init__(self) -> None:
         """Refuse a batch in one part, and offloading.
@@ -60,6 +60,8 @@ class Pipelined(OpenRLHF):
             )
         return super().place(roles, devices)
 
-    def separate(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> GenerationInParts:
-        """What the actor's handle calls."""
+    def make_generation(
+        self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
+    ) -> GenerationInParts:
+        """See `OpenRLHF.make_generation`."""
         return GenerationInParts(actor, generator, recompute_log_probs=recompute_log_probs, parts=self.parts)

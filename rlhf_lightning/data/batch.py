@@ -90,8 +90,8 @@ class EncodedRows(Dataset[list[Sample]]):
         tails = map(len, self.responses or ()) if new_tokens is None else [new_tokens] * len(self.rows)
         return max(len(prompt) + tail for prompt, tail in zip(self.prompts, tails, strict=True))
 
-    def one_of(self, together: int) -> EncodedRows:
-        """The first of every so many neighbouring rows, each drawn alone."""
+    def first_of_each(self, together: int) -> EncodedRows:
+        """The first of each group of neighbouring rows, drawn one by one: each prompt once."""
         if together == 1:
             return self
         return replace(

@@ -57,7 +57,7 @@ class RowData(LightningDataModule, ABC):
         super().__init__()
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size={self.batch_size}: a batch has at least 1 row. Try 32.")
-        if not 0 <= self.drawn_with < 2**31:
+        if not 0 <= self.effective_seed < 2**31:
             raise ValueError(f"data.seed={self.seed}: must lie in [0, 2**31). Try 0.")
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers={self.num_workers}: use 0 for no process beside the run's.")
@@ -70,8 +70,8 @@ class RowData(LightningDataModule, ABC):
         self._collate = Collate(pad_token_id=0)
 
     @property
-    def drawn_with(self) -> int:
-        """The seed in effect."""
+    def effective_seed(self) -> int:
+        """The seed of the data: `seed`, or that of the run."""
         return run_seed() if self.seed is None else self.seed
 
     @abstractmethod
@@ -165,8 +165,8 @@ class RowData(LightningDataModule, ABC):
         return self.batch_size * self.format().group
 
     @property
-    def answers_to_each(self) -> int:
-        """Neighbouring rows that have one prompt."""
+    def rows_per_prompt(self) -> int:
+        """Neighbouring rows with the same prompt: 2 where rows are pairs."""
         return self.format().group
 
     @property
@@ -223,7 +223,7 @@ class RowData(LightningDataModule, ABC):
             train,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            sampler=kind(size=len(train), shuffle=self.shuffle and not overfits, seed=self.drawn_with),
+            sampler=kind(size=len(train), shuffle=self.shuffle and not overfits, seed=self.effective_seed),
             collate=self._collate,
             num_workers=self.num_workers,
         )
@@ -235,7 +235,7 @@ class RowData(LightningDataModule, ABC):
     def predict_dataloader(self) -> DataLoader[list[Sample]]:
         """Return a loader of the held-out prompts, or of the training prompts where none are held out."""
         rows = self._encoded() if self._held_out is None else self._held_out
-        return self._in_order(rows.one_of(self.answers_to_each))
+        return self._in_order(rows.first_of_each(self.rows_per_prompt))
 
     def _in_order(self, rows: EncodedRows) -> DataLoader[list[Sample]]:
         return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0)

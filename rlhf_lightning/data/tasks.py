@@ -59,9 +59,10 @@ class TaskData(RowData):
         """Return freshly generated rows."""
         span = (self.min_digits, self.max_digits)
         return Rows(
-            train=[sort_digits(self.drawn_with, index, digits=span) for index in range(self.num_rows)],
+            train=[sort_digits(self.effective_seed, index, digits=span) for index in range(self.num_rows)],
             held_out=[
-                sort_digits(self.drawn_with, i, digits=span, held_out=True) for i in range(self.num_val_rows)
+                sort_digits(self.effective_seed, i, digits=span, held_out=True)
+                for i in range(self.num_val_rows)
             ],
             train_name=SORT_DIGITS,
             held_out_name=f"{SORT_DIGITS} (held out)",
@@ -143,7 +144,7 @@ class ReasoningGymData(RowData):
             )
         size = self.num_rows + self.num_val_rows
         try:
-            entries = gym.create_dataset(self.task, seed=self.drawn_with, size=size, **self.options)
+            entries = gym.create_dataset(self.task, seed=self.effective_seed, size=size, **self.options)
         except (TypeError, AssertionError) as err:
             raise ValueError(
                 f"data.options={self.options}: the task {self.task} refuses them ({err})."

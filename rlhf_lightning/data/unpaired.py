@@ -37,7 +37,7 @@ class UnpairedData(PromptData):
         return replace(super().format(), max_response_tokens=self.max_response_tokens)
 
     @property
-    def answers_to_each(self) -> int:
+    def rows_per_prompt(self) -> int:
         """Neighbouring rows that have one prompt."""
         return 2 if self.from_pairs else 1
 

@@ -34,12 +34,12 @@ class Several(Caller):
 def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
     strategy = OneStepOff()
     strategy.connect(grpo())
-    strategy.separated = strategy.separate(Several(), Several(), recompute_log_probs=False)
+    strategy.generation = strategy.make_generation(Several(), Several(), recompute_log_probs=False)
     for calls in (1, 0, 1):
-        strategy.separated.calls = calls
+        strategy.generation.calls = calls
         strategy.after_step()
-        assert strategy.separated.calls == 0
-    strategy.separated.calls = 2
+        assert strategy.generation.calls == 0
+    strategy.generation.calls = 2
     with pytest.raises(ValueError, match=r"^GRPO.step calls generate_sequences 2 times, .* openrlhf"):
         strategy.after_step()
 

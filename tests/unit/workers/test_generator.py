@@ -283,7 +283,7 @@ def test_a_single_answer_is_no_part() -> None:
 )
 def test_log_probs_are_the_actors_under_every_strategy(strategy: OpenRLHF) -> None:
     workers = Noting("actor", []), Noting("generator", [])
-    assert strategy.separate(*workers, recompute_log_probs=True).recompute_log_probs
+    assert strategy.make_generation(*workers, recompute_log_probs=True).recompute_log_probs
 
 
 def test_a_generation_is_gone_on_with_to_its_end() -> None:

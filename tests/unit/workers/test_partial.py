@@ -324,8 +324,8 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy, rows = OneStepOff(max_staleness=2), rows_of(3, size=4, together=1)
-    strategy.separated = partial(Replicas(ParallelLayout(), uneven), 2)
-    strategy.separated.in_flight = rows
+    strategy.generation = partial(Replicas(ParallelLayout(), uneven), 2)
+    strategy.generation.in_flight = rows
     strategy.save_checkpoint({"epoch": 7}, tmp_path / "a.ckpt")
     state = files.read_state(tmp_path / "a.ckpt")
     assert state["max_staleness"] == 2
@@ -341,7 +341,7 @@ def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
     assert not caplog.records
     Colocated().restore_in_flight(kept)
     assert "4 answers were under way when the checkpoint was made" in caplog.text
-    strategy.separated.in_flight = rows | {"rows": [{"day": date(2026, 1, 1)}] * 4}
+    strategy.generation.in_flight = rows | {"rows": [{"day": date(2026, 1, 1)}] * 4}
     strategy.save_checkpoint({"epoch": 8}, tmp_path / "b.ckpt")
     state = files.read_state(tmp_path / "b.ckpt")
     assert state["epoch"] == 8

@@ -1,4 +1,4 @@
-"""What callbacks of validations refuse."""
+"""A check that callbacks of validations share."""
 
 from __future__ import annotations
 
