@@ -1,4 +1,4 @@
-"""What the ranks of one micro-DP group exchange to make their generation shard, before anything is sent.
+"""Plans what the ranks of one micro-DP group exchange to make their generation shard.
 
 Member = stage offset * kt + chunk, where kp = p / pg stages and kt = t / tg chunks make one generation shard.
 
@@ -24,17 +24,17 @@ from rlhf_lightning.parallel.layout import GenerationLayout
 from rlhf_lightning.parallel.sharding import Sharded, holds
 
 How = Literal["nothing", "gather", "broadcast", "pairs"]
-"""How the pieces of a slot travel: not, in one all-gather, each in a broadcast, or from member to member."""
+"""How the pieces of a slot are exchanged: not at all, in one all-gather, one broadcast each, or pairwise."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Parameters that lie in one piece of memory at generation time: counterparts of all stages, or one."""
+    """Parameters that share one piece of memory in generation: one, or its counterparts in all stages."""
 
     params: tuple[Sharded, ...]
-    """One of each stage, of the same shape and divided alike; or one alone."""
+    """One parameter; or one per stage, of the same shape and divided alike."""
     owners: tuple[tuple[int, ...], ...]
-    """Members that train each piece: the chunks of the first parameter, then those of the next."""
+    """For each piece the members that train it: the chunks of the first parameter, then of the next."""
     members: tuple[int, int]
     """Stages and chunks of the micro-DP group, kp and kt."""
     stored: tuple[int, ...]
@@ -47,7 +47,7 @@ class Slot:
 
     @cached_property
     def how(self) -> How:
-        """The way that takes the fewest calls and sends nobody what it has."""
+        """The exchange with the fewest calls that sends no member a piece that it has already."""
         if all(len(owners) == self.num_members for owners in self.owners):
             return "nothing"
         if self.owners == tuple((member,) for member in range(self.num_members)):
@@ -63,12 +63,12 @@ class Slot:
         return [piece for piece, owners in enumerate(self.owners) if member not in owners]
 
     def num_sent(self, member: int) -> int:
-        """Pieces that a member gives, each counted once for every member that it goes to."""
+        """Pieces that a member sends, counted once for each receiver."""
         return sum(sender == member for _, sender, _ in self.routes)
 
     @cached_property
     def routes(self) -> list[tuple[int, int, int]]:
-        """(piece, sender, receiver) of everything that travels, in an order that all members share."""
+        """(piece, sender, receiver) of all that is sent, in the same order on all members."""
         return [
             (piece, self._nearest(owners, receiver), receiver)
             for piece, owners in enumerate(self.owners)
@@ -77,7 +77,7 @@ class Slot:
         ]
 
     def _nearest(self, owners: Sequence[int], member: int) -> int:
-        """The owner of the nearest stage, and in it that of the nearest chunk."""
+        """The owner in the nearest stage, and there the one with the nearest chunk."""
         stage, chunk = divmod(member, self.members[1])
 
         def distance(owner: int) -> tuple[int, int]:

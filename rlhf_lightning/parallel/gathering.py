@@ -1,4 +1,4 @@
-"""HybridFlow-V's way from training to generation, for comparison: the whole model passes through every rank.
+"""HybridFlow-V's transition to generation, for comparison: every rank gathers the whole model.
 
 The vanilla rule numbers the shards of generation consecutively, so that a rank's training shard need not be a
 part of what it generates with: the model is gathered within the training replica, the generation shard is cut
@@ -38,7 +38,7 @@ class GatheredShard:
     parameters: Mapping[str, nn.Parameter]
     """This rank's training shards by name; they stay where they are."""
     received_bytes: int = field(default=0, init=False)
-    """What the last `gather` asked of other ranks."""
+    """Bytes that the last `gather` received from other ranks."""
 
     def __post_init__(self) -> None:
         everything = replace(self.layout, generation=Generation(1, 1)).generating
@@ -72,7 +72,7 @@ class GatheredShard:
         return dict(self._shard)
 
     def release(self) -> None:
-        """Let the copy go."""
+        """Free the copy."""
         self._shard.clear()
 
     def _wanted(self) -> dict[str, slice]:

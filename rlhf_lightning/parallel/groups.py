@@ -59,13 +59,13 @@ class ModelGroups:
     def create(
         cls, layout: ParallelLayout, rank: int, group: Callable[[Ranks], dist.ProcessGroup]
     ) -> ModelGroups:
-        """Look the groups of a rank of the layout up.
+        """Collect the groups that a rank is in.
 
         Args:
-            layout: of the model.
+            layout: the model's.
             rank: within the layout.
-            group: makes or finds the group of these ranks of the layout; `dist.new_group` must be called on
-                every rank of the world for every group, so give `create_all` where none exist yet.
+            group: finds the process group of some ranks of the layout. Where groups do not exist yet use
+                `create_all`: every rank of the world must take part in making each of them.
         """
         found = {}
         for name, groups in named_groups(layout).items():
@@ -95,5 +95,5 @@ def all_ranks(layout: ParallelLayout) -> list[Ranks]:
 
 
 def several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group, None where it is of one rank."""
+    """The group; None if it has one rank, where there is nothing to communicate."""
     return group if group is not None and dist.get_world_size(group) > 1 else None

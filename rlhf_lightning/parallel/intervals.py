@@ -9,13 +9,13 @@ Interval = tuple[int, int]
 
 
 def meet(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What is in both."""
+    """The intersection of two sets."""
     both = [(max(a, c), min(b, d)) for a, b in one for c, d in other]
     return [(start, stop) for start, stop in both if start < stop]
 
 
 def minus(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What is in the first and not in the second."""
+    """The first set without the second."""
     left = list(one)
     for start, stop in other:
         pieces = [piece for a, b in left for piece in ((a, min(b, start)), (max(a, stop), b))]

@@ -1,4 +1,4 @@
-"""Weights on their way from the devices of one model to those of another, bucket by bucket.
+"""Sends weights from a device of one model to the devices of another, bucket by bucket.
 
 one device of the source          every device of the target
 weights ─> [ bucket ] ── header, then numbers: one broadcast ──> [ bucket ] ─> named views ─> the model
@@ -15,40 +15,40 @@ import torch.distributed as dist
 from torch import Tensor
 
 BUCKET_BYTES = 256 * 2**20
-"""Least that a bucket has room for; a larger parameter makes it larger."""
+"""Least capacity of a bucket; a larger parameter makes it grow."""
 
 Header = tuple[torch.dtype, list[tuple[str, tuple[int, ...]]]]
-"""Type and (name, shape) of what a bucket holds, one behind the other; empty at the end."""
+"""What a bucket holds: dtype, and (name, shape) of its tensors in order; no tensors mark the end."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What one end of a link did for all weights."""
+    """What one end of a link moved in one transfer of all weights."""
 
     sent_bytes: int = 0
-    """Counted once for each receiver."""
+    """Bytes sent, counted once for each receiver."""
     received_bytes: int = 0
     bucket_bytes: int = 0
-    """The largest bucket: all that was held of the weights at once, beside the models."""
+    """Size of the largest bucket: the most memory that the transfer took beside the models."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One device's end of the way from a model to another; made once, with the job's groups."""
+    """One device's end of a link between two models; made once, with the job's process groups."""
 
     group: dist.ProcessGroup
-    """The device that sends and those that receive."""
+    """The sending device and the receiving ones."""
     source: int
-    """Global rank of the one that sends."""
+    """Global rank of the sending device."""
     device: torch.device
-    """Of this rank."""
+    """This rank's device."""
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, bucket_bytes: int = BUCKET_BYTES) -> Moved:
-        """Give all weights to the other devices; the source calls it, while they `receive`.
+        """Send all weights; the source calls it while the other devices `receive`.
 
         Args:
-            weights: name and tensor, of one type, each only needed until the next.
-            bucket_bytes: numbers that travel together.
+            weights: (name, tensor) pairs of one dtype; each tensor is read before the next is asked for.
+            bucket_bytes: bytes of tensors that are sent together.
         """
         receivers = dist.get_world_size(self.group) - 1
         total = largest = 0
@@ -61,7 +61,7 @@ class Link:
         return Moved(sent_bytes=total, bucket_bytes=largest)
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
-        """What the source sends, name and tensor, each only valid until the next; read it to the end."""
+        """Yield what the source sends, (name, tensor), each valid until the next; must be read to the end."""
         room = torch.empty(0, device=self.device)
         while True:
             dtype, parts = self._tell(None)
@@ -76,7 +76,7 @@ class Link:
                 yield name, part.view(shape)
 
     def _tell(self, header: Header | None) -> Header:
-        """The source's header, on every device."""
+        """Broadcast the source's header, and return it on every device; the others pass None."""
         told: list[Header | None] = [header]
         dist.broadcast_object_list(told, self.source, group=self.group, device=torch.device("cpu"))
         assert told[0] is not None
@@ -86,9 +86,9 @@ class Link:
 def _buckets(
     weights: Iterable[tuple[str, Tensor]], bucket_bytes: int, device: torch.device
 ) -> Iterator[tuple[torch.dtype, list[tuple[str, tuple[int, ...]]], Tensor]]:
-    """Copies of the weights in one piece of memory after the other: type, names and shapes, numbers [N].
+    """Copy the weights into buckets: dtype, (name, shape) of each tensor, and their numbers [N].
 
-    The memory is used again for the next bucket.
+    The memory of a bucket is reused for the next one.
     """
     room = torch.empty(0, device=device)
     parts: list[tuple[str, tuple[int, ...]]] = []

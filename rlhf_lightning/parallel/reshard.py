@@ -23,7 +23,7 @@ Distance = tuple[int, int]
 
 @dataclass(frozen=True)
 class Receive:
-    """What a rank gets from another one."""
+    """What one rank receives from another."""
 
     source: int
     group: tuple[int, ...]

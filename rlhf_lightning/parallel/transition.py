@@ -1,4 +1,4 @@
-"""The actor's way from its training shards to its generation shard and back, each number held once.
+"""The actor's transition from training shards to generation shards and back, holding each number once.
 
 training                        gather                                 generation
 own chunk  ── copied into ──> [ own | remote ]  <── micro-DP group     all of it computes; the parameters
@@ -6,8 +6,8 @@ parameter.data ──────────────── a view of it    
                                 release
 own chunk  <── copied out ─── [ own | remote ]  ──> freed
 
-Bucket by bucket: while one is on its way, the own part of the next is copied. So the peak is the generation
-shard and the largest training parameter (and, with gloo, the buffers of its all-gathers).
+It goes bucket by bucket: while one is being exchanged, this rank's part of the next is copied. So the peak of
+memory is the generation shard and the largest training parameter (with gloo, also its all-gathers' buffers).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.parallel.sharding import Sharded, holds
 
 IN_FLIGHT = 2
-"""Buckets on their way at the same time."""
+"""Buckets being exchanged at the same time."""
 
 
 @dataclass(eq=False)
 class HybridBuffer:
-    """One rank's parameters: a training shard in training, in generation the shard that it is a part of.
+    """One rank's parameters: in training its training shard, in generation the larger shard that contains it.
 
-    The `nn.Parameter` objects stay, only their `.data` moves; a parameter divided along dimension 1 lies
-    transposed in memory, in training too, so that its strides never change.
+    The `nn.Parameter` objects stay the same, only their `.data` moves. A parameter divided along dimension 1
+    lies transposed in memory, in training too, so that its strides never change.
 
     Raises:
         ValueError: the layout generates by the vanilla rule; the group or the parameters are not this rank's.
@@ -53,9 +53,9 @@ class HybridBuffer:
     parameters: Mapping[str, nn.Parameter]
     """This rank's training shards by name, in the shape `Sharded.shard_shape(t)`."""
     received_bytes: int = field(default=0, init=False)
-    """What the last `gather` asked of other ranks."""
+    """Bytes that the last `gather` received from other ranks."""
     sent_bytes: int = field(default=0, init=False)
-    """What the last `gather` gave to other ranks, counted once for each receiver."""
+    """Bytes that the last `gather` sent to other ranks, counted once for each receiver."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -69,16 +69,16 @@ class HybridBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all memory that the parameters and the generation shard lie in, each piece once."""
+        """Bytes of memory of the parameters and the generation shard; shared memory counts once."""
         tensors = [*self._stores.values(), *(parameter.data for parameter in self.parameters.values())]
         return storage_bytes(tensors)
 
     def gather(self) -> dict[str, Tensor]:
-        """Make the generation shard; every member of the micro-DP group calls it.
+        """Make the generation shard; collective over the micro-DP group.
 
         Returns:
-            The tensors by name. A divided one has its chunks in their order along `dim`, each with all its
-            sections. Drop them before `release`, or the memory stays.
+            The tensors by name. A divided tensor has the ranks' chunks in order along `dim`, each chunk with
+            all its sections. Drop them before `release`, which otherwise cannot free the memory.
         """
         self.received_bytes = self.sent_bytes = 0
         shard: dict[str, Tensor] = {}
@@ -100,7 +100,7 @@ class HybridBuffer:
         return shard
 
     def release(self) -> None:
-        """Free what other ranks train; the own part moves into memory of its own."""
+        """Free the other ranks' parts; this rank's part moves into memory of its own."""
         with torch.inference_mode(mode=False), torch.no_grad():
             for slot in self._slots():
                 store = self._stores.pop(slot.params[0].name, None)
@@ -117,7 +117,7 @@ class HybridBuffer:
         return next(((q, self.parameters[q.name]) for q in slot.params if q.name in self.parameters), None)
 
     def _settle(self, slot: Slot) -> None:
-        """Lay this rank's parameter of a slot out as it lies in a generation shard."""
+        """Give this rank's parameter of a slot the memory layout that it has in a generation shard."""
         if (trained := self._trained(slot)) is not None:
             param, parameter = trained
             stored = stored_as(param, parameter.data)
@@ -144,13 +144,13 @@ class HybridBuffer:
 
 
 def exchange(slot: Slot, store: Tensor, *, member: int, group: dist.ProcessGroup) -> list[dist.Work]:
-    """Start what fills the memory of a slot; every member of the micro-DP group calls it.
+    """Start the communication that fills a slot's memory; collective over the micro-DP group.
 
     Args:
-        slot: what it holds.
-        store: [pieces, *slot.stored], the own piece in its place.
-        member: this rank's place in the group.
-        group: all members, in their order.
+        slot: the slot to fill.
+        store: its memory [pieces, *slot.stored], with this rank's piece in place.
+        member: this rank's index in the group.
+        group: the micro-DP group, in the order of the members.
     """
     if slot.how == "nothing":
         return []
@@ -173,7 +173,7 @@ def exchange(slot: Slot, store: Tensor, *, member: int, group: dist.ProcessGroup
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all memory that tensors lie in, each piece once."""
+    """Bytes of the memory behind tensors; shared memory counts once."""
     return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
@@ -188,7 +188,7 @@ def _wait(works: Iterable[dist.Work]) -> None:
 
 
 def _check(buffer: HybridBuffer) -> None:
-    """Refuse what would only fail, or hang, in the first transition."""
+    """Refuse arguments that would only fail, or hang, in the first transition."""
     generating = buffer.layout.generating
     at, train = generating.coordinate(buffer.rank), buffer.layout.coordinate(buffer.rank)
     if generating.rule != "hybridflow":

@@ -19,7 +19,7 @@ from rlhf_lightning.parallel.sharding import Sharded, even_stages, holds
 Bytes = int | Fraction
 """Bytes; a fraction only where a model is known by its size alone and does not divide."""
 Shard = dict[str, list[Interval]]
-"""What a rank holds: intervals by the name of the parameter."""
+"""What a rank holds of each parameter: intervals by the parameter's name."""
 Stages = tuple[tuple[int, ...], ...]
 """Layers of each training stage."""
 
@@ -29,7 +29,7 @@ class Sized(Protocol):
 
     @property
     def size_bytes(self) -> Bytes:
-        """Bytes of it."""
+        """Size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Slice:
     """A piece of one parameter."""
 
     name: str
-    """Of the whole parameter."""
+    """Name of the parameter."""
     dim: int | None
     """Dimension that `start` and `stop` count along; None: the flattened parameter."""
     start: int
@@ -47,7 +47,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a plan moves.
+    """The weights of a model, as plans move them.
 
     Raises:
         ValueError: a parameter's layer is on no stage or on two.
@@ -142,10 +142,10 @@ def generation_stages(stages: Sequence[Sequence[int]], count: int) -> Stages:
 
 
 def total(parts: Iterable[Sized]) -> Bytes:
-    """Bytes of all of them."""
+    """Total bytes."""
     return exact(sum(part.size_bytes for part in parts))
 
 
 def exact(size: Bytes) -> Bytes:
-    """The same number, without a fraction where there is none."""
+    """The same number, as an int where it is whole."""
     return size.numerator if size.denominator == 1 else size

@@ -38,20 +38,20 @@ def subgroups(layout: ParallelLayout, devices: Sequence[int]) -> list[tuple[int,
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one rank of a model stands."""
+    """The place of one rank of a model: in its layout, on its device, in its process groups."""
 
     rank: int
-    """Within the model's layout."""
+    """Rank within the model's layout."""
     layout: ParallelLayout
     device: torch.device
     dp_group: dist.ProcessGroup | None
     """The data-parallel group of this rank; None where d = 1."""
     groups: ModelGroups | None
-    """All groups of this rank; None where the job has made those of replicas only."""
+    """All groups of this rank; None for models in replicas only, for which the job makes just `dp_group`."""
 
     @property
     def gives_output(self) -> bool:
-        """Whether the outputs of this rank are those that come back: last stage, first tensor shard."""
+        """Whether this rank returns its replica's output: last stage, first tensor shard."""
         return self.rank in self.layout.output_ranks
 
 
@@ -65,13 +65,13 @@ class World:
 
     @classmethod
     def join(cls, rank: int, spec: WorldSpec, *, gpu: bool) -> World:
-        """Meet the other devices and make every subgroup; one device without subgroups needs neither.
+        """Initialise torch.distributed and make every subgroup; one device without subgroups needs neither.
 
         Args:
-            rank: of this device.
+            rank: global rank of this device.
             spec: the world.
-            gpu: compute on the first GPU that the process sees; a process on a node with GPUs sees those that
-                others have reserved, too.
+            gpu: compute on the first visible GPU. Whether one is visible does not decide it: a process on a
+                node with GPUs may see those that others have reserved.
         """
         world = cls(rank, torch.device("cuda", 0) if gpu else torch.device("cpu"))
         if gpu:
@@ -86,7 +86,7 @@ class World:
                 timeout=patience,
                 **where,
             )
-            # A new group does not take the world's time: without one it has half an hour.
+            # New groups do not inherit the world's timeout: the default is half an hour.
             world.groups = {ranks: dist.new_group(list(ranks), timeout=patience) for ranks in spec.groups}
         return world
 
@@ -99,13 +99,13 @@ class World:
         return None
 
     def seat(self, layout: ParallelLayout, devices: Sequence[int]) -> Seat:
-        """The place of this device in a model that stands on these."""
+        """This device's seat in a model with a layout on these devices, given as global ranks."""
         rank = list(devices).index(self.rank)
         data, groups = self.group(layout, devices, "d"), self._model_groups(layout, devices)
         return Seat(rank, layout, self.device, data, groups)
 
     def link(self, devices: Sequence[int]) -> Link | None:
-        """This device's end of the way from the first of these to the others; None where it has none."""
+        """This device's end of the link from the first of these devices to the others, if it has one."""
         group = self.groups.get(tuple(devices)) if self.rank in devices else None
         return None if group is None else Link(group, devices[0], self.device)
 
@@ -124,6 +124,6 @@ class World:
 
     @staticmethod
     def leave() -> None:
-        """Leave the world, where this process is in one."""
+        """Leave the world, if this process is in one."""
         if dist.is_initialized():
             dist.destroy_process_group()
