@@ -49,14 +49,14 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
 def generation_engine(
     model: ModelSpec, source: WeightSource, *, seat: Seat, ends: Ends, config: Native | VLLM
 ) -> GenerationEngine:
-    """Make what generates on one rank; all ranks of a copy call it.
+    """Make the generation engine of one rank; all ranks of a copy call it.
 
     Args:
-        model: that the source trains.
-        source: has the weights; for the native engine it is a training engine.
-        seat: of this rank.
-        ends: of responses.
-        config: of the engine; its type chooses.
+        model: the model whose weights the source has.
+        source: where the weights come from; for the native engine a training engine.
+        seat: this rank's place.
+        ends: what ends a response.
+        config: options of the engine; their type chooses the engine.
 
     Raises:
         ValueError: the engine cannot generate with the model.

@@ -14,18 +14,18 @@ from rlhf_lightning.spec import Sampling
 
 
 class GenerationEngine(ABC):
-    """Answers prompts with the present weights of a model; all ranks of a copy call it with the same rows."""
+    """Answers prompts with a model's current weights; all ranks of a copy call it with the same rows."""
 
     source: WeightSource
-    """Has the weights."""
+    """Where the weights come from."""
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
-        """Answer every row; what a row answers depends on its prompt, its id and the seed only.
+        """Answer every row. An answer depends on the row's prompt, its id and the seed only.
 
         Args:
             rows: `prompt_ids` [B, P] int64, `prompt_mask` [B, P] bool, `row_ids` [B] int64.
             sampling: length, temperature, truncation, and what ends a response.
-            seed: Another seed, other tokens.
+            seed: of the draws.
 
         Returns:
             `response_ids` [B, R] int64, right-padded; `response_mask` [B, R] bool, True up to its end;
@@ -42,18 +42,18 @@ class GenerationEngine(ABC):
     def finished(
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:
-        """Answer every row as `generate` does, and hand over those that end first while the others go on.
+        """Answer every row as `generate` does, and yield finished ones while the others continue.
 
-        Whoever asks goes on to the end, or closes the iterator, before the weights change.
+        The caller must read to the end, or close the iterator, before the weights change.
 
         Args:
             rows: as for `generate`.
             sampling: as for `generate`.
             seed: as for `generate`.
-            parts: how often to hand over; each time the next B / parts rows, one more or less.
+            parts: how many times to yield; each time the next B / parts finished rows, one more or less.
 
         Yields:
-            Numbers of rows [n] int64, ascending, and what `generate` returns of them.
+            The numbers of n rows, [n] int64, ascending, and what `generate` returns for them.
 
         Raises:
             ValueError: as for `generate`.
@@ -69,35 +69,35 @@ class GenerationEngine(ABC):
         pause: Callable[[Tensor], bool],
         at_once: int = 0,
     ) -> TensorDict:
-        """Go on with answers until told to pause, and hand back what each has so far.
+        """Continue answers until told to pause, and return what each has so far.
 
-        Whoever calls it goes on later, with the rows that it returned, or never; the weights may change in
-        between, and prompts with what follows them are then computed anew. Pauses change no answer while the
-        weights stay: a token is drawn by its row's id, its place and the seed. (Rounding differs, 1e-6, and
-        may decide between two tokens that are equally likely.)
+        The caller may continue later with the rows returned. The weights may change in between: prompts and
+        what follows them are computed anew. While the weights stay, a pause changes no answer, since a token
+        is drawn by its row's id, its position and the seed. (Rounding differs by 1e-6, and may decide between
+        two tokens that are equally likely.)
 
         Args:
-            rows: as for `generate`; those that were begun before have `response_ids`, `response_mask`,
-                `log_probs` [B, R] and `ended` [B] bool too, as they were returned.
+            rows: as for `generate`; rows begun before also have `response_ids`, `response_mask`, `log_probs`
+                [B, R] and `ended` [B] bool, as they were returned.
             sampling: as for `generate`, the same every time.
             seed: as for `generate`, the same every time.
-            pause: asked before each step, a token for every row that is decoded, with `ended` [B] bool; all
-                ranks of a copy answer alike.
-            at_once: most rows decoded at once, the first ones first; 0 leaves it to the engine.
+            pause: called with `ended` [B] bool before each step, which draws one token for every row being
+                decoded; must return the same on all ranks of a copy.
+            at_once: most rows decoded at once, the first rows first; 0 leaves it to the engine.
 
         Returns:
-            What `generate` returns, of what was said so far, and `ended` [B] bool: whether that is all.
-            Each of `log_probs` is of the weights that drew the token.
+            What `generate` returns, of the responses so far, and `ended` [B] bool, whether they are finished.
+            Each of `log_probs` is under the weights that drew the token.
 
         Raises:
             ValueError: as for `generate`; or responses were begun with another R.
         """
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep the present weights at hand for several calls of `resume`.
+    def weights_held(self) -> Iterator[None]:
+        """Hold the gathered weights over several calls of `resume`.
 
-        Ranks of other copies may call it more often, or less; all ranks of the model open it together.
+        All ranks of the model enter together; within, copies may call `resume` different numbers of times.
         """
         yield
 
@@ -107,7 +107,7 @@ class GenerationEngine(ABC):
         """`TrainEngine.version` of the weights that gave the last answers; None before the first."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Take the source's weights now, not before the next answers; by default there is nothing to take."""
+        """Take the source's weights now rather than before the next answers; by default does nothing."""
 
     def offload(self) -> None:  # noqa: B027
-        """Free what generation needs until the next; by default there is nothing beside the model."""
+        """Free what generation needs beside the model, until the next call; by default there is nothing."""

@@ -17,57 +17,57 @@ from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.functional.aggregate import Counts, Loss
 
 Part = Literal["parameters", "gradients", "optimizer"]
-"""What of a model can be kept off the device."""
+"""A part of a model's state that can be offloaded."""
 PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """What the last way from training to generation took on one rank."""
+    """Time and memory of the last transition from training to generation on one rank."""
 
     seconds: float = 0.0
-    """Until the last byte was here."""
+    """Time until the last byte had arrived."""
     received_bytes: int = 0
-    """Parameters that other ranks gave."""
+    """Bytes of parameters received from other ranks."""
     training_bytes: int = 0
     """Memory of the parameters in training."""
     generation_bytes: int = 0
-    """Memory of the parameters in generation, those of training among them."""
+    """Memory of the parameters in generation, including those of training."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank generates with, in the memory in which its part of it trains."""
+    """One rank's generation shard, in memory that it shares with the training parameters."""
 
     conversion: Conversion
     """Names and shapes of the whole model."""
     tensors: Mapping[str, Tensor]
-    """By `Sharded.name`, as `HybridBuffer.gather` gives them."""
+    """Tensors by `Sharded.name`, as `HybridBuffer.gather` returns them."""
     chunks: int
-    """Training shards, one behind the other, in each that is divided."""
+    """Number of training shards that each divided tensor consists of, in order."""
 
 
 class WeightSource(ABC):  # noqa: B024 - each says what it can give
     """Where a generation engine's weights come from."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, whole, under its Hugging Face name, in the type of the computation.
+        """Yield every parameter, whole, under its Hugging Face name, in the dtype of the computation.
 
-        One after the other, and each only until the next: no rank holds a copy of the model. All ranks of a
-        replica read to the end; a tied output layer may be left out.
+        Each is valid until the next, so that no rank holds a copy of the model. Collective: all ranks of a
+        replica must read to the end. A tied output layer may be left out.
         """
         raise NotImplementedError(f"{type(self).__name__} gives no weights to other engines.")
 
     def lending(self) -> AbstractContextManager[Shard] | None:
-        """The generation shard for an engine that computes where it lies; None where there is none to lend.
+        """Lend the generation shard to an engine that computes in place; None where there is none to lend.
 
-        Whoever asks lets go of the tensors before the end, or the memory of other ranks' parameters stays.
+        The borrower must drop the tensors before the context ends, which else cannot free their memory.
         """
         return None
 
     @property
     def version(self) -> int | None:
-        """How often the weights have changed; None: not counted, and to be taken for changed."""
+        """How many times the weights have changed; None: not counted, assume that they have."""
         return None
 
 
@@ -89,8 +89,8 @@ class TrainEngine(WeightSource):
             rows: n rows with prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R].
             temperature: divides the logits; 0 (greedy) counts as 1. Without meaning for numbers per token.
             entropy: whether a language model computes the entropy too.
-            keep: an update of the same rows by the same weights may follow; an engine that can, and was told
-                to, keeps what leads back from this pass.
+            keep: an update of the same rows with the same weights may follow: an engine with an option for it
+                keeps the autograd graph of this pass.
 
         Returns:
             log_probs and, if asked for, entropy; or values: [n, R] float32, 0 outside the response mask.
@@ -104,8 +104,8 @@ class TrainEngine(WeightSource):
 
         Args:
             rows: as for `infer`, with the columns that the loss reads.
-            loss: called once a micro-batch.
-            counts: of the rows of all ranks, that the loss divides by.
+            loss: called once per micro-batch.
+            counts: what the loss divides by, counted over the rows of all ranks.
             temperature: as for `infer`.
 
         Returns:
@@ -118,10 +118,10 @@ class TrainEngine(WeightSource):
 
     @abstractmethod
     def generating(self) -> AbstractContextManager[Decoder]:
-        """The model as a generator computes with it, in the type of the computation."""
+        """Within this context, the model as the native generator computes with it."""
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Become a model of the same architecture, given as `weights` gives it; read to the end.
+        """Copy the weights of a model of the same architecture, as yielded by its `weights`.
 
         Raises:
             ValueError: they are the weights of another architecture.
@@ -129,7 +129,7 @@ class TrainEngine(WeightSource):
         raise NotImplementedError(f"{type(self).__name__} takes no weights from other engines.")
 
     def transition(self) -> Transition:
-        """What the last `generating` took; nothing where nothing moves."""
+        """Time and memory of the last `generating` or `lending`; zeros where nothing moves."""
         return Transition()
 
     @abstractmethod
@@ -154,20 +154,20 @@ class TrainEngine(WeightSource):
 
     @abstractmethod
     def export(self, directory: Path) -> None:
-        """Write a Hugging Face directory with the weights in the type of the computation."""
+        """Write a Hugging Face directory with the weights in the dtype of the computation."""
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
-        """All weights, one behind the other in the order of the model: [N] float32 on the host.
+        """All weights as one vector in the order of the model: [N] float32 on the host. Collective.
 
-        All ranks call it; those where they are not wanted hold one parameter at a time, and return [0].
+        Where they are not `wanted`, a rank only takes part in gathering, and returns an empty tensor.
         """
         raise NotImplementedError(f"{type(self).__name__} gives no weights to other models.")
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
-        """Become `decay` of these weights and the rest of others.
+        """Average with another model: decay * own weights + (1 - decay) * `weights`.
 
         Args:
-            weights: of a model of the same architecture, as from `give_weights`.
+            weights: [N] float32 from `give_weights` of a model of the same architecture.
             decay: share of the own weights, in [0, 1].
 
         Raises:
@@ -176,18 +176,18 @@ class TrainEngine(WeightSource):
         raise NotImplementedError(f"{type(self).__name__} follows no other model.")
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Free the device of these parts until `reload`; an engine that cannot keeps them."""
+        """Move these parts off the device until `reload`; does nothing where an engine cannot."""
 
     def reload(self, parts: Iterable[Part]) -> None:
-        """Bring these parts back; those that are not away stay as they are."""
+        """Bring these parts back to the device; those that are there stay as they are."""
 
     def away_bytes(self) -> int:
-        """What `reload` of all parts would take on the device."""
+        """Bytes that `reload` of all parts would bring back to the device."""
         return 0
 
     @property
     def lies_in(self) -> TrainEngine:
-        """The engine whose memory it computes in."""
+        """The engine that owns the memory it computes in; itself by default."""
         return self
 
     def memory(self) -> dict[str, int]:

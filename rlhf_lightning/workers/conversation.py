@@ -63,7 +63,7 @@ class Conversation:
             begun = TensorDict({**prompts, **said}, batch_size=rows.batch_size)
             return self.engine.resume(begun, sampling=sampling, seed=seed, pause=lambda _: False)
 
-        with self.engine.kept():
+        with self.engine.weights_held():
             said = speak(TensorDict({}, batch_size=rows.batch_size))
             context = torch.zeros_like(said["response_mask"])
             cut = self._cut_off(said, sampling)

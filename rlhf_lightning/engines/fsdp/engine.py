@@ -50,7 +50,7 @@ from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of, fuses
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
-from rlhf_lightning.engines.packed.kept import Kept
+from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.packing import COLUMNS
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.packed.record import Record
@@ -276,7 +276,7 @@ class FSDPEngine(TrainEngine):
             group=data,
             device=self._device,
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
-            kept=Kept(self._config.kept_tokens, COLUMNS, self._record),
+            kept=KeptPasses(self._config.kept_tokens, COLUMNS, self._record),
         )
 
     def _recording(self) -> Record | None:

@@ -1,6 +1,6 @@
-"""The model below an actor's adapters, for a reference on the same devices: no second copy of its weights.
+"""A reference that is the base model of the actor's adapters on the same devices: no second copy of weights.
 
-A process keeps note of its adapted models, since a role is built without knowing of the others on its device.
+Each process registers its adapted models here, since a role is built without access to others on its device.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec
 
 _adapted: WeakValueDictionary[Hashable, FSDPEngine] = WeakValueDictionary()
-"""Language models with adapters that train in this process, by what a model below them has to agree in."""
+"""Adapted language models that train in this process, by the properties that a reference must share."""
 
 
 def note_adapted(model: ModelSpec, engine: FSDPEngine, *, seat: Seat) -> None:
-    """Let others on the same ranks compute with the model below the adapters."""
+    """Register an adapted model, so that others on the same ranks can compute with its base model."""
     _adapted[_key(model, seat)] = engine
 
 
 def unadapted(model: ModelSpec, *, seat: Seat) -> TrainEngine | None:
-    """The model, where it is here below the adapters of another; None where it has to be loaded."""
+    """The model, if it is the base model of a registered one; None where it has to be loaded."""
     engine = _adapted.get(_key(model, seat))
     return None if engine is None else Unadapted(engine)
 
@@ -42,10 +42,10 @@ def _key(model: ModelSpec, seat: Seat) -> Hashable:
 
 
 class Unadapted(TrainEngine):
-    """An adapted model with its adapters off; it computes, and nothing else.
+    """An adapted model with its adapters switched off; it can only `infer`.
 
     Args:
-        engine: of the adapted model, which this one keeps.
+        engine: the adapted model's.
     """
 
     def __init__(self, engine: FSDPEngine) -> None:

@@ -18,13 +18,13 @@ from rlhf_lightning.spec import Sampling
 
 
 class NativeEngine(GenerationEngine):
-    """The native generator over what the training engine generates with.
+    """Generates natively, with the training engine's own weights.
 
     Args:
-        source: has the weights.
-        seat: of this rank.
-        ends: of responses.
-        config: memory.
+        source: the training engine.
+        seat: this rank's place.
+        ends: what ends a response.
+        config: use of memory.
     """
 
     def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
@@ -39,7 +39,7 @@ class NativeEngine(GenerationEngine):
         """See `GenerationEngine.finished`."""
         with self.source.generating() as decoder:
             yield from self._over(decoder).finished(rows, sampling=sampling, seed=seed, parts=parts)
-            del decoder  # a layout of generation is freed as it ends
+            del decoder  # must not outlive the context, which frees its tensors
         self._version = self.source.version
 
     def resume(
@@ -53,17 +53,17 @@ class NativeEngine(GenerationEngine):
     ) -> TensorDict:
         """See `GenerationEngine.resume`."""
         if self._kept is None:
-            with self.kept():
+            with self.weights_held():
                 return self.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
         generator = self._over(self._kept)
         return generator.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """See `GenerationEngine.kept`."""
+    def weights_held(self) -> Iterator[None]:
+        """See `GenerationEngine.weights_held`."""
         with self.source.generating() as decoder:
             self._kept = decoder
-            del decoder  # a layout of generation is freed as it ends
+            del decoder  # must not outlive the context, which frees its tensors
             try:
                 yield
             finally:

@@ -178,14 +178,14 @@ def capacity_of(prompts: Sequence[Prompt], sampling: Sampling) -> int:
 
 
 @dataclass(slots=True)
-class _Seat:
-    """Who sits in a slot, known without asking the device."""
+class _Occupant:
+    """The row that is decoded in a slot, as the host knows it without reading from the device."""
 
     row: int
     start: int
-    """Place of the token to feed next, less the number of decoding steps so far."""
+    """Position of the token to feed next, less the number of decoding steps so far."""
     last: int
-    """Number of decoding steps after which the row has all its tokens."""
+    """Number of decoding steps after which the row has `max_new_tokens` tokens."""
 
 
 class _Slots:
@@ -211,7 +211,7 @@ class _Slots:
         self.cache = (GPUCache if self.device.type == "cuda" else Cache)(self.size, capacity, dtype=dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, place of the token to feed, that token."""
-        self.seats, self.ended, self.steps = list[_Seat](), list[int](), 0
+        self.occupants, self.ended, self.steps = list[_Occupant](), list[int](), 0
         """`ended`: rows that have all they say, in the order in which they ended."""
         self.stops = self._tensor(generator.ends.tokens(sampling))
         self.texts = generator.ends.texts(sampling)
@@ -234,7 +234,7 @@ class _Slots:
 
     def end_record(self) -> None:
         """Once nobody is left: what is recorded may be looked for."""
-        if self.record is None or self.seats or self.waiting:
+        if self.record is None or self.occupants or self.waiting:
             return
         ids, lengths = self.responses.ids.numpy(), self.responses.lengths.tolist()
         prompts = [prompt[: len(prompt) - n] for prompt, n in zip(self.prompts, self.said, strict=True)]
@@ -251,23 +251,23 @@ class _Slots:
 
     def pause(self) -> None:
         """Note how much the rows have said that are still decoded."""
-        for seat in self.seats:
-            self.responses.lengths[seat.row] = self._length(seat)
+        for occupant in self.occupants:
+            self.responses.lengths[occupant.row] = self._length(occupant)
 
-    def _length(self, seat: _Seat) -> int:
-        return self.sampling.max_new_tokens - (seat.last - self.steps)
+    def _length(self, occupant: _Occupant) -> int:
+        return self.sampling.max_new_tokens - (occupant.last - self.steps)
 
     @torch.no_grad()
     def advance(self, numbers: Tensor) -> None:
         """Seat waiting rows if enough slots are free, else decode a token a row; numbers: [B, R] float64."""
-        free = self.size - len(self.seats)
+        free = self.size - len(self.occupants)
         if self.waiting and free >= min(self.config.refill, self.size, len(self.waiting)):
-            seated = len(self.seats)
+            seated = len(self.occupants)
             logits = self._prefill(self._next_rows(free))
         else:
             seated = 0
             logits = self._decode()
-        row, column, _, token = (x[seated : len(self.seats)] for x in self.state)
+        row, column, _, token = (x[seated : len(self.occupants)] for x in self.state)
         drawn = None if logits is None else Drawn(*sample(logits, numbers[row, column], self.sampling))
         token[:], log_prob = self.decoder.share(drawn, len(row))
         self.responses.record(row, column, token, log_prob)
@@ -304,12 +304,12 @@ class _Slots:
     def _seat(self, rows: list[int], ends: list[int], packed: Packed) -> Prefill:
         """Give the next slots to these rows, whose prompts end at `ends` of the pack."""
         lengths = [len(self.prompts[row]) for row in rows]
-        first = len(self.seats)
+        first = len(self.occupants)
         said = [self.said[row] for row in rows]
         self.state[:3, first : first + len(rows)] = self._tensor([rows, said, lengths])
         last = self.steps + self.sampling.max_new_tokens - 1
-        self.seats += [
-            _Seat(row, length - self.steps, last - before)
+        self.occupants += [
+            _Occupant(row, length - self.steps, last - before)
             for row, length, before in zip(rows, lengths, said, strict=True)
         ]
         slot = np.repeat(np.arange(first, first + len(rows)), lengths)
@@ -324,11 +324,11 @@ class _Slots:
 
     def _decode(self) -> Tensor | None:
         """Feed the last token of every row and return the logits [n, V] of the next."""
-        row, _, place, token = self.state[:, : len(self.seats)]
+        row, _, place, token = self.state[:, : len(self.occupants)]
         if self.replayed is not None:
             logits = self.replayed(len(row))
         else:
-            starts = [seat.start for seat in self.seats]
+            starts = [occupant.start for occupant in self.occupants]
             shortest, longest = min(starts) + self.steps, max(starts) + self.steps
             decode = Decode(self.cache, place, shortest=shortest, longest=longest)
             if self.record is not None and len(row) < FEW:
@@ -340,28 +340,31 @@ class _Slots:
 
     def _retire(self) -> None:
         """Close the rows that said an end or have all their tokens; the last rows take their slots."""
-        count = len(self.seats)
+        count = len(self.occupants)
         never = not len(self.stops) and self.texts is None
-        if never and all(seat.last > self.steps for seat in self.seats):
+        if never and all(occupant.last > self.steps for occupant in self.occupants):
             return
         stopped = torch.isin(self.state[3, :count], self.stops).tolist()
         if self.texts is not None:
             self._read(self.texts, stopped)
-        done = [stop or seat.last <= self.steps for stop, seat in zip(stopped, self.seats, strict=True)]
-        for seat in compress(self.seats, done):
-            self.ended.append(seat.row)
-            self.responses.lengths[seat.row] = self._length(seat)
+        done = [
+            stop or occupant.last <= self.steps
+            for stop, occupant in zip(stopped, self.occupants, strict=True)
+        ]
+        for occupant in compress(self.occupants, done):
+            self.ended.append(occupant.row)
+            self.responses.lengths[occupant.row] = self._length(occupant)
         kept = count - sum(done)
         holes = [slot for slot in range(kept) if done[slot]]
         movers = [slot for slot in range(kept, count) if not done[slot]]
         if holes:
             source, target = self._tensor(movers), self._tensor(holes)
-            longest = max(self.seats[slot].start for slot in movers) + self.steps
+            longest = max(self.occupants[slot].start for slot in movers) + self.steps
             self.cache.move(source, target, longest)
             self.state[:, target] = self.state[:, source]
             for slot, hole in zip(movers, holes, strict=True):
-                self.seats[hole] = self.seats[slot]
-        del self.seats[kept:]
+                self.occupants[hole] = self.occupants[slot]
+        del self.occupants[kept:]
         if self.replayed is not None:
             self.state[2, kept:count] = 0  # who computes these slots along reads next to nothing
 

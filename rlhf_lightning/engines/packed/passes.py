@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.packed.forward import forward
-from rlhf_lightning.engines.packed.kept import Kept
+from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.packing import micro_batches, row_lengths, select
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 
@@ -47,10 +47,10 @@ class Passes:
         group: dist.ProcessGroup | None,
         device: torch.device,
         budget: int,
-        kept: Kept | None = None,
+        kept: KeptPasses | None = None,
     ) -> None:
         self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
-        self._kept = kept or Kept(0, ())
+        self._kept = kept or KeptPasses(0, ())
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""

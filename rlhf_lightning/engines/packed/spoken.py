@@ -1,10 +1,10 @@
-"""The feed-forward part of the last layer, for those tokens alone whose outputs are read.
+"""Skips the feed-forward part of the last layer for tokens whose outputs nobody reads.
 
-    tokens                A B C 1 2 3
-    read, what comes next     1 2 3        as C, 1 and 2 say
+    tokens                A B C 1 2 3      prompt A B C, response 1 2 3
+    outputs that are read     C 1 2        they predict 1, 2 and 3
     last feed-forward         C 1 2
 
-A and B of the prompt are attended to, and that is all they are there for.
+Of A and B only keys and values are needed, which the last layer's attention has computed before.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor, nn
 
 _WORTH = 0.1
-"""Least share of tokens left out for which they are: taking the others apart costs something too."""
+"""Least share of tokens to skip: selecting the others costs something too."""
 
 
 def spoken(keep: Tensor, *, tokens: int) -> Tensor | None:
-    """The places that are read, in order and each once; None where too few of `tokens` would be left out.
+    """The places whose outputs are read, in order and each once; None where too few would be skipped.
 
     Args:
         keep: [K] int64, the places whose outputs are read.
-        tokens: of the call.
+        tokens: number of tokens in the call.
     """
     places = torch.unique(keep)
     return places if len(places) <= (1 - _WORTH) * tokens else None
 
 
 class Spoken:
-    """Has a decoder layer compute its `mlp` for `sequences.spoken` alone; the others get 0 added.
+    """Makes a decoder layer compute its `mlp` for the tokens `sequences.spoken` only; others get 0 added.
 
     Args:
         layer: the last of a model; changed in place.

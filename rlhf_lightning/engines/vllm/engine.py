@@ -133,8 +133,8 @@ class VLLMEngine(GenerationEngine):
         return found.to(rows["prompt_ids"].device)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """See `GenerationEngine.kept`."""
+    def weights_held(self) -> Iterator[None]:
+        """See `GenerationEngine.weights_held`."""
         with ExitStack() as weights:
             with self._computing(), failing("as it took weights", self._config):
                 self._wake()

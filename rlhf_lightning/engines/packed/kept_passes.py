@@ -1,7 +1,7 @@
-"""Passes whose graphs stay for the update that follows: a forward pass less, for the memory of activations.
+"""Forward passes kept for the update that follows, which saves one at the price of memory for activations.
 
-values = infer(rows, keep=True)      the graphs of the first micro-batches stay
-accumulate(rows, loss)               goes back from there: the same rows, the same weights
+values = infer(rows, keep=True)      keeps the autograd graphs of the first micro-batches
+accumulate(rows, loss)               runs the backward pass on them: the same rows, the same weights
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlhf_lightning.engines.packed.packing import row_lengths
 from rlhf_lightning.engines.packed.record import Record
 
 
-class Kept:
-    """The outputs of some micro-batches of the rows that were last evaluated, with what leads back from them.
+class KeptPasses:
+    """Outputs, with their autograd graphs, of some micro-batches of the rows that were last evaluated.
 
     Args:
         tokens: most tokens whose activations are kept.
-        columns: of rows, that a pass depends on.
-        record: of generations, whose products an update takes where no pass is kept.
+        columns: columns of rows that a pass depends on.
+        record: products of generations, which an update uses where no pass is kept.
     """
 
     def __init__(self, tokens: int, columns: Sequence[str], record: Record | None = None) -> None:
@@ -32,15 +32,15 @@ class Kept:
         self._outputs: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
     def begin(self, rows: TensorDict, *, temperature: float) -> None:
-        """Forget what was kept; the passes that follow are over these rows."""
+        """Forget what was kept, and keep passes over these rows from now on."""
         self.forget()
         if self._tokens:
             self._rows = {name: rows[name] for name in self._columns}
             self._room, self._temperature = self._tokens, temperature
 
     def admits(self, part: Mapping[str, Tensor]) -> bool:
-        """Whether there is room for a micro-batch, which then is taken."""
-        if self._room <= 0:  # a GPU need not be asked for lengths
+        """Whether there is room for a micro-batch; if so, it is reserved."""
+        if self._room <= 0:  # saves reading lengths from a GPU
             return False
         self._room -= sum(row_lengths(part["prompt_mask"], part["response_mask"]))
         return self._room >= 0
@@ -50,13 +50,13 @@ class Kept:
         self._outputs[tuple(index)] = outputs
 
     def resume(self, rows: TensorDict, *, temperature: float) -> None:
-        """Forget what was kept unless it is of these rows."""
+        """Begin an update on these rows: forget what was kept of others."""
         same = self._outputs and self._temperature == temperature
         if not (same and all(torch.equal(column, rows[name]) for name, column in self._rows.items())):
             self.release()
 
     def pop(self, index: Sequence[int], *, entropy: bool) -> dict[str, Tensor] | None:
-        """The outputs of these rows, once; None where they have to be computed."""
+        """Hand over the kept outputs of these rows; None where they must be computed."""
         found = self._outputs.pop(tuple(index), None)
         if found is not None and not entropy:
             found.pop("entropy", None)
