@@ -137,16 +137,16 @@ class OneStepOff(OpenRLHF):
     def _check_in_flight(self, path: str | Path, state: Mapping[str, object], *, rows: int) -> None:
         saved = cast("Mapping[str, object]", state.get("hyper_parameters", {})).get("group_size")
         staleness, group_size = state.get(_STALENESS), self.algorithm.hparams.get("group_size")
-        refused = ""
         if self.max_staleness == 1 and staleness not in (None, 1):
-            refused, own, there = "strategy.max_staleness", self.max_staleness, staleness
+            name, own, there = "strategy.max_staleness", cast(object, self.max_staleness), staleness
         elif group_size != saved:
-            refused, own, there = "algo.group_size", group_size, saved
-        if refused:
-            raise ValueError(
-                f"{refused}={own}: checkpoint {path} was written with {there}, which decided its {rows} rows "
-                f"in flight. Type --{refused} {there}."
-            )
+            name, own, there = "algo.group_size", group_size, saved
+        else:
+            return
+        raise ValueError(
+            f"{name}={own}: checkpoint {path} was written with {there}, which decided its {rows} rows in "
+            f"flight. Type --{name} {there}."
+        )
 
     def restore_in_flight(self, columns: dict[str, Column]) -> None:
         """See `Strategy.restore_in_flight`; the first call answers them."""

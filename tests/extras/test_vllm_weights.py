@@ -168,8 +168,8 @@ def test_an_actor_takes_its_vllm_along_and_a_copy_keeps_it(
     awake: tuple[Watched, VLLMEngine], spec: ModelSpec
 ) -> None:
     (source, engine), actor, copy = awake, Actor(path=spec.path), Generator.of(Actor(path=spec.path))
-    copy.actor.place.generator = actor.place.generator = engine
-    actor.place.engine = source
+    copy.actor.binding.generator = actor.binding.generator = engine
+    actor.binding.engine = source
     expected = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     copy.offload()
     copy.reload()
