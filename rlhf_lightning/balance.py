@@ -1,4 +1,4 @@
-"""The order of a mini-batch's rows that gives devices as many tokens each."""
+"""Orders the rows of a mini-batch so that devices get about equally many tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rlhf_lightning.parallel.shares import evened
 
 
 def tokens_of(batch: Batch) -> Tensor | None:
-    """[B] int64, tokens of each row, of its prompt and its response; None where they are not known.
+    """Tokens of each row, prompt and response: [B] int64; None where they are not known.
 
     Args:
-        batch: with `row_ends` [B] int64, tokens of the responses, and `prompt_mask` [B, P] bool, or not.
+        batch: tokens are known if it has `row_ends` [B] int64, those of the responses, and `prompt_mask`.
     """
     if not {"row_ends", "prompt_mask"} <= set(batch):
         return None
@@ -21,15 +21,15 @@ def tokens_of(batch: Batch) -> Tensor | None:
 
 
 def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch:
-    """Put rows so that devices which take equal numbers of them, side by side, take about as many tokens.
+    """Order rows so that contiguous shares with equal numbers of rows have about equally many tokens.
 
-    Answers to one prompt stay side by side, since a device computes their prompt once. Where the lengths are
-    not known, or all alike, nothing moves.
+    Answers to one prompt stay side by side, since a device computes their prompt once. Nothing moves where
+    the lengths are unknown or all the same.
 
     Args:
         batch: with `group_ids` [B] int64 where several rows answer a prompt.
-        tokens: what `tokens_of` says of these rows.
-        together: neighbouring rows that stay side by side.
+        tokens: tokens of each row, as from `tokens_of`.
+        together: rows of a group, neighbours that stay side by side.
     """
     if tokens is None or len(batch) % together:
         return batch

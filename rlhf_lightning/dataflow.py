@@ -1,4 +1,4 @@
-"""What the automatic mapping needs to know of an algorithm: its dataflow and the work of an iteration."""
+"""Reads from an algorithm what the automatic mapping needs: dataflow, workload and model shapes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rlhf_lightning.usage import of_role
 from rlhf_lightning.workers import Actor, Settings
 
 _LATE = 10**9
-"""Iterations after which no warm-up is left."""
+"""Number of the iteration that is traced: late enough for any warm-up to be over."""
 _ROWS = 32
-"""Rows of a batch where the data module does not say."""
+"""Rows of a batch where the data module is not known."""
 _TOKENS = 512
-"""Tokens of a prompt, and of what follows it, where nothing says."""
+"""Tokens of a prompt, and of a response, where neither data nor actor say."""
 
 
 def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
-    """Run one `step` of a copy of the algorithm, late in training, over `rows` made-up prompts.
+    """Trace one `step` of a copy of the algorithm, late in training, over `rows` made-up prompts.
 
-    Their raw rows are the training rows, where the algorithm's trainer has some.
+    The made-up prompts come with real raw rows, where the algorithm's trainer has training data.
 
     Raises:
         ValueError: the step fails on them.
@@ -44,7 +44,7 @@ def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
 
 
 def _data(algorithm: RLHFAlgorithm) -> RowData | MixedData | None:
-    """The data of the algorithm's trainer, set up: places are found before Lightning does that."""
+    """The trainer's data module, set up here: models are placed before Lightning sets it up."""
     trainer = algorithm._trainer
     data = None if trainer is None else row_data(trainer)
     if trainer is not None and data is not None:
@@ -53,7 +53,7 @@ def _data(algorithm: RLHFAlgorithm) -> RowData | MixedData | None:
 
 
 def _trainer() -> Trainer:
-    """A trainer in the middle of `fit`, for what a step reads of it."""
+    """A trainer that looks as in the middle of `fit`, for what a step reads of it."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = log.level
     log.setLevel(logging.WARNING)
@@ -75,9 +75,9 @@ def _trainer() -> Trainer:
 
 
 def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool) -> Workload:
-    """What an iteration of a run has to do; where nothing is known of its data, prompts are a guess.
+    """The work of an iteration: batch size and lengths; a guess where the data module is not known.
 
-    The dataflow says how many rows each call has and how many updates there are.
+    How many rows each call has, and how many updates there are, is in the dataflow.
     """
     main = algorithm.main_model
     data = _data(algorithm)
@@ -97,7 +97,7 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
 
 
 def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
-    """The shapes of the models; a role without a model is left out.
+    """The shapes of the models by role; a role without a model is left out.
 
     Raises:
         ValueError: a model's config.json cannot be read.

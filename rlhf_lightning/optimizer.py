@@ -1,4 +1,4 @@
-"""What Lightning sees of the optimizers that live with the models."""
+"""A stand-in that Lightning sees in place of the optimizers, which live with the models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlhf_lightning.spec import OptimizerSpec
 
 
 class RemoteOptimizer(Optimizer):
-    """Counts iterations for `global_step`, shows learning rates to LearningRateMonitor, updates nothing.
+    """Counts iterations for `global_step`, and shows learning rates to LearningRateMonitor; updates nothing.
 
-    One parameter group stands for each trained role, named after it. A rate is that of the last optimizer
-    step, before the first that of the first.
+    It has one parameter group for each trained role, named after it. The rate shown is that of the last
+    optimizer step; before any step, that of the first.
 
     Args:
-        trained: how each trained role steps.
+        trained: the optimizer options of each trained role.
     """
 
     def __init__(self, trained: Mapping[str, OptimizerSpec]) -> None:
@@ -39,8 +39,8 @@ class RemoteOptimizer(Optimizer):
         return {"rates": {group["name"]: group["lr"] for group in self.param_groups}}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Show the rates of the iteration before; a checkpoint of an earlier version says none."""
+        """Show the rates of the checkpoint; those of earlier versions have none."""
         self.show(cast("Mapping[str, float]", state_dict.get("rates", {})))
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Nothing: the models have stepped where they are."""
+        """Do nothing: the models' own optimizers have stepped already. Lightning counts the call."""

@@ -1,4 +1,4 @@
-"""What is compared and set right in the state of a checkpoint before a run goes on from it."""
+"""Checks and corrections of a checkpoint's state before a run continues from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Tensors = Mapping[str, Tensor]
 
 
 def recount_epochs(state: Mapping[str, object]) -> None:
-    """Let a checkpoint of the end of an epoch or of the fit be as one of the iteration before.
+    """Correct the counts in a checkpoint from the end of an epoch or fit: as if saved an iteration earlier.
 
-    Lightning counts an epoch as ended where `max_steps` or an early stop ends the fit in its middle: whoever
-    goes on would leave out its other rows. After a whole epoch the next one would have a single iteration.
+    Lightning counts an epoch as finished where `max_steps` or an early stop ends the fit within it: a resumed
+    run would skip the rest of its rows. After a complete epoch, the next would have a single iteration.
 
     Args:
-        state: of a checkpoint; the counts of its fit loop are changed.
+        state: the checkpoint's state; the counts of its fit loop are changed in place.
     """
     loops = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {}))
     if "fit_loop" not in loops:
@@ -30,7 +30,7 @@ def recount_epochs(state: Mapping[str, object]) -> None:
     fit = loops["fit_loop"]
     epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
     whole, processed = batches["is_last_batch"], epochs["total"]["processed"]
-    # Of an epoch whose last iteration was saved by the validation behind it, the end's hooks are left.
+    # Saved by the validation after an epoch's last iteration: the hooks at the epoch's end have not run yet.
     hooks_left = whole and processed < epochs["total"]["ready"]
     iterating = batches["total"]["completed"] < batches["total"]["processed"] or hooks_left
     if not (whole if iterating else processed >= epochs["total"]["ready"] > 0):
@@ -77,9 +77,9 @@ def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) 
 
     Args:
         held: the algorithm's own tensors in the checkpoint.
-        own: those of the algorithm that goes on.
-        path: of the checkpoint, for the message.
-        name: of the algorithm, for the message.
+        own: the tensors of the algorithm that is to continue.
+        path: the checkpoint's, for the message.
+        name: the algorithm's, for the message.
 
     Raises:
         ValueError: they differ in names or shapes.

@@ -1,4 +1,4 @@
-"""What an algorithm with a critic carries from one iteration to the next; checkpoints hold it."""
+"""What an algorithm with a critic carries between iterations, and checkpoints hold: KL weight and moments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KLPenalty:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """In which units scores and values are.
+    """Normalisation of scores and values by running statistics.
 
     Raises:
         ValueError: a value is outside its range.
@@ -66,7 +66,7 @@ class Scaling:
 
 
 class Running(nn.Module):
-    """The adapted weight of the KL penalty, and the moments of scores and returns so far."""
+    """The current weight of the KL penalty, and running moments of scores and returns."""
 
     kl_coef: torch.Tensor
     scores: torch.Tensor
@@ -81,16 +81,16 @@ class Running(nn.Module):
 
     @property
     def coef(self) -> float:
-        """The present weight; one that does not adapt is the option's, whatever a checkpoint holds."""
+        """The current KL weight; a fixed one is that of the option, whatever a checkpoint holds."""
         return self._kl.coef if self._kl.target is None else float(self.kl_coef)
 
     def fitted(self, estimator: GAEEstimator, batch: Batch, *, learn: bool) -> GAEEstimator:
-        """The estimator with the present weight and units.
+        """The estimator with the current KL weight and normalisation.
 
         Args:
-            estimator: what to complete.
-            batch: whose scores are counted first, where scores are divided.
-            learn: whether they are counted: in training.
+            estimator: the estimator to complete.
+            batch: its scores are added to the running moments first, where scores are normalised.
+            learn: whether to add them: True in training only.
         """
         scaling = self._scaling
         found = replace(
@@ -110,11 +110,11 @@ class Running(nn.Module):
         return found
 
     def learn(self, batch: Batch, *, kl: float) -> None:
-        """Adapt the weight, and count the returns that the estimator found.
+        """Adapt the KL weight, and add the estimator's returns to the running moments.
 
         Args:
-            batch: with the columns of `GAEEstimator`.
-            kl: divergence of this iteration, nats per token.
+            batch: with the columns that `GAEEstimator` adds.
+            kl: KL divergence of this iteration, nats per token.
         """
         self.kl_coef.fill_(self._kl.adapted(self.coef, current=kl, num_rows=len(batch)))
         if self._scaling.values:

@@ -1,4 +1,4 @@
-"""Groups of answers that wait, over several batches of prompts, until there are enough to learn from."""
+"""Holds groups of answers back, over several batches of prompts, until there are enough to learn from."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from rlhf_lightning.workers import joined, rows_together
 logger = logging.getLogger(__name__)
 
 IDLE = 10
-"""Batches in a row without a group that is worth waiting, after which that is said."""
+"""Batches in a row without a group worth keeping, after which a warning is logged."""
 
 
 class Waited(TypedDict):
-    """What a checkpoint has of them."""
+    """The waiting groups in a checkpoint."""
 
     enough: int
-    """Answers that are enough."""
+    """See `WaitingGroups.enough`."""
     columns: dict[str, object]
-    """Of those that wait; empty where none do."""
+    """Columns of the waiting answers; empty where none wait."""
 
 
 @dataclass
 class WaitingGroups:
-    """Groups of `size` answers to a prompt, side by side, of as many batches as it takes."""
+    """Groups of `size` answers to a prompt, side by side, collected over as many batches as it takes."""
 
     size: int
-    """Answers of a group."""
+    """Answers per group."""
     enough: int = 0
-    """Answers to learn from: as many as the largest batch had."""
+    """Answers of a whole batch to learn from: as many as the largest batch had so far."""
     rows: Batch | None = None
-    """Those that wait."""
+    """The answers that wait."""
     idle: int = 0
     """Batches in a row of which no group was kept."""
 
     def add(self, answers: Batch, keep: Tensor) -> tuple[int, Batch | None]:
-        """Let groups wait with those that do.
+        """Add groups to those that wait; hand all over once they are enough.
 
         Args:
             answers: B rows, group by group.
-            keep: [B / size] bool, which groups.
+            keep: [B / size] bool, which groups to add.
 
         Returns:
-            How many groups there are now; and if these are enough, that many answers. Then none waits any
-            more: what is over would be of older weights than the next.
+            The number of groups there are; and a whole batch of `enough` answers, or None if there are fewer.
+            With a whole batch any surplus is dropped: it would be of older weights than the next answers.
         """
         self.enough = max(self.enough, len(answers))
         self._count(int(keep.sum()))
@@ -62,15 +62,15 @@ class WaitingGroups:
         return len(rows) // self.size, rows.take(range(self.enough))
 
     def state(self) -> Waited:
-        """For a checkpoint."""
+        """The state for a checkpoint."""
         return {"enough": self.enough, "columns": columns_of(self.rows, what="groups that wait for others")}
 
     def restore(self, state: Waited, *, new_tokens: int) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Args:
-            state: what `state` gave.
-            new_tokens: width of the answers to come.
+            state: what `state` returned.
+            new_tokens: width of future answers.
 
         Raises:
             ValueError: groups are of another size, or their answers of another width.

@@ -1,4 +1,4 @@
-"""Weights that one model gives to another: all behind one another, or one after the other by name."""
+"""Copies or averages the weights of one model into another: parameter by parameter, or as one flat vector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlhf_lightning.engines.optimizer import local
 
 
 def take(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, path: str) -> None:
-    """Become a model of the same architecture; adapters add nothing to it from then on.
+    """Copy the weights of a model of the same architecture; adapters are set to add nothing.
 
     Args:
         stored: whole parameters by name, to write to.
-        weights: of the other model under plain names, each only until the next.
-        path: of the model, for messages.
+        weights: the other model's, under plain names; each is valid until the next.
+        path: the model's, for messages.
 
     Raises:
         ValueError: they are the weights of another architecture.
@@ -42,7 +42,7 @@ def take(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *,
 
 
 def joined(weights: Iterable[Tensor], *, size: int) -> Tensor:
-    """Weights one behind the other: [size] float32 on the host; with size 0 they are only asked for."""
+    """Flatten weights into one vector, [size] float32 on the host; with size 0 they are only iterated."""
     found, at = torch.empty(size), 0
     for weight in weights:
         if size:
@@ -52,12 +52,12 @@ def joined(weights: Iterable[Tensor], *, size: int) -> Tensor:
 
 
 def cut(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Tensor, ...]:
-    """Weights that lie one behind the other, parameter by parameter.
+    """Split a flat vector of weights into parameters, still flat.
 
     Args:
-        weights: [N] of another model.
-        sizes: numbers of each parameter of this one.
-        path: of this one, for messages.
+        weights: [N], of another model.
+        sizes: numel of each parameter of this model.
+        path: this model's, for messages.
 
     Raises:
         ValueError: they are the weights of another architecture.
@@ -72,7 +72,7 @@ def cut(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Tensor, ..
 
 
 def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path: str) -> None:
-    """Become `decay` of these weights and the rest of others.
+    """Average in place: decay * own weights + (1 - decay) * those of another model.
 
     Args:
         masters: parameters by name, whole or sharded, to write to.

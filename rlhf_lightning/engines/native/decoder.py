@@ -35,7 +35,7 @@ class Output(NamedTuple):
 
 
 class _Copy(Protocol):
-    """What the ranks that share one copy of a model tell each other."""
+    """Communication between the ranks that share one copy of a model."""
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
@@ -47,7 +47,7 @@ class _Copy(Protocol):
 
 
 class Decoder(_Copy, Protocol):
-    """A causal language model, or what one rank has of it: all ranks that share one copy call it alike."""
+    """A causal language model or one rank's part of it; all ranks that share a copy call it alike."""
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -69,16 +69,16 @@ class Decoder(_Copy, Protocol):
 
     @property
     def record(self) -> Record | None:
-        """Where products go that an update may want; None: nobody does."""
+        """Records matrix products that an update may reuse; None: nothing is recorded."""
         ...
 
     @property
     def replays(self) -> bool:
-        """Whether a GPU can replay its steps: they wait for no other rank, and ask the GPU nothing."""
+        """Whether its steps can be captured in a CUDA graph: they wait for no other rank or GPU result."""
         ...
 
     def kept_bytes(self, dtype: torch.dtype | None) -> int:
-        """Of the keys and values of one token on this rank, in a type; None: as they are computed."""
+        """Bytes of one token's keys and values on this rank, stored in a dtype; None: as computed."""
         ...
 
     def evaluating(self, *, beside_bytes: int = 0) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
-"""Rows -> micro-batches of a token budget -> passes of a module that the ranks of a group compute in step.
+"""Rows -> micro-batches of a token budget -> forward and backward passes, in step on the ranks of a group.
 
-Ranks agree on the number of micro-batches, since a sharded layer gathers on all ranks or on none; a rank that
-has run out of rows computes on one filler token that no loss sees.
+Ranks agree on the number of micro-batches, since a sharded layer is gathered on all ranks or on none. A rank
+that has run out of rows computes on one filler token that no loss sees.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Backward(Protocol):
     """Adds the gradient of a micro-batch's loss to the gradients."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
-        """Go back; `last` says that no micro-batch follows."""
+        """Run the backward pass; `last` says that no micro-batch follows."""
 
 
 class Passes:
-    """What a module says about rows.
+    """Evaluates rows with a module, and accumulates gradients.
 
     Args:
-        root: a causal language model, or a `ScalarModel`, or what is called as one.
+        root: a causal language model, a `ScalarModel`, or what can be called like one.
         head: what it computes per response token.
         group: ranks that compute in step; None for one.
         device: where it computes.
         budget: most tokens in a micro-batch.
-        kept: what stays for `accumulate`; None where ranks compute in step.
+        kept: keeps passes of `infer` for `accumulate`; None where ranks compute in step.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Passes:
         for index in self._plan(rows):
             part = select(rows, index, (), device=self._device)
             kept = keep and self._kept.admits(part)
-            wide = entropy or kept  # the update's loss may look at it
+            wide = entropy or kept  # the loss of the update may read the entropy
             with torch.set_grad_enabled(kept):
                 outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=wide)
             if kept:
@@ -72,7 +72,7 @@ class Passes:
         return TensorDict(results, batch_size=rows.batch_size)
 
     def forget(self) -> None:
-        """Free the passes that `infer` kept, and the record: the weights change, or leave the device."""
+        """Free the passes that `infer` kept, and the record; called when weights change or are offloaded."""
         self._kept.forget()
 
     def accumulate(
@@ -114,9 +114,9 @@ class Passes:
         return {name: total.cpu() for name, total in totals.items()}
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
-        """Row numbers of each micro-batch; as many on every rank, empty where a rank has no rows left.
+        """Row numbers of each micro-batch: equally many on all ranks, empty where a rank has no rows left.
 
-        With a loss there is one at least, so that every rank has a gradient.
+        With a loss there is at least one, so that every rank has a gradient.
         """
         lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
         parts = micro_batches(lengths, self._budget, together=loss.rows_together if loss else 1)
