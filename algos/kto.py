@@ -93,7 +93,7 @@ class KTO(RLHFAlgorithm):
 
 
 def _of_other_prompts(batch: Batch) -> np.ndarray | None:
-    """For each row the nearest before it that has another prompt; None where there is but one prompt."""
+    """For each row the nearest row before it, cyclically, with another prompt; None if all have the same."""
     ids, mask = batch["prompt_ids"].numpy(), batch["prompt_mask"].numpy()
     prompts = [row[kept].tobytes() for row, kept in zip(ids, mask, strict=True)]
     if len(set(prompts)) < 2:

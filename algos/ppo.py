@@ -33,15 +33,15 @@ class PPO(RLHFAlgorithm):
     gamma: float = 1.0
     """Discount per token."""
     lam: float = 0.95
-    """Weight of longer advantage estimates."""
+    """Lambda of GAE: 0 takes one-step advantages, 1 whole returns."""
     whiten: bool = True
     """Give the advantages of the whole batch mean 0 and variance 1."""
     kl: KLPenalty = field(default_factory=KLPenalty)
-    """The penalty in the reward."""
+    """The KL penalty in the reward."""
     scaling: Scaling = field(default_factory=Scaling)
-    """Running units of scores and values."""
+    """Normalisation of scores and values by running statistics."""
     stop_kl: float | None = None
-    """Spare the actor for the rest of an iteration once actor/approx_kl is above this, nats per token."""
+    """Pause the actor for the rest of an iteration once actor/approx_kl is above this, nats per token."""
     epochs: int = 1
     """Passes over each batch."""
     mini_batch_size: int = 0

@@ -57,7 +57,7 @@ class ReinforcePP(RLHFAlgorithm):
         return metrics
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Add `advantages` [B, R] float32: what is still to come, over the batch's mean."""
+        """Add `advantages` [B, R] float32: the return from each token on, whitened over the batch."""
         batch = self.estimate(batch, self.estimator())
         samples = {"response/samples_per_prompt": float(self.group_size)}
         return batch, Metrics.of(self.rollout_metrics(batch) | samples)

@@ -20,7 +20,7 @@ class SafeRLHF(PPO):
     cost: Cost = field(default_factory=Cost)
     """Scores the harm that answers do; the mean of its scores is to stay below `threshold`."""
     cost_critic: Critic | None = field(default_factory=Critic)
-    """Estimates the cost still to come; None (as in HybridFlow's figure) takes what comes for it."""
+    """Estimates the cost still to come; None (as in HybridFlow's figure) takes the observed cost instead."""
     threshold: float = 0.0
     """Mean cost of an answer that is allowed."""
     multiplier: float = 1.0
@@ -34,10 +34,10 @@ class SafeRLHF(PPO):
     whiten: bool = False
     """Give the advantages of the whole batch mean 0 and variance 1."""
     kl: KLPenalty = field(default_factory=lambda: KLPenalty(coef=0.01))
-    """The penalty in the reward, and in the cost."""
+    """The KL penalty in the reward, and in the cost."""
 
     def __post_init__(self) -> None:
-        """Keep the multiplier and the last costs where checkpoints find them; refuse what cannot be."""
+        """Refuse impossible options, and register the multiplier and the last costs for checkpoints."""
         super().__post_init__()
         if not 0 < self.multiplier <= self.multiplier_max or self.window < 1:
             raise ValueError(

@@ -27,6 +27,7 @@ from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator
+from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
 from rlhf_lightning.reporting import (
@@ -302,7 +303,7 @@ class RLHFAlgorithm(LightningModule):
             return
         for epoch in range(epochs):
             order = permutation(groups, run_seed(), self.global_step, epoch)
-            rows = (order[:, None] * together + torch.arange(together)).flatten().numpy()
+            rows = rows_of_groups(order, size=together).numpy()
             for start in range(0, len(batch), size * together):
                 part = rows[start : start + size * together]
                 spent = None if tokens is None else tokens[part]

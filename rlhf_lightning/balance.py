@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.controller import GROUPS, Batch
+from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.parallel.shares import evened
 
 
@@ -39,5 +40,4 @@ def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch
     groups = evened(tokens.view(-1, together).sum(dim=1).tolist())
     if groups == sorted(groups):
         return batch
-    rows = torch.tensor(groups)[:, None] * together + torch.arange(together)
-    return batch.take(rows.flatten().numpy())
+    return batch.take(rows_of_groups(torch.tensor(groups), size=together).numpy())

@@ -17,6 +17,11 @@ Scale = Literal["std", "none"]
 Single = Literal["zero", "score"]
 
 
+def rows_of_groups(groups: Tensor, *, size: int) -> Tensor:
+    """Row numbers [G size] int64 of groups [G] int64, in their order; a group is `size` neighbouring rows."""
+    return (groups[:, None] * size + torch.arange(size)).flatten()
+
+
 def group_advantages(
     scores: Tensor,
     groups: Tensor,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_lightning.engines import GenerationEngine
+from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.spec import Sampling
 
 NUMBERS = "row_numbers"
@@ -117,7 +118,7 @@ def _ordered(rows: TensorDict, together: int) -> tuple[TensorDict, Tensor]:
     versions = rows["weights_version"]
     oldest = versions.where(versions >= 0, _NEVER).view(-1, together).amin(1)
     order = oldest.argsort(stable=True)
-    return rows[(order[:, None] * together + torch.arange(together)).flatten()], oldest[order]
+    return rows[rows_of_groups(order, size=together)], oldest[order]
 
 
 def _noted(rows: TensorDict, said: TensorDict, version: int) -> TensorDict:
