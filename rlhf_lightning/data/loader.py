@@ -1,10 +1,10 @@
-"""RowLoader: batches of training rows, which can stop and go on in the middle of an epoch.
+"""RowLoader: batches of training rows, which can stop and resume within an epoch.
 
     num_workers 0       sampler --> rows --> collate --> step         in turn
     num_workers 1       sampler --> [ worker: rows --> collate ] --> queue of 2 --> step
                                       |______ runs while the step runs ______|
 
-The state is that of the batches which the step has taken; what lies in the queue is made again.
+The state is that after the last batch which the step has taken; batches in the queue are made again.
 """
 
 from __future__ import annotations

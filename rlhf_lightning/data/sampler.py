@@ -1,4 +1,4 @@
-"""The order of the rows: a fresh seeded permutation an epoch, that can stop and go on in the middle.
+"""The order of the rows: a new seeded permutation in each epoch, which can stop and resume within it.
 
 A key names a row in an epoch: `epoch << 32 | index`. It is what the sampler yields, what indexes the data
 set, and the batch's row id, so that nothing else has to know the epoch.
@@ -61,10 +61,10 @@ class EpochSampler(Sampler[int]):
         self.epoch, self._position = epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch, unless this one is under way.
+        """Go to the beginning of an epoch, unless it is under way already.
 
-        After a resume our own count holds, and a new number only says that an epoch was cut short: Lightning
-        counts one too many where it resumes from a checkpoint saved after the validation of an epoch.
+        After a resume the sampler keeps its own count of epochs, and takes a new number only as news that the
+        epoch was cut short: Lightning counts one too many after a checkpoint saved by an epoch's validation.
         """
         if not self._resumed:
             begins, following = epoch != self.epoch, epoch
@@ -79,10 +79,10 @@ class EpochSampler(Sampler[int]):
         return {"size": self.size, "shuffle": self.shuffle, "seed": self.seed}
 
     def check(self, order: Mapping[str, int]) -> None:
-        """Refuse to go on among other rows, or in another kind of order.
+        """Refuse to resume an epoch with other rows, or with another kind of order.
 
         Args:
-            order: of the epoch that is to go on; what it does not say is as here.
+            order: the interrupted epoch's, as from `order`; values that it lacks are taken as unchanged.
 
         Raises:
             ValueError: the data has another number of rows now, or is shuffled now and was not, or was.
@@ -132,9 +132,9 @@ class EpochSampler(Sampler[int]):
 
 
 class FirstRows(EpochSampler, SequentialSampler):
-    """Yields the rows in the order of the data, and says so by its kind.
+    """Yields the rows in the order of the data, for `overfit_batches`.
 
-    Where Lightning overfits it puts a sampler of its own in the place of others.
+    It is a SequentialSampler because Lightning, to overfit, replaces every sampler that is not.
     """
 
 

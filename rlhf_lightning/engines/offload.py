@@ -15,17 +15,17 @@ from rlhf_lightning.engines.training import PARTS, Part
 _PIECE = 1 << 28
 """Bytes: torch pins powers of two, and would round a large one up to the next."""
 Tensors = Callable[[Part], list[Tensor]]
-"""Those of a part of a model; some may lie on the host anyway, and stay there."""
+"""Returns the tensors of a part of a model; those that are on the host anyway stay there."""
 
 
 class Away:
-    """The parts of one model that are kept off its device.
+    """The offloaded parts of one model.
 
-    On a CPU nothing moves, but to use what is away is refused, too.
+    On a CPU nothing moves, but using an offloaded part is refused all the same.
 
     Args:
-        path: of the model, for errors.
-        device: of the model.
+        path: the model's, for errors.
+        device: the model's.
     """
 
     def __init__(self, path: str, *, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class Away:
         """Whether memory moves."""
 
     def offload(self, parts: Iterable[Part], tensors: Tensors, *, zeros: Collection[Part] = ()) -> None:
-        """Move parts to the host; those that are all `zeros` are freed and made again."""
+        """Move parts to the host; those in `zeros` hold only zeros, and are freed and made anew instead."""
         if self._device.type == "cuda":  # whatever stream has used them
             torch.cuda.synchronize(self._device)
         for part in parts:
@@ -44,17 +44,17 @@ class Away:
                 self._parts[part] = kind(self._here(tensors(part))) if self.frees else None
 
     def reload(self, parts: Iterable[Part]) -> None:
-        """Bring parts back; those that are not away stay as they are."""
+        """Bring parts back to the device; those that are there stay as they are."""
         for part in parts:
             held = self._parts.pop(part, None)
             if held is not None:
                 held.restore()
 
     def refuse(self, *parts: Part) -> None:
-        """Refuse to use parts that are away.
+        """Refuse to use offloaded parts.
 
         Raises:
-            RuntimeError: one is.
+            RuntimeError: one of these parts is offloaded.
         """
         away = [part for part in parts if part in self._parts]
         if away:
@@ -62,7 +62,7 @@ class Away:
 
     @property
     def size_bytes(self) -> int:
-        """What `reload` of all parts would take on the device."""
+        """Bytes that `reload` of all parts would bring back to the device."""
         return sum(held.brings_bytes for held in self._parts.values() if held is not None)
 
     def memory(self, tensors: Tensors) -> dict[str, int]:
@@ -80,11 +80,11 @@ class Away:
 
 
 class Parked:
-    """Storages whose bytes wait on the host.
+    """Storages whose bytes are on the host until `restore`.
 
-    Resizing a storage to 0 frees the device and keeps tensors, views and optimizer state as objects. Whoever
-    reads them before `restore` reads nothing, so their owner must refuse. From a GPU bytes leave beside what
-    is computed and brought next, and torch hands their memory on when they have left.
+    A storage resized to 0 frees its device memory, while tensors, views and optimizer state stay valid.
+    Reading them before `restore` would read nothing, so their owner must refuse that. Copies from a GPU run
+    beside the computation and later reloads; torch reuses the memory once they are done.
 
     Args:
         tensors: whole or sharded; views of one storage move together.
@@ -106,7 +106,7 @@ class Parked:
         return self.size_bytes
 
     def restore(self) -> None:
-        """Put the bytes back."""
+        """Copy the bytes back."""
         if self._leaving is not None:
             self._leaving.wait()
         for storage, host in self._parked:
@@ -126,14 +126,14 @@ class Parked:
 
 
 class _Leaving:
-    """The way from a GPU to the host, beside its computation.
+    """A stream for copies from a GPU to the host, beside its computation.
 
     Args:
-        device: whose work so far is done.
+        device: the GPU, whose work so far is done.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
-    """One a device, whatever leaves it."""
+    """One stream per device, for all that leaves it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -143,18 +143,18 @@ class _Leaving:
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:
-        """Copy a tensor, whose memory torch keeps until that is done."""
+        """Copy a tensor within this context; torch keeps its memory until the copy is done."""
         with torch.cuda.stream(self._stream):
             yield
         tensor.record_stream(self._stream)
         self._sent = self._stream.record_event()
 
     def wait(self) -> None:
-        """Let what the computation does next begin when all that was sent is there."""
+        """Let the computation's next work begin only when all copies have arrived."""
         torch.cuda.current_stream(self._device).wait_event(self._sent)
 
     def settle(self) -> None:
-        """Until the computation has done what it was told, for whatever stream reads its results."""
+        """Wait until the computation's stream is idle, so that any stream may read its results."""
         torch.cuda.current_stream(self._device).synchronize()
 
 

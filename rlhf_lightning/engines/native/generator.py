@@ -39,7 +39,7 @@ from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 
 _CACHE_SHARE = 0.7
-"""Of a GPU's free memory, for keys and values; the rest is for the passes over prompts."""
+"""Share of a GPU's free memory for keys and values; the rest is for the passes over prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class NativeGenerator:
     """Generates with a Hugging Face causal language model prepared by `use_interface`, or with a decoder.
 
     Where several ranks share one copy of the model, each has a generator and calls it with the same rows; one
-    of them draws, and all return the same answers.
+    rank draws the tokens, and all return the same answers.
     """
 
     def __init__(
@@ -135,22 +135,22 @@ class NativeGenerator:
         return answers.to(rows["prompt_ids"].device)
 
     def _numbers(self, rows: TensorDict, sampling: Sampling, seed: int) -> Tensor:
-        """What each token is drawn with: [B, R] float64."""
+        """The random number in [0, 1) that each token is drawn with: [B, R] float64."""
         row_ids = rows["row_ids"].to(self.device)[:, None]
         return uniform(seed, row_ids, torch.arange(sampling.max_new_tokens, device=self.device))
 
     @property
     def cache_dtype(self) -> torch.dtype | None:
-        """Of the keys and values; None: as the model computes them."""
+        """Type of the stored keys and values; None: as the model computes them."""
         return None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
 
     def _planned_bytes(self, prompts: Sequence[Prompt], sampling: Sampling) -> int:
-        """Of keys and values where the number of slots is given, at most; else 0."""
+        """Most bytes of keys and values, where the number of slots is configured; else 0."""
         slots = min(self.config.slots, len(prompts))
         return slots * capacity_of(prompts, sampling) * self.decoder.kept_bytes(self.cache_dtype)
 
     def most_slots(self, capacity: int, dtype: torch.dtype | None) -> int:
-        """Rows of `capacity` tokens decoded at once at most, keys and values in a type; 0: any number."""
+        """Most rows of `capacity` tokens decoded at once, with keys and values in `dtype`; 0: any number."""
         if self.config.slots or self.device.type != "cuda":
             return self.config.slots
         return slots_for(self.decoder, self.device, capacity, dtype)
@@ -167,13 +167,13 @@ class NativeGenerator:
 
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
-    """Rows of `capacity` tokens for whose keys and values a GPU has room: the same on all ranks of a copy."""
+    """Rows of `capacity` tokens for whose keys and values a GPU has room; equal on all ranks of a copy."""
     room = int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kept_bytes(dtype)))
     return decoder.least(max(1, room))
 
 
 def capacity_of(prompts: Sequence[Prompt], sampling: Sampling) -> int:
-    """Tokens that a slot has to hold for any of these rows; the last of a response is never fed."""
+    """Tokens that a slot must hold for any of these rows; the last token of a response is never fed."""
     return max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
 
 
@@ -203,29 +203,29 @@ class _Slots:
         self.config, self.decoder, self.device = generator.config, generator.decoder, generator.device
         self.prompts, self.sampling, self.responses = prompts, sampling, responses
         self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
-        """Tokens that each row had when it came; they stand behind its prompt."""
+        """`said`: response tokens that each row had from the start; they are appended to its prompt."""
         capacity = capacity_of(prompts, sampling)
         dtype = generator.cache_dtype
         most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
         self.size = min(rows or len(prompts) for rows in most)
         self.cache = (GPUCache if self.device.type == "cuda" else Cache)(self.size, capacity, dtype=dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
-        """[4, slots]: row, column of its next token, place of the token to feed, that token."""
+        """[4, slots]: row, column of its next token, position of the token to feed, that token."""
         self.occupants, self.ended, self.steps = list[_Occupant](), list[int](), 0
-        """`ended`: rows that have all they say, in the order in which they ended."""
+        """`ended`: finished rows, in the order in which they ended; `steps`: decoding steps so far."""
         self.stops = self._tensor(generator.ends.tokens(sampling))
         self.texts = generator.ends.texts(sampling)
         self.record, self.replayed = self._recorded(), self._replayed()
 
     def _replayed(self) -> Steps | None:
-        """Steps on a GPU, which reads from `state` where each row is."""
+        """Decoding steps on a GPU, captured in graphs that read the rows' positions from `state`."""
         if self.device.type != "cuda":
             return None
         _, _, places, tokens = self.state
         return Steps(self.decoder, self.cache, places=places, tokens=tokens)
 
     def _recorded(self) -> Record | None:
-        """Where the products of this generation are recorded, if they are; nobody learns from greedy ones."""
+        """The record of this generation's products, if there is one; nobody learns from greedy answers."""
         record = self.decoder.record
         if record is None or self.sampling.temperature == 0:
             return None
@@ -233,7 +233,7 @@ class _Slots:
         return record if fits else None
 
     def end_record(self) -> None:
-        """Once nobody is left: what is recorded may be looked for."""
+        """Close the record once all rows are finished, so that updates can look rows up."""
         if self.record is None or self.occupants or self.waiting:
             return
         ids, lengths = self.responses.ids.numpy(), self.responses.lengths.tolist()
@@ -242,7 +242,7 @@ class _Slots:
         self.record.end([tokens[:-1] for tokens in whole])
 
     def go_on(self, rows: TensorDict) -> None:
-        """Begin where the rows are, as `begun` gives them, not at their prompts; before anyone is seated."""
+        """Continue responses that rows have already, as returned by `begun`; before any row gets a slot."""
         self.responses.begin(rows)
         said, ids = self.responses.lengths.tolist(), rows["response_ids"].cpu().numpy()
         self.prompts = [np.append(p, row[:n]) for p, row, n in zip(self.prompts, ids, said, strict=True)]
@@ -250,7 +250,7 @@ class _Slots:
         self.waiting = deque((~rows["ended"]).nonzero()[:, 0].tolist())
 
     def pause(self) -> None:
-        """Note how much the rows have said that are still decoded."""
+        """Store the response lengths of the rows that are still being decoded."""
         for occupant in self.occupants:
             self.responses.lengths[occupant.row] = self._length(occupant)
 
@@ -259,7 +259,11 @@ class _Slots:
 
     @torch.no_grad()
     def advance(self, numbers: Tensor) -> None:
-        """Seat waiting rows if enough slots are free, else decode a token a row; numbers: [B, R] float64."""
+        """Prefill waiting rows if enough slots are free, else decode one token per row.
+
+        Args:
+            numbers: [B, R] float64, what tokens are drawn with.
+        """
         free = self.size - len(self.occupants)
         if self.waiting and free >= min(self.config.refill, self.size, len(self.waiting)):
             seated = len(self.occupants)
@@ -287,7 +291,7 @@ class _Slots:
         return rows
 
     def _prefill(self, rows: list[int]) -> Tensor | None:
-        """Seat these rows and return the logits [rows, V] of their first tokens; equal prompts run once."""
+        """Give slots to rows and return the logits [rows, V] of first tokens; equal prompts run once."""
         distinct: dict[bytes, int] = {}
         which = [distinct.setdefault(self.prompts[row].tobytes(), len(distinct)) for row in rows]
         prompts = [np.frombuffer(prompt, dtype=np.int64) for prompt in distinct]
@@ -316,7 +320,7 @@ class _Slots:
         position = np.concatenate([np.arange(n) for n in lengths])
         tokens = np.concatenate([np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)])
         source = self._tensor(tokens) if len(slot) > sum(packed.lengths) else None
-        # Of what a row said before, the output layer is not asked here.
+        # Not with earlier responses: for their tokens the output layer computes nothing here.
         if self.record is not None and sum(packed.lengths) < FEW and not any(said):
             self.record.note(*map(self._tensor, (np.repeat(rows, lengths), position, tokens)))
         where = {"slot": self._tensor(slot), "position": self._tensor(position)}
@@ -339,7 +343,7 @@ class _Slots:
         return logits
 
     def _retire(self) -> None:
-        """Close the rows that said an end or have all their tokens; the last rows take their slots."""
+        """Retire rows that drew an end or have all their tokens; rows from the last slots fill the holes."""
         count = len(self.occupants)
         never = not len(self.stops) and self.texts is None
         if never and all(occupant.last > self.steps for occupant in self.occupants):
@@ -366,10 +370,10 @@ class _Slots:
                 self.occupants[hole] = self.occupants[slot]
         del self.occupants[kept:]
         if self.replayed is not None:
-            self.state[2, kept:count] = 0  # who computes these slots along reads next to nothing
+            self.state[2, kept:count] = 0  # a larger graph computes these slots too: let it read little
 
     def _read(self, texts: StopTexts, stopped: list[bool]) -> None:
-        """Mark the slots whose rows have said a text that ends a response."""
+        """Mark the slots whose responses now end with a stop text."""
         row, column, _, token = self.state[:, : len(stopped)]
         for slot in texts.may_end(token).nonzero()[:, 0].tolist():
             said = self.responses.ids[row[slot], : column[slot]]

@@ -1,10 +1,10 @@
-"""Products that a generation computed, for the update that learns from the same answers.
+"""Records the matrix products of a generation, for the update that learns from the same answers.
 
-    decoding    the products of every token with every weight go into the record, token after token
-    update      a row whose tokens are in it has them given to the model's own linear layers: a pass computes
-                norms, activations and attention alone, and goes back as ever
+    decoding    the outputs of every linear layer for every token go into the record, token by token
+    update      for rows in the record the linear layers are given these outputs: the forward pass computes
+                norms, activations and attention only, and the backward pass runs as usual
 
-What is in the record was computed with the present weights: whoever changes these has it forget.
+The record is valid for the current weights only: whatever changes them must call `forget`.
 
 B is the number of rows of a generation, T the tokens of a call of the decoder, O the outputs of a product.
 """
@@ -32,7 +32,7 @@ _WEIGHTS: dict[Product, str] = {
     "fc1": "mlp.linear_fc1",
     "fc2": "mlp.linear_fc2",
 }
-"""Of a decoder layer, what a product is computed with."""
+"""For each product of a decoder layer, the name of its weight."""
 
 
 class Record:
@@ -76,34 +76,34 @@ class Record:
         return self.open
 
     def keep(self, layer: int, product: Product, output: Tensor) -> None:
-        """Keep a product of the next tokens, [T, O], which nobody writes to any more."""
+        """Record a product of the next tokens, [T, O]; nothing may write to it afterwards."""
         if self.open:
             self._products.setdefault((layer, product), []).append(output)
 
     def keep_logits(self, logits: Tensor, at: Tensor | None) -> None:
-        """Keep the logits [K, V] of `at` [K] int64 of the next tokens, or of all."""
+        """Record the logits [K, V] of the next tokens at `at` [K] int64; None: of all of them."""
         self.keep(-1, "output", logits)
         spoken = torch.arange(len(logits)) if at is None else at
         self._spoken += [spoken + self.size] if self.open else []
 
     def advance(self, count: int) -> None:
-        """All products of the next `count` tokens are there."""
+        """Finish the next `count` tokens: all their products are recorded."""
         if self.open:
             self.size += count
 
     def note(self, row: Tensor, place: Tensor, token: Tensor) -> None:
-        """Say where tokens of the next call stand: `token` of it at `place` of `row`, [any] int64 each."""
+        """Register tokens of the next call: its `token` is at position `place` of `row`, [any] int64 each."""
         self._where[row, place] = token + self.size
 
     def end(self, fed: Sequence[np.ndarray]) -> None:
-        """The generation is over: what each row was fed, int64; a row that is not wholly here is left out."""
+        """End the generation, given the tokens that each row was fed, int64; incomplete rows are left out."""
         self.open = False
         for row, tokens in enumerate(fed):
             if len(tokens) and bool((self._where[row, : len(tokens)] >= 0).all()):
                 self._rows[tokens.tobytes()] = row
 
     def forget(self) -> None:
-        """Free all."""
+        """Free everything."""
         self.open, self.size = False, 0
         self._products.clear()
         self._spoken.clear()
@@ -111,7 +111,7 @@ class Record:
 
     @contextmanager
     def given(self, packed: PackedRows) -> Iterator[bool]:
-        """Give the products of these rows to the layers that are to compute them; whether all were there."""
+        """Let linear layers return the recorded products meanwhile; yields whether all rows are there."""
         places = self._find(packed)
         try:
             if places is not None:
