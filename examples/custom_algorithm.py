@@ -6,10 +6,10 @@ from rlhf_lightning.functional import at_last_valid
 
 
 class Mine(PPO):
-    """PPO whose scores are centred: what a response earns is counted from the batch's mean."""
+    """PPO with centred scores: the mean of the batch is subtracted from what each response earns."""
 
     centre: float = 1.0
-    """Share of the batch's mean score that is taken off."""
+    """Share of the batch's mean score that is subtracted."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Centre the scores, then do as PPO does."""

@@ -1,10 +1,10 @@
-"""An algorithm from scratch: answers as good as they can be within a mean length that is yours to choose.
+"""An algorithm from scratch: the best answers within a mean length of your choice.
 
     python examples/length_budget.py --steps 20
     rlhf fit --algo examples.length_budget.LengthBudget --algo.budget 5 --strategy colocated
 
-REINFORCE with the other answers as the baseline. A token costs `price`, which rises while answers are longer
-than the budget on average, and falls while they are shorter.
+REINFORCE with the mean of the other answers as the baseline. A token costs `price`, which rises while answers
+are longer than the budget on average, and falls while they are shorter.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class LengthBudget(RLHFAlgorithm):
     budget: float = 6.0
     """Mean length to stay within, tokens."""
     speed: float = 0.001
-    """By how much the price of a token follows a token too many."""
+    """How much the price of a token rises for each token above the budget."""
 
     def __post_init__(self) -> None:
-        """What a checkpoint is to hold is a buffer."""
+        """Checkpoints hold buffers, and so the price."""
         self.register_buffer("price", torch.zeros(()))
 
     def step(self, batch: Batch) -> Metrics:

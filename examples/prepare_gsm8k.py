@@ -1,9 +1,9 @@
-"""Put in place what configs/gsm8k_smollm2.yaml names: the model SmolLM2-135M-Instruct and GSM8K's questions.
+"""Prepare what configs/gsm8k_smollm2.yaml needs: the model SmolLM2-135M-Instruct and GSM8K's questions.
 
     python examples/prepare_gsm8k.py                                              from the Hugging Face hub
     python examples/prepare_gsm8k.py --model model.gguf --questions train.jsonl   from files that are here
 
-`--model` also takes a directory or a hub name; to dequantise a GGUF file needs `gguf` and `accelerate`.
+`--model` also takes a directory or a hub name. A GGUF file needs the packages `gguf` and `accelerate`.
 """
 
 from __future__ import annotations

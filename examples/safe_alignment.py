@@ -3,8 +3,8 @@
     python examples/safe_alignment.py --dialogues hh_harmless_base_test.jsonl.gz
 
 takes the dialogues of Anthropic's hh-rlhf (`chosen` and `rejected`) and the embedded model, or that of
-`--model`. Every stage is a command, printed before it runs. Leaves data, models and checkpoints under
-`--out`, and answers.md: answers to held-out prompts before and after.
+`--model`. Every stage is a command, which is printed before it runs. `--out` gets data, models, checkpoints
+and answers.md: answers to held-out prompts before and after the last stage.
 """
 
 from __future__ import annotations

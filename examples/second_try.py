@@ -1,10 +1,10 @@
-"""Responses of several turns: who sorts wrongly is told so, and may try again.
+"""Responses of several turns: an actor that sorts wrongly is told so, and may try again.
 
     python examples/second_try.py --steps 20
     rlhf fit --algo grpo --algo.actor.environment.function examples.second_try.told
         --algo.actor.sampling.max_new_tokens 64 --algo.reward.functions examples.second_try.last_try
 
-An environment is a function of what was said so far. Its words are context: nothing is learned from them.
+An environment is a function of what was said so far. Its replies are context: nothing is learned from them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def tried(response: str) -> str:
 
 
 def told(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
-    """The task once more where the last answer is wrong, and nothing where it is right."""
+    """Repeat the task where the last answer is wrong, and end the response where it is right."""
     right = [tried(response) == row["answer"] for response, row in zip(responses, rows, strict=True)]
     return [None if done else f" No. {prompt}" for prompt, done in zip(prompts, right, strict=True)]
 
 
 def last_try(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
-    """1 for a right answer, at last; a quarter less for each try before it."""
+    """1 for a right last answer, less a quarter for each try before it."""
     del prompts
     right = [tried(response) == row["answer"] for response, row in zip(responses, rows, strict=True)]
     tries = [response.count(" No. ") for response in responses]

@@ -2,9 +2,10 @@
 
     rlhf fit --algo examples.written_verdict.WrittenVerdict --strategy colocated
 
-The judge reads a prompt with an answer to it and writes a verdict; the share of digits in it, which a small
-model can learn, stands for a grade. An answer is worth its grade beside what the field `reward` gives it (for
-the grade alone both soon agree on nothing), a verdict how near it comes to that.
+The judge reads a prompt with an answer to it and writes a verdict. The share of digits in the verdict,
+which a small model can learn, stands for a grade. An answer earns its grade and the score of the field
+`reward`; with the grade alone, actor and judge would soon agree on something meaningless. A verdict earns
+more the nearer its grade is to that score.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rlhf_lightning.workers import Actor, Reward
 
 
 class WrittenVerdict(RLHFAlgorithm):
-    """GRPO twice an iteration; the two actors differ in their fields' names alone."""
+    """GRPO twice an iteration; the two actors differ only in the names of their fields."""
 
     progress = ("reward/mean", "judge/error")
 
