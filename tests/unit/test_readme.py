@@ -15,6 +15,7 @@ from tests.documents import commands
 from tests.unit.rlhf import Rlhf
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+PAGES = [*DOCUMENTS, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
 WHOLE = {"map": "tokens/s", "reshard": "micro-DP"}
 """Commands that run here as they are, and a word of what they say."""
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
@@ -57,13 +58,26 @@ def test_the_test_command_of_the_readme_is_the_one_of_the_pipeline() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", [*DOCUMENTS, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
-)
+@pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
     links = LINK.findall((ROOT / name).read_text(encoding="utf-8"))
     missing = [link for link in links if not ((ROOT / name).parent / link).exists()]
     assert not missing
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings of a document, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_anchors_are_headings(name: str) -> None:
+    """A link into a page, `data.md#rows` or `#rows`, names one of its headings."""
+    here = ROOT / name
+    found = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", here.read_text(encoding="utf-8"))
+    pages = {page: (here.parent / page if page else here).read_text(encoding="utf-8") for page, _ in found}
+    assert not [f"{page}#{anchor}" for page, anchor in found if anchor not in anchors(pages[page])]
 
 
 def test_the_step_of_ppo_is_the_one_of_the_readme() -> None:
