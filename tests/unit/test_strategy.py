@@ -184,14 +184,16 @@ def test_callbacks_look_after_a_validation_of_every_iteration(
 ) -> None:
     """As at an interval of 2 iterations: one of 1 Lightning takes for 1.0, the epoch."""
     stop = EarlyStopping("val/reward", patience=100)
+    late = EarlyStopping("val/reward", mode="max", patience=100, check_on_train_epoch_end=True)
     best = ModelCheckpoint(tmp_path / "best", monitor="val/reward", mode="max", save_top_k=-1)
     mine = ModelCheckpoint(tmp_path / "mine", save_on_train_epoch_end=True)
-    options = {"val_check_interval": interval, "limit_val_batches": 1, "callbacks": [stop, best, mine]}
+    options = {"val_check_interval": interval, "limit_val_batches": 1, "callbacks": [stop, late, best, mine]}
     run = trainer(Local(), tmp_path, steps=2, enable_checkpointing=True, **options)
     run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
     assert len(list((tmp_path / "best").iterdir())) == looks
     assert stop._check_on_train_epoch_end is not after
     assert mine._save_on_train_epoch_end
+    assert late._check_on_train_epoch_end
 
 
 def test_averages_of_a_module_without_weights_are_refused(tmp_path: Path) -> None:

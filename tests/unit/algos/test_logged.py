@@ -20,10 +20,15 @@ from tests.unit.algos.small import run, write_rows
 class Sometimes(GRPO):
     """Learns in every other iteration, and logs numbers of its own in each."""
 
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+        """Log before it begins."""
+        self.log("mine/start", float(batch_idx))
+
     def step(self, batch: Batch) -> Metrics:
         """As it says."""
         number = float(self.global_step)
         self.log("mine/step", number)
+        self.log("mine/both", number, on_step=True, on_epoch=True)
         self.log("mine/epoch", number, on_step=False, on_epoch=True)
         if self.global_step % 2:
             return Metrics.of({"mine/odd": number})
@@ -45,8 +50,9 @@ def test_a_number_that_an_iteration_has_not_is_left_empty(tmp_path: Path) -> Non
         assert (even["mine/odd"], odd["mine/odd"]) == ("", odd["mine/step"])
         for name in ("actor/loss", "mine/even", "mine/before", "time/actor.update_actor_s"):
             assert odd[name] == "", name
-    means = [float(row["mine/epoch"]) for row in rows if row["mine/epoch"]]
-    assert means == [pytest.approx(1.5)]
+    assert [row["mine/start"] for row in every] == [row["mine/both_step"] for row in every]
+    for name in ("mine/epoch", "mine/both_epoch"):
+        assert [float(row[name]) for row in rows if row[name]] == [pytest.approx(1.5)]
 
 
 class Behind(GRPO):
