@@ -1,13 +1,19 @@
-"""What a device sees that Ray has started."""
+"""What a device sees that Ray has started, and what is left of one that closes."""
 
 from __future__ import annotations
 
 import os
+import weakref
 
 import pytest
 import ray
+import torch
+import torch.distributed as dist
 
 from rlhf_lightning.controller.cluster import DeviceActor
+from rlhf_lightning.controller.device import Device, Placement
+from rlhf_lightning.parallel import ParallelLayout, WorldSpec
+from tests.ray.echo import Echo
 
 
 @pytest.mark.parametrize(("told", "seen"), [("1", "5"), ("true", "5"), ("0", "0,1"), (None, "0,1")])
@@ -21,3 +27,17 @@ def test_a_device_sees_its_own_gpu_alone(
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [5])
     DeviceActor(0, gpu=True)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_a_device_that_closes_lets_its_roles_go_and_leaves_the_world() -> None:
+    device = Device(0)
+    device.join(WorldSpec(1, "", ((0,),), 60.0), torch.get_num_threads())
+    assert dist.is_initialized()
+    role = Echo()
+    device.host("echo", Placement(role, ParallelLayout(), (0,), None))
+    vars(role)["itself"] = role  # as a role and its engine know each other
+    left = weakref.ref(role)
+    del role
+    device.close()
+    assert left() is None
+    assert not dist.is_initialized()

@@ -32,8 +32,9 @@ def test_present_objects_are_exempt_until_it_is_restored() -> None:
 
 def test_who_has_frozen_more_keeps_it() -> None:
     outer = collect_rarely()
-    frozen = gc.get_freeze_count()
+    frozen, mine = gc.get_freeze_count(), [object()]
     restore = collect_rarely()
+    assert any(found is mine for found in gc.get_objects()), "what is new is looked at"
     restore()
     assert gc.get_freeze_count() > 0.9 * frozen  # but for what nobody needs any more
     outer()

@@ -19,10 +19,15 @@ from rlhf_lightning.controller import (
     Inputs,
     Metrics,
     RowTransfer,
+    WorkerError,
+    WorkerGroup,
     register,
 )
+from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.transfer import Outputs, RankInputs
-from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.controller.transport import Future
+from rlhf_lightning.parallel import Generation, ParallelLayout, World
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, echo_on, host
 
@@ -182,3 +187,39 @@ def test_micro_dp_splits_over_the_copies_that_generate(
 def test_pp_only_takes_one_value_a_stage() -> None:
     assert dealer_on(ParallelLayout(p=3, t=2, d=2)).stage().fetch() == [0, 2, 4]
     assert dealer_on(ParallelLayout(p=3, t=2, d=2, order="tdp")).stage().fetch() == [0, 4, 8]
+
+
+def test_large_blocks_are_shared_once_and_small_ones_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    role, shared = echo_on(ParallelLayout(d=2)), list[Block]()
+    assert role.group is not None
+    share = role.group.transport.share
+
+    def noted(block: Block) -> Future:
+        shared.append(block)
+        return share(block)
+
+    monkeypatch.setattr(role.group.transport, "share", noted)
+    small, large = (Batch.of({"x": torch.ones(4, width)}) for width in (100, 100_000))
+    role.double(small)
+    assert shared == []
+    for _ in range(2):
+        role.double(large)
+    assert [block.size_bytes for block in shared] == [4 * 100_000 * 4]
+
+    def full(block: Block) -> Future:
+        raise WorkerError(f"no room for {block.size_bytes}")
+
+    monkeypatch.setattr(role.group.transport, "share", full)
+    with pytest.raises(WorkerError, match=r"^echo\.double: no room for 1600000$"):
+        role.double(Batch.of({"x": torch.ones(4, 100_000)}))
+
+
+def test_a_rank_is_asked_where_it_stands() -> None:
+    devices, layout, places = Devices(3), ParallelLayout(d=2), (2, 1)
+    for place in places:
+        device = devices.parts[place].device
+        device.world = World(place, torch.device("cpu"), {places: None})
+        device.host("echo", Placement(Echo(), layout, places, None))
+    role = Echo(WorkerGroup("echo", devices, layout, places))
+    assert role.first(number=9).fetch() == (0, 9)
+    assert role.ping(number=5).fetch() == [5, 6]
