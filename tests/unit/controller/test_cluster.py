@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import ray
+import torch
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -44,6 +46,38 @@ def of(*devices: Actor) -> RayCluster:
     found = RayCluster(None, timeout_s=TIMEOUT_S)
     found.actors = [device.handle for device in devices]
     return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "up", "begun"),
+    [
+        ("", 0, False, ["start 99"]),
+        ("local", 99, False, ["start 99"]),
+        ("10.0.0.1:6379", 1, False, ["check 10.0.0.1:6379", "join 10.0.0.1:6379"]),
+        ("10.0.0.1:6379", 1, True, []),
+        ("", 1, True, []),
+    ],
+)
+def test_where_a_job_finds_its_ray(
+    monkeypatch: pytest.MonkeyPatch, environment: str, gpus: int, *, up: bool, begun: list[str]
+) -> None:
+    told = list[str]()
+    monkeypatch.setenv("RAY_ADDRESS", environment)
+    monkeypatch.setattr(ray, "is_initialized", lambda: up)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for name, word in (("start_ray", "start"), ("join", "join"), ("check_address", "check")):
+        monkeypatch.setattr(cluster, name, lambda where, word=word: told.append(f"{word} {where}"))
+    RayCluster(None, timeout_s=TIMEOUT_S).connect(99)
+    assert told == begun
+
+
+def test_more_devices_than_this_machine_has_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cluster, "start_ray", lambda _: None)
+    with pytest.raises(ValueError, match=r"^the pools need 3 devices, and there are 2 GPUs\. Try --strategy"):
+        RayCluster("local", timeout_s=TIMEOUT_S).connect(3)
 
 
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
