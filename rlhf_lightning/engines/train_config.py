@@ -1,4 +1,4 @@
-"""What every training engine's configuration says, and what strategies, roles and the mapping ask of it."""
+"""The base of training engines' configurations, and what strategies, roles and the mapping ask of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlhf_lightning.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take it for no dataclass
-    """How an engine spends memory and time; `check` is abstract, the rest suits an engine of plain replicas.
+    """Options of a training engine. Only `check` is abstract: the other methods suit an engine of replicas.
 
     Raises:
         ValueError: a value is outside its range.
     """
 
     option: ClassVar[str]
-    """What users type before the name of a field."""
+    """What users type before the name of a field, such as `strategy.settings.train`."""
     trains_adapters: ClassVar[bool] = False
-    """Whether models may have adapters, which then train alone."""
+    """Whether models may have adapters."""
     takes_sizes: ClassVar[bool] = False
-    """Whether a strategy may divide each model in a (p, t) of its own."""
+    """Whether a strategy may choose p and t for each model."""
 
     max_tokens_per_micro_batch: int = 0
     """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
@@ -40,7 +40,7 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
 
     @classmethod  # noqa: B027 - an engine may need no package of its own
     def require(cls) -> None:
-        """Refuse to go on without the package that the engine computes with, which is not imported yet.
+        """Refuse to run without the engine's package, without importing it.
 
         Raises:
             ValueError: it is not installed.
@@ -48,18 +48,18 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
 
     @abstractmethod
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
-        """Refuse a layout in which the engine cannot divide a model, without loading that.
+        """Refuse a layout in which the engine cannot divide a model, without loading the model.
 
         Raises:
-            ValueError: as said, with what can be.
+            ValueError: as said; the message names a layout that is possible.
         """
 
     def layout(self, devices: int, *, name: str) -> ParallelLayout:
-        """The layout of a model on devices where the strategy has no sizes of its own for it.
+        """The layout of a model for which the strategy chooses no sizes itself.
 
         Args:
-            devices: all of the model's.
-            name: of the model's role, for messages.
+            devices: number of the model's devices.
+            name: the role's, for messages.
 
         Raises:
             ValueError: the devices cannot be divided as the options say.
@@ -67,23 +67,23 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return ParallelLayout(d=devices)
 
     def groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """Global ranks of the groups that a model of this layout on these devices computes in."""
+        """Global ranks of the process groups that a model with this layout needs on these devices."""
         return [tuple(members[rank] for rank in ranks) for ranks in all_ranks(layout)]
 
     def micro_batch_tokens(self, *, on_cpu: bool) -> int:
-        """Tokens computed at once: as told, else what suits the device."""
+        """Tokens computed at once: the option, or by default what suits the device."""
         return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
 
     # ---- for the mapping; an engine with an option of such a name has a field instead ----------------------
 
     @property
     def sharding(self) -> Sharding:
-        """What data-parallel ranks share out."""
+        """What is sharded over data-parallel ranks."""
         return "none"
 
     @property
     def shared_by(self) -> int:
-        """Data-parallel ranks that share it out; 0: all."""
+        """Number of data-parallel ranks that it is sharded over; 0: all."""
         return 0
 
     @property
@@ -102,5 +102,5 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return True
 
     def gathers_once(self, *, on_cpu: bool) -> bool:
-        """Whether shared parameters are gathered and gradients reduced once an update, not a micro-batch."""
+        """Whether sharded parameters are gathered, and gradients reduced, per update, not per micro-batch."""
         return False

@@ -27,9 +27,9 @@ class FSDP(TrainConfig):
     trains_adapters: ClassVar[bool] = True
 
     kept_tokens: int = 0
-    """Tokens of `compute_values` or `compute_log_prob` on a device whose activations stay for an update of
-    the same rows, which then goes back at once, or of `generate_sequences`, of which an update takes the
-    products that it need not compute again; it needs all weights on the device. 0: none."""
+    """Tokens per device for which work is kept for an update of the same rows: of `compute_values` and
+    `compute_log_prob` the activations, so that the update only runs the backward pass; of
+    `generate_sequences` the matrix products. Needs all weights on the device. 0: none."""
     shard: int = 0
     """Neighbouring ranks that divide one copy of a model's weights; the others hold copies of it. 0: all."""
     tensor: int = 1
