@@ -237,6 +237,17 @@ def check_models(path: str | Path, saved: Collection[str], wanted: Collection[st
         )
 
 
+def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> None:
+    """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps.
+
+    Raises:
+        ValueError: as said.
+    """
+    if not all((directory / name).is_dir() for name in wanted):
+        held = sorted(p.name for p in directory.iterdir() if p.is_dir())
+        raise ValueError(f"checkpoint {path}: holds {held}, and the algorithm keeps {list(wanted)}.")
+
+
 def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[str]) -> None:
     """Say which models of a checkpoint nobody takes: what they have learned or followed is lost."""
     if others := sorted(set(held) - set(wanted)):

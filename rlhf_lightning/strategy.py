@@ -351,10 +351,7 @@ class Strategy(SingleDeviceStrategy):
         directory = files.find(checkpoint_path)
         state = files.read_state(directory)
         wanted = [name for name, role in self.algorithm.roles().items() if role.weights_change]
-        has = [name for name in wanted if (directory / name).is_dir()]
-        if has != wanted:
-            held = sorted(p.name for p in directory.iterdir() if p.is_dir())
-            raise ValueError(f"checkpoint {checkpoint_path}: holds {held}, and the algorithm keeps {wanted}.")
+        files.check_held(checkpoint_path, directory, wanted)
         for name in wanted:
             self.algorithm.roles()[name].check_checkpoint(directory / name)
         if self.algorithm.trainer.state.fn == "fit":
