@@ -25,10 +25,13 @@ class Value(Generic[T]):
         """
         return _values([self])[0]
 
+    def _of(self, report: CallReport) -> T:
+        return cast(T, report.value)
+
 
 def _values(values: Sequence[Value[T]]) -> list[T]:
     reports = fetch_all([value._report for value in values])
-    return [cast(T, cast(CallReport, report).value) for report in reports]
+    return [value._of(cast(CallReport, report)) for value, report in zip(values, reports, strict=True)]
 
 
 class Gathered(Generic[T]):
@@ -82,15 +85,17 @@ class Metrics:
 
     def moved(self, group: str, *, to: str) -> Metrics:
         """The same numbers with one group renamed: `critic/loss` becomes `cost_critic/loss`."""
-        return Metrics([[_Moved(value, group, to) for value in ranks] for ranks in self._calls])
+        return Metrics([[_moved(numbers, group, to) for numbers in ranks] for ranks in self._calls])
 
     def fetch(self) -> dict[str, float]:
-        """Wait for all numbers: the mean over calls, or the last call's for an optimizer's state.
+        """Wait once for all numbers: the mean over calls, or the last call's for an optimizer's state.
 
         Raises:
             WorkerError: one of the calls, or another pending one, failed.
         """
-        per_call = [_mean([v.fetch() if isinstance(v, Value) else v for v in ranks]) for ranks in self._calls]
+        pending = [v for ranks in self._calls for v in ranks if isinstance(v, Value)]
+        fetched = dict(zip(pending, _values(pending), strict=True))
+        per_call = [_mean([fetched[v] if isinstance(v, Value) else v for v in r]) for r in self._calls]
         last = {name: value for call in per_call for name, value in call.items() if name.endswith(_LAST)}
         return _mean(per_call) | last
 
@@ -109,18 +114,26 @@ def _number(name: str, value: float) -> float:
 
 
 class _Moved(Value[Numbers]):
-    """Numbers of which one group goes by another name."""
+    """A future of numbers of which one group is renamed."""
 
-    def __init__(self, numbers: Value[Numbers] | Numbers, group: str, to: str) -> None:
-        self._numbers, self._group, self._to = numbers, f"{group}/", f"{to}/"
+    def __init__(self, numbers: Value[Numbers], group: str, to: str) -> None:
+        super().__init__(numbers._report)
+        self._numbers, self._group, self._to = numbers, group, to
 
-    def fetch(self) -> Numbers:
-        """Wait for the numbers."""
-        found = self._numbers.fetch() if isinstance(self._numbers, Value) else self._numbers
-        return {
-            self._to + name.removeprefix(self._group) if name.startswith(self._group) else name: number
-            for name, number in found.items()
-        }
+    def _of(self, report: CallReport) -> Numbers:
+        return _renamed(self._numbers._of(report), self._group, self._to)
+
+
+def _moved(numbers: Value[Numbers] | Numbers, group: str, to: str) -> Value[Numbers] | Numbers:
+    return _Moved(numbers, group, to) if isinstance(numbers, Value) else _renamed(numbers, group, to)
+
+
+def _renamed(numbers: Numbers, group: str, to: str) -> Numbers:
+    """The numbers, those of `group/...` as `to/...`."""
+    return {
+        f"{to}/{name.removeprefix(f'{group}/')}" if name.startswith(f"{group}/") else name: number
+        for name, number in numbers.items()
+    }
 
 
 def _mean(rows: Sequence[Numbers]) -> dict[str, float]:

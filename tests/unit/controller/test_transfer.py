@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -25,6 +25,7 @@ from rlhf_lightning.controller import (
 )
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.controller.transfer import Outputs, RankInputs
 from rlhf_lightning.controller.transport import Future
 from rlhf_lightning.parallel import Generation, ParallelLayout, World
@@ -108,6 +109,21 @@ def test_dp_metric_averages_over_the_output_ranks() -> None:
     role = dealer_on(ParallelLayout(t=2, d=2))
     assert role.total(numbers(4)).fetch() == {"total": (6 + 22) / 2}
     assert role.which(numbers(4)).fetch() == {"rank": (0 + 2) / 2}
+
+
+def test_metrics_of_many_calls_are_fetched_in_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    fetch = InProcessTransport.fetch
+
+    def counted(transport: InProcessTransport, futures: Sequence[Future]) -> list[object]:
+        waits.append(len(futures))
+        return fetch(transport, futures)
+
+    role = dealer_on(ParallelLayout(t=2, d=2))
+    many = role.total(numbers(4)) | role.which(numbers(4)).moved("group", to="other") | {"mine": 1.0}
+    monkeypatch.setattr(InProcessTransport, "fetch", counted)
+    assert many.fetch() == {"total": 14.0, "rank": 1.0, "mine": 1.0}
+    assert waits == [4]
 
 
 def test_metrics_average_over_calls_where_names_meet() -> None:
