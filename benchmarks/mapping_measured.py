@@ -35,7 +35,7 @@ from rlhf_lightning.mapping.calibrate import measure, refine_by_run
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.phases import Iteration
-from rlhf_lightning.mapping.search import Kind, Search, Sets
+from rlhf_lightning.mapping.search import DeviceKind, Search, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated, Split, Standalone
@@ -135,8 +135,8 @@ def predict(machine: Hardware, name: str, model: str, setting: Setting) -> float
     pools = strategies()[name].place(tuple(roles), strategies()[name].devices)
     sets: Sets = tuple(pool.roles for pool in pools)
     used = [pool.num_devices for pool in pools]
-    kind = Kind(costs, sum(used), tuple(sorted(set(used))))
-    found = Search([kind], flow.roles).of(sets)
+    kind = DeviceKind(costs, sum(used), tuple(sorted(set(used))))
+    found = Search([kind], flow.roles).best_of(sets)
     assert found is not None
     work = zip(*([pool.devices * s for s in pool.seconds] for pool in found.pools), strict=True)
     return sum(max(stage, sum(work) / CORES) for stage, work in zip(found.stages, work, strict=True))

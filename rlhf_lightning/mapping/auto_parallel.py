@@ -1,10 +1,12 @@
-"""The best layouts of the models of one set on a number of devices (HybridFlow appendix C, Algorithm 2).
+"""The best layouts of the models of one set on n devices (HybridFlow appendix C, Algorithm 2).
 
-options(role, n)     layouts of one model that fit alone and that no other beats in bytes and seconds
-ideal(roles, n)      seconds per stage that no choice of layouts can beat: each model at its best, alone
-front(roles, n)      choices of a layout for every model that fit together and that no other choice beats
+options(role, n)     one model's layouts that fit alone and that no other layout beats in bytes and seconds
+ideal(roles, n)      a lower bound for each stage: the sum of every model's best seconds
+front(roles, n)      the Pareto front of the set: a layout for every model, so that all fit together
+Results are cached by what models cost, not by their names, so that equal models are laid out once.
 
-Everything is kept, by what the models cost and not by their names, so that equal models are laid out once.
+A model is elastic where its seconds depend on the memory that the others leave: it generates, and the room
+for keys and values decides how many sequences it decodes at once. The others are rigid.
 """
 
 from __future__ import annotations
@@ -28,60 +30,64 @@ class Option:
 
     layout: Layout
     resident: float
-    """Bytes per device through the whole iteration."""
+    """Bytes per device that stay through the whole iteration."""
     working: float
-    """Bytes per device on top while the model computes."""
+    """Bytes per device on top of that while the model computes."""
     seconds: tuple[float, ...]
-    """In each stage; of a model that generates with all memory that it would have alone."""
+    """Seconds in each stage; an elastic model's with all the memory that it would have alone."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One layout for every model of a set."""
+    """A point of a set's Pareto front: a layout for every model, and what the set then takes."""
 
     seconds: tuple[float, ...]
-    """Of the whole set in each stage."""
+    """Seconds of the whole set in each stage."""
     layouts: tuple[Layout, ...]
-    """In the order of the roles."""
+    """One for each role, in the order of `AutoParallel.ordered`."""
 
 
 @dataclass(frozen=True)
 class _Merged:
-    """Choices for several models: row i of `values` comes from option picks[m][i] of the m-th model."""
+    """Choices of an option for each of several models, one choice a row."""
 
     values: Array
-    """Columns: resident, working, seconds of each stage."""
+    """[choices, 2 + stages], of all models together: bytes resident, most bytes working, seconds."""
     picks: Array
-    """[choices, models]"""
+    """[choices, models]: index of each model's option."""
 
 
 class AutoParallel:
-    """Chooses layouts, and remembers."""
+    """Chooses the layouts of sets of models, and caches what it has found.
+
+    Args:
+        costs: what each model costs in a layout.
+    """
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self._ids: dict[Hashable, int] = {}
         self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._bests: dict[tuple[int, int], Array] = {}
-        self._least: dict[tuple[_Key, int], float] = {}
+        self._min_bytes: dict[tuple[_Key, int], float] = {}
         self._ideals: dict[tuple[_Key, int], Array | None] = {}
         self._fronts: dict[tuple[_Key, int], tuple[Point, ...]] = {}
 
-    def kind(self, role: str) -> int:
+    def cost_class(self, role: str) -> int:
         """A number that models of equal cost share."""
         return self._ids.setdefault(self.costs.signature(role), len(self._ids))
 
     def key(self, roles: Sequence[str]) -> _Key:
-        """What the set costs, whatever its models are called."""
-        return tuple(sorted(self.kind(role) for role in roles))
+        """What identifies a set in the caches: equal for sets of models of equal cost."""
+        return tuple(sorted(self.cost_class(role) for role in roles))
 
     def ordered(self, roles: Sequence[str]) -> tuple[str, ...]:
-        """The roles of a set in the order of the layouts of its points."""
-        return tuple(sorted(roles, key=self.kind))
+        """The roles of a set, in the order of the layouts in its points."""
+        return tuple(sorted(roles, key=self.cost_class))
 
     def options(self, role: str, devices: int) -> tuple[Option, ...]:
-        """Layouts of a model; least memory first."""
-        key = (self.kind(role), devices)
+        """Layouts of a model that fit where it is alone on the devices; least memory first."""
+        key = (self.cost_class(role), devices)
         if key not in self._options:
             self._options[key] = self._make_options(role, devices)
         return self._options[key]
@@ -100,53 +106,53 @@ class AutoParallel:
             found = [found[i] for i in undominated(table)]
         return tuple(sorted(found, key=lambda o: o.resident + o.working))
 
-    def least(self, roles: Sequence[str], devices: int) -> float:
-        """Bytes per device that the set takes at the least; infinite where a model has no layout at all."""
+    def min_bytes(self, roles: Sequence[str], devices: int) -> float:
+        """The least bytes per device that the set can take; infinite where a model fits in no layout."""
         key = (self.key(roles), devices)
-        if key not in self._least:
-            self._least[key] = least_bytes([self.options(role, devices) for role in roles])
-        return self._least[key]
+        if key not in self._min_bytes:
+            self._min_bytes[key] = min_bytes([self.options(role, devices) for role in roles])
+        return self._min_bytes[key]
 
     def ideal(self, roles: Sequence[str], devices: int) -> Array | None:
-        """Seconds in each stage that the set cannot beat; None where it does not fit."""
+        """A lower bound of the set's seconds in each stage, [stages]; None where it does not fit."""
         key = (self.key(roles), devices)
         if key not in self._ideals:
             self._ideals[key] = self._make_ideal(roles, devices)
         return self._ideals[key]
 
     def _make_ideal(self, roles: Sequence[str], devices: int) -> Array | None:
-        if self.least(roles, devices) > self.costs.capacity:
+        if self.min_bytes(roles, devices) > self.costs.capacity:
             return None
         ideal: Array = np.sum([self._best(role, devices) for role in roles], axis=0)
         return ideal
 
     def _best(self, role: str, devices: int) -> Array:
-        """The least seconds of a model in each stage, be it on different layouts."""
-        key = (self.kind(role), devices)
+        """The least seconds of a model in each stage, [stages], each in the layout that is best for it."""
+        key = (self.cost_class(role), devices)
         if key not in self._bests:
             self._bests[key] = np.array([o.seconds for o in self.options(role, devices)]).min(axis=0)
         return self._bests[key]
 
-    def known(self, roles: Sequence[str], devices: int) -> tuple[Point, ...] | None:
-        """The front, if it was computed before."""
+    def cached_front(self, roles: Sequence[str], devices: int) -> tuple[Point, ...] | None:
+        """The front, if it was computed before; else None."""
         return self._fronts.get((self.key(roles), devices))
 
     def front(self, roles: Sequence[str], devices: int) -> tuple[Point, ...]:
-        """All choices for a set that no other beats in the seconds of every stage."""
+        """The Pareto front of a set: layouts that fit together and that no others beat in every stage."""
         key = (self.key(roles), devices)
         if key not in self._fronts:
             self._fronts[key] = self._make_front(self.ordered(roles), devices)
         return self._fronts[key]
 
     def _make_front(self, roles: tuple[str, ...], devices: int) -> tuple[Point, ...]:
-        if self.least(roles, devices) > self.costs.capacity:
+        if self.min_bytes(roles, devices) > self.costs.capacity:
             return ()
         elastic = [role for role in roles if role in self.costs.elastic]
         rigid = [role for role in roles if role not in self.costs.elastic]
         merged = self._merge([self.options(role, devices) for role in rigid])
         every = {role: self.options(role, devices) for role in roles}
         points = []
-        for pick, chosen, seconds in self._together(merged, elastic, devices):
+        for pick, chosen, seconds in self._with_elastic(merged, elastic, devices):
             at = {role: every[role][int(i)].layout for role, i in zip(rigid, merged.picks[pick], strict=True)}
             at |= {role: option.layout for role, option in zip(elastic, chosen, strict=True)}
             points.append(Point(tuple(map(float, seconds)), tuple(at[role] for role in roles)))
@@ -155,7 +161,7 @@ class AutoParallel:
         return tuple(points[i] for i in undominated(np.array([p.seconds for p in points])))
 
     def _merge(self, models: Sequence[Sequence[Option]]) -> _Merged:
-        """Choices for models whose seconds do not depend on each other's memory, model by model."""
+        """The Pareto front, in bytes and seconds, of the rigid models' options, added model by model."""
         num_stages = len(models[0][0].seconds) if models else 0
         merged = _Merged(np.zeros((1, 2 + num_stages)), np.zeros((1, 0)))
         for options in models:
@@ -176,10 +182,14 @@ class AutoParallel:
             merged = _Merged(rows[kept], picks[kept])
         return merged
 
-    def _together(
+    def _with_elastic(
         self, merged: _Merged, elastic: Sequence[str], devices: int
     ) -> Iterator[tuple[int, tuple[Option, ...], Array]]:
-        """Join the rigid models' choices with those that generate in the memory that is left."""
+        """Combine the rigid models' choices with options of the elastic ones, in the memory that is left.
+
+        Yields:
+            Row of `merged`, the elastic models' options, and the seconds of the whole set, [stages].
+        """
         for combo in product(*(self.options(role, devices) for role in elastic)):
             resident = merged.values[:, 0] + sum(o.resident for o in combo)
             working = np.maximum(merged.values[:, 1], max((o.working for o in combo), default=0.0))
@@ -192,9 +202,9 @@ class AutoParallel:
                 yield int(fits[i]), combo, seconds[i]
 
     def _seconds(self, roles: Sequence[str], combo: Sequence[Option], free: Array) -> Array:
-        """Seconds [len(free), stages] of some models, computed only where they change with free memory.
+        """Seconds [len(free), stages] of elastic models with so many free bytes, computed by bisection.
 
-        More memory never makes them longer, so that what is equal at both ends is equal in between.
+        More memory never takes longer, so where both ends of a span are equal, all between them is.
         """
         order = np.argsort(free, kind="stable")
         result = np.zeros((len(free), len(combo[0].seconds) if combo else 1))
@@ -218,8 +228,12 @@ class AutoParallel:
         return result
 
 
-def least_bytes(models: Sequence[Sequence[Option]]) -> float:
-    """Bytes per device of the choice that takes the least: all residents and the largest worker."""
+def min_bytes(models: Sequence[Sequence[Option]]) -> float:
+    """The least of resident bytes of all models + working bytes of the largest, over all choices of options.
+
+    Args:
+        models: options of each model.
+    """
     stairs = [_stairs(options) for options in models]
     least = math.inf
     for limit in sorted({working for stair in stairs for working, _ in stair}):
@@ -229,7 +243,7 @@ def least_bytes(models: Sequence[Sequence[Option]]) -> float:
 
 
 def _stairs(options: Sequence[Option]) -> list[tuple[float, float]]:
-    """(working, resident) of the options, as long as more of the one buys less of the other."""
+    """(working, resident) of the options on their Pareto front, working bytes ascending."""
     result: list[tuple[float, float]] = []
     for working, resident in sorted((o.working, o.resident) for o in options):
         if not result or resident < result[-1][1]:

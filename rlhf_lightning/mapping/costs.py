@@ -1,4 +1,4 @@
-"""What the search asks of its simulators; anything that answers can be searched."""
+"""What the search asks about a model; `simulated` answers by the simulators, tests by made-up numbers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rlhf_lightning.parallel.layout import ParallelLayout
 
 @dataclass(frozen=True)
 class Layout:
-    """How one model stands on the devices of its set."""
+    """How one model is divided over the devices of its set."""
 
     train: ParallelLayout
-    """While it trains and scores."""
+    """Layout while it trains and scores."""
     generation: GenerationSizes | None = None
-    """While it generates; None for a model that never does."""
+    """Sizes while it generates; None for a model that never does."""
 
 
 class Costs(Protocol):
     """Bytes and seconds of every model, on every layout, in every stage."""
 
     def layouts(self, role: str, devices: int) -> Sequence[Layout]:
-        """Layouts that fill so many devices: each training layout with each of its generation's."""
+        """The model's layouts on exactly `devices` devices: every training layout with every generation's."""
 
     def resident(self, role: str, layout: Layout) -> float:
         """Bytes per device that stay through the whole iteration."""
@@ -37,18 +37,18 @@ class Costs(Protocol):
 
         Args:
             role: the model.
-            layout: how it stands.
-            free: bytes per device that no resident takes. More never takes longer; infinite time means that
-                it cannot run.
+            layout: how it is divided.
+            free: bytes per device that no model keeps through the iteration. More never takes longer;
+                infinite seconds: it cannot run.
         """
 
     def signature(self, role: str) -> Hashable:
-        """Equal for models that cost the same in everything."""
+        """What models have in common that cost the same in every layout, whatever they are called."""
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device."""
+        """Bytes of a device that models can use."""
 
     @property
     def elastic(self) -> frozenset[str]:
-        """Roles whose seconds depend on `free`: it holds the keys and values of a generation."""
+        """Roles whose seconds depend on `free`: they generate, and keys and values take it."""

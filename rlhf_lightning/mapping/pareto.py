@@ -1,4 +1,4 @@
-"""Of many choices those that no other one beats in everything."""
+"""The Pareto front of many choices: those that no other choice beats in everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Index = npt.NDArray[np.int64]
 
 
 def undominated(rows: Array) -> Index:
-    """Indices of the rows [n, k] that no other row is at most as large as in every column.
+    """Indices of the rows of [n, k] that no other row dominates, which is at most as large in every column.
 
     Of equal rows the first is kept.
     """

@@ -1,4 +1,4 @@
-"""Which models share devices (set partitions), and how many devices a set can have."""
+"""Combinatorics of a placement: which models can share devices, and how many devices a set can have."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ T = TypeVar("T")
 
 
 def set_partitions(items: Sequence[T]) -> Iterator[tuple[tuple[T, ...], ...]]:
-    """All ways to cut items into sets: Bell's 1, 2, 5, 15, 52, 203 for one to six items."""
+    """All partitions of items into sets: Bell's numbers, 1, 2, 5, 15, 52, 203 for one to six items."""
     if not items:
         yield ()
         return
     first, rest = items[0], items[1:]
     for size in range(len(items)):
         for others in combinations(range(len(rest)), size):
-            together = (first, *(rest[i] for i in others))
+            with_first = (first, *(rest[i] for i in others))
             left = [rest[i] for i in range(len(rest)) if i not in others]
             for tail in set_partitions(left):
-                yield (together, *tail)
+                yield (with_first, *tail)
 
 
 def pool_sizes(devices: int, gpus_per_node: int) -> tuple[int, ...]:
-    """Numbers of devices that a set can have: 1, 2, 4, ... that tile a node, then whole nodes.
+    """Numbers of devices that a set of models can have: 1, 2, 4, ... that divide a node, then whole nodes.
 
-    Sets of these sizes can always be packed into the nodes, so that none straddles two by accident.
+    Sets of these sizes can always be packed so that none smaller than a node lies in two.
     """
     inside = [1]
     while gpus_per_node % (2 * inside[-1]) == 0:

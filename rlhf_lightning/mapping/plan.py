@@ -1,4 +1,4 @@
-"""From a request to its best mappings, or to what it lacks."""
+"""From a request to its best mappings, or to an error that says how much memory is missing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlhf_lightning.mapping.auto_parallel import AutoParallel
 from rlhf_lightning.mapping.dataflow import Work
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
-from rlhf_lightning.mapping.search import DeviceMapping, Kind, Pool, Search, Sets
+from rlhf_lightning.mapping.search import DeviceKind, DeviceMapping, Pool, Search, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 
 LARGEST = 4096
-"""Devices of the largest cluster that is tried for models that do not fit."""
+"""Devices of the largest cluster that an error message suggests for models that do not fit."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Task:
     stage: str
     work: Work
     seconds: float
-    """The change to the generation layout included."""
+    """Predicted; a generation's with the transition to its layout."""
     bound: str
-    """What most of the seconds are spent on."""
+    """What most of the seconds are spent on, as in `Estimate`."""
     memory_bytes: float
-    """On each device of the pool, all residents included."""
+    """Bytes on each device of the pool meanwhile, those that the other models keep there included."""
     rows_at_once: int = 0
     """Rows that a replica decodes at once; 0: all of them."""
 
@@ -41,31 +41,31 @@ class Plan:
     """The best mappings of one request."""
 
     clusters: tuple[tuple[SimulatedCosts, int], ...]
-    """For each kind of devices, what the models cost there, and how many devices there are."""
+    """For each kind of devices, what the models cost on them, and how many there are."""
     mappings: tuple[DeviceMapping, ...]
-    """The fastest, then the fastest of those that share devices in another way."""
+    """The best mapping of each of the best placements, fastest first."""
     baselines: Mapping[str, DeviceMapping | None]
-    """Mappings with given sets, each at its best; None where it does not fit."""
+    """The best mapping of each placement to compare with, by name; None where it does not fit."""
     search_s: float
-    """Seconds that all of it took."""
+    """Seconds that the search took."""
 
     @property
     def costs(self) -> SimulatedCosts:
-        """On the first kind of devices; the work is the same on all."""
+        """What the models cost on the first kind of devices; the work is the same on all kinds."""
         return self.clusters[0][0]
 
     @property
     def devices(self) -> int:
-        """Of all kinds."""
+        """Number of devices, of all kinds together."""
         return sum(devices for _, devices in self.clusters)
 
     @property
     def cluster(self) -> str:
-        """In words."""
-        return named(self.clusters)
+        """The cluster in words, such as `16 x a100-80gb and 8 x h100-80gb`."""
+        return cluster_text(self.clusters)
 
     def hardware(self, pool: Pool) -> str:
-        """Name of the pool's devices."""
+        """Name of the pool's kind of devices."""
         return self.clusters[pool.kind][0].hardware.name
 
     @property
@@ -79,7 +79,7 @@ class Plan:
         return self.costs.dataflow.rows * (workload.prompt + workload.response) / mapping.seconds
 
     def tasks(self, pool: Pool) -> list[Task]:
-        """What the models of a pool do, in order."""
+        """What the models of a pool do: stage by stage, in each role by role."""
         costs, at = self.clusters[pool.kind][0], dict(zip(pool.roles, pool.layouts, strict=True))
         resident = {role: costs.resident(role, layout) for role, layout in at.items()}
         free = costs.capacity - sum(resident.values())
@@ -106,15 +106,15 @@ def plan(
     count: int = 5,
     others: Sequence[tuple[SimulatedCosts, int]] = (),
 ) -> Plan:
-    """Search.
+    """Search for the best mappings.
 
     Args:
-        costs: of the models on the cluster.
+        costs: what the models cost on the cluster, or on its first kind of devices.
         devices: how many there are.
-        sizes: how many of them a set of models can have; by default what tiles the nodes.
-        baselines: sets of models to compare with, by name.
+        sizes: how many of them a set of models can have; None: `pool_sizes`.
+        baselines: placements to compare with, by name.
         count: how many mappings to find.
-        others: for each further kind of devices, what the same models cost there, and how many there are.
+        others: for each further kind of devices, what the same models cost on them, and how many there are.
 
     Raises:
         ValueError: the devices do not fill nodes, or the models do not fit; the message says what is missing.
@@ -129,30 +129,30 @@ def plan(
         if sizes is None or i:
             check_devices(on, number, among=len(clusters))
         own = None if i else sizes
-        kinds.append(Kind(on, number, tuple(own or pool_sizes(number, on.hardware.gpus_per_node))))
+        kinds.append(DeviceKind(on, number, tuple(own or pool_sizes(number, on.hardware.gpus_per_node))))
     search = Search(kinds, roles)
     found = search.best(count)
     if not found:
         raise ValueError(_missing(costs, devices) if not others else _missing_of_all(clusters))
-    compared = {name: search.of(sets) for name, sets in (baselines or {}).items()}
+    compared = {name: search.best_of(sets) for name, sets in (baselines or {}).items()}
     return Plan(clusters, tuple(found), compared, time.perf_counter() - started)
 
 
-def named(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
+def cluster_text(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
     """A cluster in words: 16 x a100-80gb and 8 x h100-80gb."""
     return " and ".join(f"{devices} x {costs.hardware.name}" for costs, devices in clusters)
 
 
 def check_devices(costs: SimulatedCosts, devices: int, *, among: int = 1) -> None:
-    """Refuse numbers of devices that neither tile a node nor are whole nodes.
+    """Refuse a number of devices that neither divides a node nor fills whole nodes; see `pool_sizes`.
 
     Args:
-        costs: of the kind of device.
+        costs: what the models cost on this kind of devices.
         devices: how many there are of it.
-        among: kinds of the cluster, for the message: with several each has its number in `--hardware`.
+        among: how many kinds the cluster has; of several each has its number in `--hardware`.
 
     Raises:
-        ValueError: with the nearest numbers that do, and the smallest cluster that holds the models.
+        ValueError: the message has the nearest possible numbers, and the smallest cluster for the models.
     """
     node = costs.hardware.gpus_per_node
     if devices in pool_sizes(devices, node):
@@ -170,10 +170,10 @@ def check_devices(costs: SimulatedCosts, devices: int, *, among: int = 1) -> Non
 
 
 def _missing(costs: SimulatedCosts, devices: int) -> str:
-    """How much memory lacks, and what would do."""
+    """The error for models that do not fit: how much memory is missing, and which cluster would do."""
     node = costs.hardware.gpus_per_node
-    endless = _on(costs, dataclasses.replace(costs.hardware, memory_bytes=1e30))
-    needed = AutoParallel(endless).least(costs.dataflow.roles, devices)
+    unlimited = _on(costs, dataclasses.replace(costs.hardware, memory_bytes=1e30))
+    needed = AutoParallel(unlimited).min_bytes(costs.dataflow.roles, devices)
     has = costs.capacity
     lead = f"{', '.join(costs.dataflow.roles)} do not fit on {devices} x {costs.hardware.name}"
     if not math.isfinite(needed):
@@ -191,7 +191,7 @@ def _missing(costs: SimulatedCosts, devices: int) -> str:
 def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
     """The same for a cluster of several kinds, each of which might hold a part of the models."""
     alone = "; ".join(_missing(costs, devices) for costs, devices in clusters)
-    return f"no division of the models over {named(clusters)} holds them. Each kind alone: {alone}."
+    return f"no division of the models over {cluster_text(clusters)} holds them. Each kind alone: {alone}."
 
 
 def _smallest(costs: SimulatedCosts) -> str:
@@ -210,7 +210,7 @@ def smallest_cluster(costs: SimulatedCosts) -> int | None:
     def need(roles: Sequence[str]) -> int | None:
         key = layouts.key(roles)
         if key not in needs:
-            fits = (n for n in sizes if layouts.least(roles, n) <= costs.capacity)
+            fits = (n for n in sizes if layouts.min_bytes(roles, n) <= costs.capacity)
             needs[key] = next(fits, None)
         return needs[key]
 

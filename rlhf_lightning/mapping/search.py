@@ -1,9 +1,12 @@
-"""The best mapping of models to devices (HybridFlow section 6, Algorithm 1), exactly.
+"""The best mapping of models to devices: HybridFlow section 6, Algorithm 1, solved exactly.
 
-for every set partition of the models         15 for four, 203 for six; equal models are interchangeable
-    for every allocation of devices           `allocate`, on the ideal seconds of each set at first
-        for every layout of every model       `auto_parallel`, for what an allocation has chosen; then again
-A partition whose ideal is beaten by the mappings found so far is left at that.
+for every placement: which models share devices       `set_partitions`: 15 for four models, 203 for six
+    for every allocation: devices of each set         `allocate`
+        for every layout of every model of a set      `AutoParallel`
+Layouts are computed only where they matter: a set of models first counts with its ideal seconds, a lower
+bound, and gets layouts once an allocation has chosen it; then the allocation is repeated. Placements that
+differ by models of equal cost alone are searched once, and one whose lower bound is above the mappings found
+so far is skipped.
 """
 
 from __future__ import annotations
@@ -20,33 +23,33 @@ from rlhf_lightning.mapping.costs import Costs, Layout
 from rlhf_lightning.mapping.partitions import set_partitions
 
 Sets = tuple[tuple[str, ...], ...]
-"""Which models share devices."""
+"""A placement (the paper's plm): the sets of models that share devices."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Equal devices of a cluster, which may have others too."""
+class DeviceKind:
+    """The devices of one kind in a cluster, which may have several kinds."""
 
     costs: Costs
-    """Bytes and seconds on them."""
+    """What the models cost on them."""
     devices: int
     """How many there are."""
     sizes: tuple[int, ...]
-    """How many of them a set can have."""
+    """Numbers of devices that a set of models can get."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Models that share devices."""
+    """A set of models on the devices that they share."""
 
     roles: tuple[str, ...]
     devices: int
     layouts: tuple[Layout, ...]
-    """Of the roles."""
+    """One for each role, in the order of `roles`."""
     seconds: tuple[float, ...]
-    """Of all its models together, in each stage."""
+    """Seconds of each stage: the sum over its models."""
     kind: int = 0
-    """Which kind of devices."""
+    """Index of its kind of devices."""
 
 
 @dataclass(frozen=True)
@@ -57,49 +60,50 @@ class DeviceMapping:
 
     @property
     def stages(self) -> tuple[float, ...]:
-        """Seconds of each stage: those of the slowest pool."""
+        """Seconds of each stage, those of its slowest pool: c in the paper's d_cost."""
         return tuple(max(column) for column in zip(*(pool.seconds for pool in self.pools), strict=True))
 
     @property
     def seconds(self) -> float:
-        """Of an iteration."""
+        """Seconds of an iteration."""
         return sum(self.stages)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """What a set can be given."""
+    """Devices that a set could get, and layouts on them."""
 
     kind: int
+    """Index of the kind of devices."""
     devices: int
     point: Point | None
-    """None for an ideal, whose layouts are not known yet."""
+    """The models' layouts; None where only ideal seconds are known so far."""
 
 
 class Search:
     """Finds the best mappings of some models on a cluster.
 
     Args:
-        kinds: of its devices; a set of models has devices of one kind.
+        kinds: the cluster's devices, by kind; all devices of a set of models are of one kind.
         roles: the models.
     """
 
-    def __init__(self, kinds: Sequence[Kind], roles: Sequence[str]) -> None:
+    def __init__(self, kinds: Sequence[DeviceKind], roles: Sequence[str]) -> None:
         self.kinds, self.roles = tuple(kinds), tuple(roles)
         self.layouts = [AutoParallel(kind.costs) for kind in kinds]
 
     def best(self, count: int = 1) -> list[DeviceMapping]:
-        """The best mapping and the best ones that share devices in another way; empty where nothing fits."""
+        """The best mappings of the `count` best placements, fastest first; empty where nothing fits."""
         found: list[DeviceMapping] = []
-        for _, sets in sorted(self._promising(), key=lambda entry: entry[0]):
+        for _, sets in sorted(self._placements(), key=lambda entry: entry[0]):
             bound = found[count - 1].seconds if len(found) >= count else math.inf
-            mapping = self.of(sets, bound)
+            mapping = self.best_of(sets, bound)
             if mapping is not None:
                 found = sorted([*found, mapping], key=lambda m: m.seconds)[:count]
         return found
 
-    def _promising(self) -> list[tuple[float, Sets]]:
-        """Partitions that can fit, each with seconds that it cannot beat; one of those that cost the same."""
+    def _placements(self) -> list[tuple[float, Sets]]:
+        """Placements that can fit, each with its lower bound in seconds; one of those with equal costs."""
         seen: dict[tuple[object, ...], tuple[float, Sets]] = {}
         for sets in set_partitions(self.roles):
             key = tuple(sorted(tuple(layouts.key(roles) for layouts in self.layouts) for roles in sets))
@@ -112,14 +116,14 @@ class Search:
             seen[key] = (bound, sets)
         return [entry for entry in seen.values() if math.isfinite(entry[0])]
 
-    def of(self, sets: Sets, bound: float = math.inf) -> DeviceMapping | None:
-        """The best mapping in which these models share devices; None where it does not fit, or not below."""
-        there = [kind.devices for kind in self.kinds]
+    def best_of(self, sets: Sets, bound: float = math.inf) -> DeviceMapping | None:
+        """The best mapping of one placement; None where it does not fit, or takes `bound` seconds or more."""
+        available = [kind.devices for kind in self.kinds]
         while True:
             tables = [self._choices(roles) for roles in sets]
             if not all(len(choices.devices) for choices, _ in tables):
                 return None
-            found = allocate([choices for choices, _ in tables], there, bound)
+            found = allocate([choices for choices, _ in tables], available, bound)
             if found is None:
                 return None
             chosen = [given[i] for (_, given), i in zip(tables, found[1], strict=True)]
@@ -130,7 +134,7 @@ class Search:
                 self.layouts[one.kind].front(roles, one.devices)
 
     def _pool(self, roles: Sequence[str], choice: _Choice) -> Pool | None:
-        """The pool of a choice; None where its layouts are not known."""
+        """The pool of a choice; None where its layouts are not known yet."""
         point = choice.point
         if point is None:
             return None
@@ -138,21 +142,21 @@ class Search:
         return Pool(ordered, choice.devices, point.layouts, point.seconds, choice.kind)
 
     def _choices(self, roles: Sequence[str]) -> tuple[Choices, list[_Choice]]:
-        """What a set can be given: known fronts, and ideals (without a point) for the rest."""
-        given: list[_Choice] = []
+        """What a set could get, as numbers and in words: known fronts, and ideal seconds elsewhere."""
+        found: list[_Choice] = []
         rows: list[Sequence[float]] = []
         for number, (kind, layouts) in enumerate(zip(self.kinds, self.layouts, strict=True)):
             for size in kind.sizes:
-                front = layouts.known(roles, size)
+                front = layouts.cached_front(roles, size)
                 ideal = layouts.ideal(roles, size) if front is None else None
                 for point in front or ():
-                    given.append(_Choice(number, size, point))
+                    found.append(_Choice(number, size, point))
                     rows.append(point.seconds)
                 if ideal is not None:
-                    given.append(_Choice(number, size, None))
+                    found.append(_Choice(number, size, None))
                     rows.append(list(ideal))
         devices = np.zeros((len(rows), len(self.kinds)), np.int64)
-        for i, one in enumerate(given):
+        for i, one in enumerate(found):
             devices[i, one.kind] = one.devices
         width = len(rows[0]) if rows else 0
-        return Choices(devices, np.array(rows).reshape(len(rows), width)), given
+        return Choices(devices, np.array(rows).reshape(len(rows), width)), found

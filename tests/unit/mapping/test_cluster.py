@@ -15,7 +15,7 @@ from rlhf_lightning.commands import map as command
 from rlhf_lightning.mapping import allocate, cluster, hardware
 from rlhf_lightning.mapping.hardware import A100, H100
 from rlhf_lightning.mapping.partitions import pool_sizes
-from rlhf_lightning.mapping.search import Kind, Search
+from rlhf_lightning.mapping.search import DeviceKind, Search
 from tests.unit.mapping.random_costs import RandomCosts
 from tests.unit.mapping.test_search import ROLES, every_choice, partitions, recomputed
 from tests.unit.rlhf import Rlhf
@@ -23,7 +23,7 @@ from tests.unit.rlhf import Rlhf
 ASKED = ("--algo", "ppo", "--model", "llama-7b", "--batch", "256")
 
 
-def brute_force(kinds: list[Kind], roles: tuple[str, ...]) -> list[float]:
+def brute_force(kinds: list[DeviceKind], roles: tuple[str, ...]) -> list[float]:
     """Seconds of the best mapping of each partition, each set on every number of devices of every kind."""
     places = [(number, size) for number, kind in enumerate(kinds) for size in kind.sizes]
     subsets = {frozenset(subset): subset for partition in partitions(roles) for subset in partition}
@@ -50,7 +50,7 @@ def brute_force(kinds: list[Kind], roles: tuple[str, ...]) -> list[float]:
 def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if part:  # the cases are small: without this, the first pass would keep everything
         monkeypatch.setattr(allocate, "_BEAM", 1)
-        monkeypatch.setattr(allocate, "_CROWD", 1)
+        monkeypatch.setattr(allocate, "_PRUNE_ABOVE", 1)
     fits = mixed = 0
     for seed in range(30 * part, 30 * part + 30):
         draw = random.Random(seed)  # noqa: S311
@@ -59,7 +59,7 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(draw.choice([2, 2, 3])):
             capacity, devices = draw.choice([6.0, 10.0, 16.0]), draw.choice([2, 4, 6])
             costs = RandomCosts(100 * seed + number, roles, draw.choice([1, 2]), False, capacity)
-            kinds.append(Kind(costs, devices, pool_sizes(devices, 2)))
+            kinds.append(DeviceKind(costs, devices, pool_sizes(devices, 2)))
         expected = brute_force(kinds, roles)
         found = Search(kinds, roles).best(5)
         assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed
@@ -81,8 +81,8 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_halves_of_a_kind_are_the_whole() -> None:
     """The same devices under two names: no worse than any mapping whose sets fit into the halves."""
     costs = RandomCosts(5, ROLES, 2, twins=False)
-    half = Kind(costs, 8, (1, 2, 4, 8))
-    whole = Search([Kind(costs, 16, (1, 2, 4, 8))], ROLES).best()
+    half = DeviceKind(costs, 8, (1, 2, 4, 8))
+    whole = Search([DeviceKind(costs, 16, (1, 2, 4, 8))], ROLES).best()
     assert [m.seconds for m in Search([half, half], ROLES).best()] == pytest.approx([whole[0].seconds])
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlhf_lightning.mapping import allocate
 from rlhf_lightning.mapping.costs import Costs
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
-from rlhf_lightning.mapping.search import Kind, Search
+from rlhf_lightning.mapping.search import DeviceKind, Search
 from tests.unit.mapping.random_costs import RandomCosts
 
 ROLES = ("actor", "critic", "reference", "reward")
@@ -70,7 +70,7 @@ def brute_force(costs: Costs, roles: Sequence[str], devices: int, sizes: Sequenc
 def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if part % 2:  # the cases are small: without this, the first pass would keep everything
         monkeypatch.setattr(allocate, "_BEAM", 1)
-        monkeypatch.setattr(allocate, "_CROWD", 1)
+        monkeypatch.setattr(allocate, "_PRUNE_ABOVE", 1)
     fits = 0
     for seed in range(part * NUM_CASES // 5, (part + 1) * NUM_CASES // 5):
         draw = random.Random(seed)  # noqa: S311
@@ -79,7 +79,7 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = pool_sizes(devices, node)
         costs = RandomCosts(seed, roles, draw.choice([1, 2, 3]), twins=draw.random() < 0.3)
         expected = [s for s in brute_force(costs, roles, devices, sizes) if math.isfinite(s)]
-        found = Search([Kind(costs, devices, sizes)], roles).best(5)
+        found = Search([DeviceKind(costs, devices, sizes)], roles).best(5)
         fits += bool(expected)
         if not costs.twins:
             assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed

@@ -21,7 +21,7 @@ from rlhf_lightning.mapping import hardware, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import plan, smallest_cluster
-from rlhf_lightning.mapping.search import Kind, Search
+from rlhf_lightning.mapping.search import DeviceKind, Search
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
@@ -92,7 +92,7 @@ def test_equals_brute_force_on_random_hardware(part: int) -> None:
         costs, devices = random_case(seed)
         sizes, roles = pool_sizes(devices, costs.hardware.gpus_per_node), costs.dataflow.roles
         expected = brute_force(costs, roles, devices, sizes)[0]
-        found = Search([Kind(costs, devices, sizes)], roles).best()
+        found = Search([DeviceKind(costs, devices, sizes)], roles).best()
         fits += bool(found)
         assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
     assert fits
