@@ -1,8 +1,8 @@
-"""Measures the present machine: what its devices and links do, and which share of that the engines get.
+"""Measures the present machine: the peaks of its devices and links, and the shares that the engines reach.
 
     this process ── one process a device ──> rank 0 .. rank n-1, all at work at the same time
                                              collectives -> matrix product -> memory -> the engines' probes
-                 <── seconds of each rank ── the slowest counts
+                 <── seconds of each rank ── of which the slowest counts
 The peaks are those of plain products, copies and collectives. The shares and overheads are fitted to the
 seconds of the project's own engines on small models (`probe`), by the simulators' own formulas.
 """
@@ -37,35 +37,44 @@ FREE: tuple[Key, ...] = (
     *(("efficiency", name) for name in _SHARES),
     *(("overhead", name) for name in _LAUNCHES),
 )
-"""What the engines' seconds decide."""
+"""The numbers that are fitted to the engines' seconds."""
 _PEAKS = {
     "peak_flops": ("matmul", "attention", "prefill_matmul", "decode_matmul"),
     "memory_bandwidth": ("memory", "weights", "kv"),
 }
-"""Peaks, and the shares of them."""
+"""Peaks, and the shares of each."""
 _ROOM = 8.0
-"""How much too low a peak may be."""
+"""Factor by which a measured peak may turn out too low: during the fit peaks are raised by it."""
 _SMALL, _LARGE = 2**10, 2**24
 """Bytes of the collectives that show the latency and the bandwidth."""
 _TIMEOUT_S = 180.0
 _CALL_S = 3e-3
-"""Assumed of a remote call; a run's measurements say better (`refine_by_run`). What a change of layouts takes
-beside its bytes is nearly nothing here: the probes' generations hold it."""
+"""Assumed overhead of a remote call, which a run's measurements replace (`refine_by_run`). The fixed part of
+transition is set to nearly nothing: it is within the seconds of the probes' generations."""
 
 
 @dataclass(frozen=True)
 class _Peaks:
-    """What one rank measured, in SI units."""
+    """What one rank measured."""
 
     flops: float
+    """FLOP/s of a matrix product."""
     bandwidth: float
+    """Bytes/s of a copy, read and written."""
     small_s: float
+    """Seconds of an all-reduce of `_SMALL` bytes; 0 for a single rank."""
     large_s: float
+    """Seconds of an all-reduce of `_LARGE` bytes; 0 for a single rank."""
     probes: dict[str, float]
+    """Seconds of the engines' probes, by name."""
 
 
 def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
-    """Describe this machine, whose devices (0: every GPU, or two processes on a CPU) work side by side.
+    """Measure this machine with all its devices at work at the same time.
+
+    Args:
+        name: what reports call it.
+        devices: how many; 0: every GPU, or two processes on a CPU.
 
     Raises:
         RuntimeError: a process failed, or did not answer in time.
@@ -104,9 +113,12 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
 def refine(
     hardware: Hardware, observations: Sequence[Observation], *, free: Sequence[Key] = FREE
 ) -> Hardware:
-    """The hardware whose shares and overheads explain measured seconds best, such as those of a run.
+    """The hardware whose shares and overheads predict measured seconds best; peaks too low are raised.
 
-    A peak that the seconds exceed was too low, and is raised.
+    Args:
+        hardware: where the fit starts.
+        observations: the measured seconds.
+        free: the numbers that are fitted.
     """
     roomy = _raised(hardware, _ROOM)
     fitted = fit(roomy, mean_square(observations), free, tie=0.002)
@@ -117,8 +129,8 @@ def refine(
 
 
 def refine_by_run(hardware: Hardware, iterations: Sequence[Iteration]) -> Hardware:
-    """The hardware that explains best what the models of a run took, and what each remote call adds."""
-    chosen = measured.some(iterations)
+    """The hardware that predicts a run best: shares and overheads, and the overhead of each remote call."""
+    chosen = measured.sample(iterations)
     free = (*FREE, ("overhead", "transition"))
     found = refine(hardware, measured.observations(chosen), free=free)
     call = statistics.median(iteration.call_overhead for iteration in chosen)
@@ -132,7 +144,7 @@ def _raised(hardware: Hardware, factor: float) -> Hardware:
 
 
 def _scaled(hardware: Hardware, peak: str, factor: float) -> Hardware:
-    """The same speeds as shares of another peak."""
+    """The hardware with a peak that is `factor` times as high, and smaller shares of it: the same speeds."""
     shares = {share: getattr(hardware.efficiency, share) / factor for share in _PEAKS[peak]}
     return dataclasses.replace(
         hardware,
@@ -224,7 +236,13 @@ def _measure(device: torch.device, directory: Path) -> _Peaks:
 
 
 def clock(call: Callable[[], object], device: torch.device, *, repeats: int = 0) -> float:
-    """Median seconds of a call that was warmed up, over so many repeats (0: for about 0.3 s)."""
+    """Median seconds of a call after a warm-up.
+
+    Args:
+        call: what to time.
+        device: that it computes on.
+        repeats: how often; 0: as often as takes about 0.3 s, at most 20 times.
+    """
     import torch  # noqa: PLC0415
 
     def once() -> float:

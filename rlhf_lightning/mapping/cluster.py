@@ -1,4 +1,4 @@
-"""A cluster of one kind of devices, or of several: each with its number.
+"""Reads `--hardware`: a cluster of one kind of devices or of several, and how many there are of each.
 
 --hardware a100-80gb --devices 16          one kind
 --hardware a100-80gb:16,h100-80gb:8        several, with how many there are of each
@@ -34,7 +34,9 @@ def load(source: str, devices: int | None) -> tuple[tuple[Hardware, int], ...]:
         return ((hardware.load(source), devices),)
     names = [name for name, _ in listed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"--hardware {source}: {', '.join(twice)} stands there twice. Add the numbers up.")
+        raise ValueError(
+            f"--hardware {source}: {', '.join(twice)} is named twice. Name it once, with the sum."
+        )
     total = sum(number for _, number in listed)
     if devices is not None and devices != total:
         raise ValueError(

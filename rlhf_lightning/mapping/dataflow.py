@@ -1,6 +1,6 @@
-"""An algorithm's calls and what each waits for, cut into the stages of HybridFlow section 6.
+"""An algorithm's dataflow (D in Algorithm 1): its calls, cut into stages by what each waits for.
 
-generation -> preparation -> training      of most algorithms; one of another shape gets stages of its own
+Most algorithms have HybridFlow's three stages, generation -> preparation -> training; others get more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["generate", "infer", "train", "function"]
-"""What a call asks of a model: sequences, one forward pass, one optimizer step; a function needs no model."""
+"""What a call does: draw sequences, one forward pass, one update; or a function, which runs no model."""
 
 PHASES: dict[Kind, str] = {
     "generate": "generation",
@@ -22,7 +22,7 @@ PHASES: dict[Kind, str] = {
 
 
 def kind_of(method: str) -> Kind:
-    """Read the kind from the verb of the method's name, as in HybridFlow's Table 4."""
+    """The kind of a method, by the verb in its name: the names are those of HybridFlow's Table 4."""
     verbs: dict[str, Kind] = {"generate": "generate", "update": "train", "accumulate": "train"}
     return verbs.get(method.partition("_")[0], "infer")
 
@@ -37,8 +37,8 @@ class Call:
     rows: int
     """Rows that it is given."""
     after: frozenset[int] = field(default_factory=frozenset)
-    """Indices of the calls that it waits for: they made a column that it reads, or the controller fetched
-    their result first, or they changed the weights that it uses."""
+    """Indices of the calls that it waits for: those that make a column that it reads, whose result the
+    controller has fetched before, or that change the weights that it uses."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,12 @@ class Work:
     rows: int
     """Rows of all its calls together."""
     calls: int
+    """How many calls: its updates, for training."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Work that may run side by side where the models have devices of their own."""
+    """Work of several models that runs side by side where they have devices of their own."""
 
     name: str
     work: tuple[Work, ...]
@@ -62,7 +63,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Dataflow:
-    """One iteration: stages that follow one another."""
+    """One iteration: stages, one after another."""
 
     stages: tuple[Stage, ...]
 
@@ -73,22 +74,22 @@ class Dataflow:
         return tuple(dict.fromkeys(w.role for w in work if w.kind != "function"))
 
     def kinds(self, role: str) -> frozenset[Kind]:
-        """What a model is asked for."""
+        """The kinds of work of a model."""
         return frozenset(w.kind for stage in self.stages for w in stage.work if w.role == role)
 
     @property
     def rows(self) -> int:
-        """Prompts with a response that an iteration makes, or trains on where it makes none."""
+        """Rows of an iteration, for throughput: those that it generates, or trains on if these are fewer."""
         made = sum(w.rows for s in self.stages for w in s.work if w.kind == "generate")
         learnt = [w.rows for s in self.stages for w in s.work if w.kind == "train"]
         return min(made or max(learnt, default=0), *learnt) if learnt else made
 
 
 def dataflow_of(calls: Sequence[Call]) -> Dataflow:
-    """Cut calls, in program order, into stages.
+    """The stages of calls, given in program order.
 
-    A call shares the stage of what it waits for only where the same model does the same kind of work there:
-    the model's devices then run both in turn. Otherwise it comes a stage later.
+    A call comes a stage after those that it waits for. Only of a call of the same model in the same phase
+    does it share the stage: the model's devices run both in turn.
     """
     phases: list[str] = []
     stage_of: list[int] = []
@@ -118,7 +119,7 @@ def _work(calls: Iterable[Call]) -> tuple[Work, ...]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Names with a number from the second of a kind on."""
+    """The names, with a number where one has come before: training, training 2."""
     seen: Counter[str] = Counter()
     result = []
     for name in names:

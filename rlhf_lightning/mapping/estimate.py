@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one phase of one model."""
+    """Predicted seconds of one piece of work of one model, and what they are spent on."""
 
     seconds: float
     """How long it takes; infinite where it cannot run."""
@@ -19,10 +19,10 @@ class Estimate:
 
     @classmethod
     def of(cls, parts: Mapping[str, float]) -> Estimate:
-        """The sum of parts, bound by the largest."""
+        """An estimate whose seconds are the sum of the parts, and whose bound is the largest part."""
         return cls(sum(parts.values()), max(parts, key=lambda name: parts[name]), dict(parts))
 
 
 def add(parts: dict[str, float], name: str, seconds: float) -> None:
-    """Add seconds to one of the parts."""
+    """Add seconds to one of the parts, in place."""
     parts[name] = parts.get(name, 0.0) + seconds

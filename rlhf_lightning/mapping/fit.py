@@ -1,4 +1,4 @@
-"""Fits the shares and overheads of a hardware to measured seconds."""
+"""The fit: the shares and overheads of a hardware with which the simulators predict measured seconds best."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Key = tuple[str, str]
 """`efficiency` or `overhead`, and the name of a field of it."""
 
 _LEAST = 1e-6
-"""Where an overhead of 0 begins, which no factor could change."""
+"""Seconds from which an overhead of 0 starts: steps are factors, which would leave 0 at 0."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Something that was measured and can be predicted."""
+    """Measured seconds of some work, and how they are predicted."""
 
     name: str
-    """For reports."""
+    """What reports call it."""
     seconds: float
-    """As measured."""
+    """Measured seconds."""
     predict: Callable[[Hardware], float]
-    """Seconds that a hardware gives."""
+    """Predicted seconds on a hardware."""
 
     def error(self, hardware: Hardware) -> float:
         """Logarithm of predicted over measured."""
@@ -33,7 +33,7 @@ class Observation:
 
 
 def mean_square(observations: Sequence[Observation]) -> Callable[[Hardware], float]:
-    """What `fit` makes small: the mean squared logarithm of predicted over measured."""
+    """The usual loss of `fit`: the mean squared logarithm of predicted over measured seconds."""
     return lambda hardware: sum(o.error(hardware) ** 2 for o in observations) / len(observations)
 
 
@@ -45,11 +45,16 @@ def fit(
     ceilings: Mapping[str, float] | None = None,
     tie: float = 0.01,
 ) -> Hardware:
-    """The hardware with the free numbers at which the loss is least.
+    """The hardware whose `free` numbers make the loss least, by coordinate descent in their logarithms.
 
-    Coordinate descent with shrinking steps in the logarithm of each number. `tie` keeps those near their
-    start that the loss hardly depends on: it weighs their squared logarithms against the loss. A share does
-    not exceed its ceiling, which is 1 where none is given.
+    Args:
+        hardware: where the search starts.
+        loss: what is minimised.
+        free: the numbers that change; overheads of 0 start at 1e-6 s.
+        ceilings: largest value of a share, by name; 1 for the others.
+        tie: weight of sum(log(number / start)^2), which is added to the loss: it keeps numbers near their
+        start
+            that the loss hardly depends on.
     """
     for key in free:
         hardware = replaced(hardware, key, max(get(hardware, key), _LEAST))
@@ -74,7 +79,7 @@ def fit(
 
 
 def get(hardware: Hardware, key: Key) -> float:
-    """One of the numbers."""
+    """A number of a hardware by its key."""
     value: float = getattr(getattr(hardware, key[0]), key[1])
     return value
 

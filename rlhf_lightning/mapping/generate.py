@@ -1,8 +1,9 @@
-"""Generation: seconds of prefill and decoding with a bounded number of sequences resident.
+"""The simulator of generation: prefill, and decoding with a bounded number of resident sequences.
 
-A replica of tg x pg devices has n = ceil(batch / replicas) rows. At most R are resident: the engine's limit,
-or as many as find room for their keys and values, prompt + mean length each. A finished row makes room for a
-waiting one, so equal lengths come in waves, ceil(n / R) of them, and unequal ones end in a tail.
+A replica of tg x pg devices has n = ceil(batch / replicas) rows. At most R are resident, that is decoded at
+once: the engine's limit, or as many as have room for keys and values of their prompt and mean response. A
+finished row makes room for a waiting one: equal lengths come in ceil(n / R) waves, unequal ones end in a
+tail.
 
 A step that decodes b sequences with c tokens of context in all, on a stage of N weights a device:
     products    max(2 bytes N / (e_weights B), 2 N b / (e_decode F))     the roofline (Williams 2009)
@@ -10,7 +11,7 @@ A step that decodes b sequences with c tokens of context in all, on a stage of N
     network     2 all-reduces a layer of b h numbers
     overhead    decode_step + layers decode_layer + b decode_sequence    the same on any number of devices
 With pg stages, pg parts of the b sequences are in flight: a step takes pg times a stage's time for b / pg.
-Steps are not simulated one by one: b changes only where sequences end, and between two such places the time
+Steps are not simulated one by one but in spans: b changes only where sequences end, and in between the time
 is linear in the context.
 """
 
@@ -28,8 +29,8 @@ from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 
-_EVENTS = 32
-"""Ends of sequences are rounded up to this share of the longest response, so that few places remain."""
+_MAX_ENDS = 32
+"""Lengths are rounded up to multiples of 1 / this of the longest, so that sequences end at few steps."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,16 @@ def generate(
     workload: Workload,
     kv_bytes: float,
 ) -> Estimate:
-    """All responses of one iteration; infinite where not one sequence fits into `kv_bytes` a device."""
+    """All responses of one iteration.
+
+    Args:
+        hardware: the cluster.
+        shape: the model.
+        layout: how it is divided in training; the replicas of generation have as many devices in all.
+        sizes: how it is divided in generation.
+        workload: the work.
+        kv_bytes: room for keys and values on each device; infinite seconds where no sequence fits into it.
+    """
     replica = Replica(hardware, shape, sizes, workload)
     rows = math.ceil(workload.batch / max(1, layout.num_ranks // (sizes.pg * sizes.tg)))
     resident = min(rows, replica.capacity(kv_bytes), workload.max_resident or rows)
@@ -74,19 +84,25 @@ def generate(
 
 @dataclass(frozen=True)
 class Span:
-    """Steps in which the same sequences are decoded."""
+    """Consecutive steps of a replica in which the same sequences are decoded."""
 
     steps: float
+    """How many."""
     sequences: float
+    """Sequences decoded in each step."""
     context: float
-    """Tokens of all sequences, on average over the steps."""
+    """Tokens of all these sequences together, prompts included, on average over the steps."""
     started: float
-    """Sequences whose prompts are computed before the first step."""
+    """Sequences that join at its first step, whose prompts are computed before."""
 
 
 def _spans(rows: int, resident: int, workload: Workload) -> Iterator[Span]:
-    """What is decoded when: a fluid of sequences; every start has the whole distribution of lengths."""
-    grain = math.ceil(max(workload.response_lengths) / _EVENTS)
+    """The spans of a replica's generation, in order.
+
+    Sequences are counted in fractions: those that start together end in equal shares after each of the
+    `response_lengths`.
+    """
+    grain = math.ceil(max(workload.response_lengths) / _MAX_ENDS)
     lengths = [grain * math.ceil(length / grain) for length in workload.response_lengths]
     if len(set(workload.response_lengths)) == 1:
         lengths = [workload.response_lengths[0]]
@@ -115,7 +131,7 @@ def _spans(rows: int, resident: int, workload: Workload) -> Iterator[Span]:
 
 
 class Replica:
-    """One generation engine on tg x pg devices."""
+    """One generation engine on tg x pg devices; its methods add seconds to the parts of an `Estimate`."""
 
     def __init__(
         self, hardware: Hardware, shape: ModelShape, sizes: GenerationSizes, workload: Workload
@@ -129,12 +145,12 @@ class Replica:
         self._weights = matrices / sizes.tg
 
     def capacity(self, kv_bytes: float) -> int:
-        """Sequences whose keys and values fit."""
+        """Sequences whose keys and values fit into `kv_bytes` on each device."""
         mean = sum(self._workload.response_lengths) / len(self._workload.response_lengths)
         return int(kv_bytes / (self._kv * (self._workload.prompt_tokens + mean)))
 
     def decode(self, parts: dict[str, float], span: Span) -> None:
-        """Add the steps of a span."""
+        """Add the decoding steps of a span."""
         hardware, e, pg = self._hardware, self._hardware.efficiency, self._sizes.pg
         sequences = span.sequences / pg
         read = self._workload.element * self._weights / (e.weights * hardware.memory_bandwidth)
@@ -150,7 +166,7 @@ class Replica:
         add(parts, "per-step overhead", span.steps * fixed)
 
     def prefill(self, parts: dict[str, float], prompts: float) -> None:
-        """Add the forward passes of some prompts, one in each stage of a pipeline."""
+        """Add one forward pass over `prompts` prompts, with the bubble of the pipeline."""
         if not prompts:
             return
         hardware, e, tokens = (
@@ -173,6 +189,6 @@ class Replica:
         add(parts, "per-step overhead", self._launches())
 
     def _launches(self) -> float:
-        """Seconds of a forward pass that depend on nothing but the number of layers."""
+        """Fixed seconds of a forward pass in the generation engine: of the step and of each layer."""
         overhead = self._hardware.overhead
         return overhead.decode_step + self._shape.layers * overhead.decode_layer

@@ -1,7 +1,7 @@
-"""Clusters as data: what one device can do, what connects devices, and which share of both a program gets.
+"""Clusters as data: peaks of a device and of the links between devices, and the shares that programs reach.
 
-Everything is in SI base units: bytes, seconds, FLOP. A bandwidth is that of one direction. Where the numbers
-come from stands in docs/mapping.md.
+Everything is in SI base units: bytes, seconds, FLOP; bandwidths are of one direction. docs/mapping.md says
+where the numbers come from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Share of a peak that programs reach: each in (0, 1]."""
+    """Shares of the peaks that programs reach, each in (0, 1], by kind of work and with the peak it is of."""
 
     matmul: float = 0.685
     """Large matrix products, of `peak_flops`."""
@@ -44,19 +44,20 @@ class Overhead:
     """Seconds that do not shrink when the work is spread over more devices."""
 
     rows: float = 0.0
-    """Rows (tokens) that a matrix product seems to have beside its own: filling and draining the device."""
+    """Tokens added to those of every matrix product: filling and draining the device."""
     layer: float = 0.0
-    """A layer's forward pass of a micro-batch, beside its arithmetic: launches that nothing hides."""
+    """Each layer's forward pass of a micro-batch, beside its arithmetic: launches that nothing hides."""
     decode_step: float = 0.0
-    """A decoding step: scheduling, preparing inputs, sampling."""
+    """Each decoding step: scheduling, preparing inputs, sampling."""
     decode_layer: float = 0.0
-    """A layer of a decoding step: launches."""
+    """Each layer of a decoding step: launches."""
     decode_sequence: float = 0.0
-    """A sequence of a decoding step: what the engine does for each on the host."""
+    """Each sequence of a decoding step: what the engine does for it on the host."""
     transition: float = 0.0
-    """A change from training to generation and back: allocation, first launches, beside the bytes moved."""
+    """Each transition from training to generation and back, beside the bytes moved: allocation, first
+    launches."""
     call: float = 0.0
-    """A call on a model: sending the request, collecting the answer."""
+    """Each call on a model: sending the request, collecting the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +75,13 @@ class Hardware:
     memory_bytes: float
     """Memory of a device."""
     memory_bandwidth: float
-    """Of a device's memory."""
+    """Bandwidth of a device's memory."""
     peak_flops: float
-    """Of matrix products in bfloat16, dense; on a CPU in float32."""
+    """FLOP/s of dense matrix products in bfloat16; on a CPU in float32."""
     intra_bandwidth: float
-    """From a device to the others of its node."""
+    """Bandwidth from a device to the others of its node."""
     inter_bandwidth: float
-    """From a node to the others, shared by its devices."""
+    """Bandwidth from a node to the others, shared by its devices."""
     intra_latency: float = 4e-6
     """One hop of a collective inside a node."""
     inter_latency: float = 1.5e-5
@@ -100,7 +101,7 @@ class Hardware:
         for key, value in shares.items():
             if value > 1:
                 raise ValueError(
-                    f"{self.name}: {key}={value}: is a share. Write a number up to 1, such as 0.7."
+                    f"{self.name}: {key}={value}: is a share of a peak, so at most 1. Write one such as 0.7."
                 )
 
     @property
@@ -154,7 +155,7 @@ CPU = Hardware(
 )
 
 _IGNORED = "peak_flops_fp8"
-"""Nothing is predicted from it; `rlhf calibrate` once wrote it."""
+"""A key that older versions of `rlhf calibrate` wrote; nothing reads it."""
 KNOWN = {hardware.name: hardware for hardware in (A100, H100, H200, CPU)}
 """Hardware by name."""
 
@@ -182,7 +183,7 @@ def read_yaml(source: str) -> object:
     """What a YAML file holds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is not YAML.
     """
     try:
         return yaml.safe_load(Path(source).read_text())
@@ -229,7 +230,7 @@ def _build(source: str, kind: type[Any], values: dict[str, Any]) -> Any:  # noqa
 
 
 def _value(source: str, kind: object, name: str, value: object) -> object:
-    """A name, a part that was made already, or a finite number, which is whole where it counts."""
+    """A value of a file, of its field's type: a text, a part built before, or a finite number."""
     if kind == "str":
         return str(value)
     if kind not in ("int", "float"):

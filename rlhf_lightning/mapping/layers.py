@@ -28,16 +28,16 @@ from rlhf_lightning.parallel.layout import ParallelLayout
 
 @dataclass(frozen=True)
 class Setting:
-    """A model somewhere: what every formula needs."""
+    """A model in a layout on a cluster, with its work: what every formula reads."""
 
     hardware: Hardware
-    """Of the cluster."""
+    """The cluster."""
     shape: ModelShape
-    """Of the model."""
+    """The model."""
     layout: ParallelLayout
-    """Of the model's ranks."""
+    """How the model is divided over its ranks."""
     workload: Workload
-    """Of the iteration."""
+    """The work."""
 
     @property
     def stage_layers(self) -> int:
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds by kind."""
+    """Seconds of a pass, by what they are spent on."""
 
     compute: float
     """Matrix products and attention."""
@@ -61,19 +61,19 @@ class Cost:
     network: float = 0.0
     """Tensor-parallel all-reduces."""
     launch: float = 0.0
-    """Launches that nothing hides."""
+    """Kernel launches that no computation hides."""
 
     @property
     def seconds(self) -> float:
-        """All together."""
+        """Their sum."""
         return self.compute + self.memory + self.network + self.launch
 
     def times(self, factor: float) -> Cost:
-        """So many of it."""
+        """The cost of `factor` such passes."""
         return Cost(factor * self.compute, factor * self.memory, factor * self.network, factor * self.launch)
 
     def plus(self, other: Cost) -> Cost:
-        """One after the other."""
+        """The cost of both, one after the other."""
         return Cost(
             self.compute + other.compute,
             self.memory + other.memory,
@@ -83,10 +83,11 @@ class Cost:
 
 
 def activation_bytes(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    """Activations that a layer keeps for its backward pass, a token and a device.
+    """Bytes of activations that a layer keeps for its backward pass, for each token on each device.
 
-    Korthikanti 2022, eq. 1, 2 and 4, for any widths: 5 h numbers outside the matrix products, and inside them
-    (over t) queries, keys, values, the attention's output, and what the feed-forward keeps.
+    Korthikanti 2022, eq. 1, 2 and 4, for any widths: 5 h numbers outside what tensor shards divide (also
+    divided with `sequence_parallel`); inside it, over t, queries, keys, values, the attention's output, and
+    what the feed-forward layer keeps.
     """
     outside = 5 * shape.hidden * workload.element
     feed_forward = (4 if shape.gated else 2) * shape.intermediate
@@ -97,7 +98,7 @@ def activation_bytes(shape: ModelShape, layout: ParallelLayout, workload: Worklo
 
 
 def layer(at: Setting, rows: int) -> tuple[Cost, Cost]:
-    """A layer's forward and backward pass for `rows` rows; recomputation is another forward pass."""
+    """Costs of one layer's forward and backward pass over `rows` rows, without recomputation."""
     hardware, shape, workload = at.hardware, at.shape, at.workload
     tokens, e = rows * workload.row_tokens, hardware.efficiency
     flops = hardware.peak_flops * at.layout.t
@@ -117,7 +118,7 @@ def layer(at: Setting, rows: int) -> tuple[Cost, Cost]:
 
 
 def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
-    """The head's forward and backward pass: the product, and three passes over float32 logits."""
+    """Costs of the head's forward and backward pass: its product, and three passes over float32 logits."""
     hardware, shape, t = at.hardware, at.shape, at.layout.t
     tokens, e = rows * at.workload.row_tokens, hardware.efficiency
     product = 2 * shape.head_parameters * tokens / (t * e.matmul * hardware.peak_flops)
@@ -127,12 +128,12 @@ def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
 
 
 def stage_layers(shape: ModelShape, stages: int) -> int:
-    """Layers of the longest of so many pipeline stages."""
+    """Layers of the longest of `stages` pipeline stages."""
     return -(-shape.layers // stages)
 
 
 def device_parameters(shape: ModelShape, *, pipeline: int, tensor: int) -> float:
-    """Parameters of the fullest device: a stage's layers with the embedding or the head, over `tensor`."""
+    """Parameters of the fullest device: layers of a stage and the embedding or head, over `tensor` shards."""
     depth = stage_layers(shape, pipeline)
     if pipeline == 1:
         return shape.num_parameters / tensor

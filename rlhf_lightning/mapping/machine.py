@@ -1,4 +1,4 @@
-"""The description of the machine at hand, as far as it can be told without measuring."""
+"""A description of the present machine, chosen among the known ones without measuring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def this_machine(devices: int) -> Hardware:
     `rlhf calibrate` measures a better one.
 
     Args:
-        devices: how many share the machine, where it has no GPU.
+        devices: how many share the machine's memory where it has no GPU.
 
     Raises:
         ValueError: the GPU is of an unknown kind.

@@ -1,6 +1,6 @@
-"""The file in which a run leaves its measurements, one iteration a line, and what is made of them.
+"""The file with a run's measurements, one iteration a line; a table of them beside their predictions.
 
-{"hardware": {...}}                    what the run's predictions were made with
+{"hardware": {...}}                    with which the run's seconds were predicted; again after each resume
 {"step": 1, "seconds": 2.1, "calls": 6, "phases": [...]}
 """
 
@@ -18,10 +18,10 @@ from rlhf_lightning.mapping.hardware import Hardware, build
 from rlhf_lightning.mapping.phases import Iteration
 
 FILE = "measurements.jsonl"
-"""Its name in a run's directory."""
+"""The file's name in a run's directory."""
 _MOST = 20
-"""Iterations that are read, evenly spaced; more would change nothing but the time that it takes."""
-_HOW = "rlhf fit ... --trainer.callbacks+=PredictedTimes --trainer.default_root_dir"
+"""Most iterations that are used, evenly spaced: more would take longer and change nothing."""
+_COMMAND = "rlhf fit ... --trainer.callbacks+=PredictedTimes --trainer.default_root_dir"
 
 
 def begin(path: Path, hardware: Hardware, *, resumed: bool) -> None:
@@ -52,7 +52,7 @@ def read(run: Path) -> tuple[Hardware, list[Iteration]]:
     path = run / FILE if run.is_dir() else run
     if not path.is_file():
         raise ValueError(
-            f"{run}: no measurements are there; a run leaves them in {FILE}. Make one first: {_HOW} {run}"
+            f"{run}: no measurements are there; a run leaves them in {FILE}. Make one first: {_COMMAND} {run}"
         )
     hardware: Hardware | None = None
     iterations: list[Iteration] = []
@@ -68,22 +68,22 @@ def read(run: Path) -> tuple[Hardware, list[Iteration]]:
         except (AttributeError, KeyError, TypeError, ValueError) as err:
             raise ValueError(
                 f"{path}, line {number}: is no measurement ({type(err).__name__}: {err}). Remove the line, "
-                f"or measure again: {_HOW} {path.parent}"
+                f"or measure again: {_COMMAND} {path.parent}"
             ) from err
     if hardware is None or not any(iteration.phases for iteration in iterations):
-        raise ValueError(f"{path}: holds no iteration. Run a few: {_HOW} {path.parent}")
+        raise ValueError(f"{path}: holds no iteration. Run a few: {_COMMAND} {path.parent}")
     warm = [iteration for i, iteration in enumerate(iterations) if i not in first]
     return hardware, warm or iterations
 
 
-def some(iterations: Sequence[Iteration]) -> list[Iteration]:
-    """Iterations that stand for all."""
+def sample(iterations: Sequence[Iteration]) -> list[Iteration]:
+    """At most 20 iterations, evenly spaced."""
     count = min(len(iterations), _MOST)
     return [iterations[len(iterations) * i // count] for i in range(count)]
 
 
 def observations(iterations: Sequence[Iteration]) -> list[Observation]:
-    """The seconds of every phase, with the simulators' view of it."""
+    """The measured seconds of every phase, each with its prediction."""
     phases = [phase for iteration in iterations for phase in iteration.phases]
     return [Observation(phase.name, phase.seconds, phase.predict) for phase in phases]
 
@@ -96,8 +96,8 @@ def table(iterations: Sequence[Iteration], hardware: Hardware) -> str:
         hardware: to predict with.
     """
     every: dict[str, list[Observation]] = {}
-    whole = [Observation("iteration", one.seconds, one.predict) for one in some(iterations)]
-    for one in (*observations(some(iterations)), *whole):
+    whole = [Observation("iteration", one.seconds, one.predict) for one in sample(iterations)]
+    for one in (*observations(sample(iterations)), *whole):
         every.setdefault(one.name, []).append(one)
     lines = [f"{'seconds an iteration':36s} measured predicted   error ({hardware.name})"]
     for name, seen in every.items():

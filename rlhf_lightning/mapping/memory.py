@@ -1,16 +1,16 @@
-"""What is resident on the fullest device of a model, phase by phase: bytes by kind.
+"""The memory model: bytes on the fullest device of a model, by phase and by kind.
 
     training     parameters + gradients + states + activations
     inference    parameters + activations of one layer
     generation   parameters of the generation layout + keys and values + buffers
-    resting      what a model keeps on its devices while another one works there; nothing with `offload`
+    resting      what stays on the devices while another model computes there; nothing with `offload`
 N parameters of a device, as in `layers.device_parameters`:
-    parameters   element N, and 4 N of float32 masters where they are kept beside
+    parameters   `element` N, and 4 N of float32 masters with `masters`
     gradients    4 N
     states       8 N, the moments of Adam
-Masters and states are divided by d where data-parallel ranks share them (`states`), gradients where they
-share those too (`gradients`); all three, without a second copy in the computation's type, where they share
-everything (`full`), which gathers a layer at a time.
+By `Workload.sharding` the d data-parallel ranks divide masters and states (`states`), gradients too
+(`gradients`), or everything (`full`), which has no second copy in the computation's type and gathers a layer
+at a time.
 Activations: Korthikanti 2022 (see `layers.activation_bytes`) for the min(p, m) micro-batches in flight on
 the first stage (Narayanan 2021, section 2.2.1), or with recomputation the inputs of its layers and one layer
 whole.
@@ -34,22 +34,22 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Bytes of a device."""
+    """Bytes of one model on a device, by kind."""
 
     parameters: float = 0.0
     """Weights, with their float32 masters."""
     gradients: float = 0.0
-    """float32."""
+    """Gradients, float32."""
     states: float = 0.0
     """Moments of the optimizer."""
     activations: float = 0.0
-    """Of the micro-batches in flight."""
+    """Activations of the micro-batches in flight, and logits."""
     kv: float = 0.0
     """Keys and values."""
     buffers: float = 0.0
-    """Work space."""
+    """Parameters gathered for a short time, and other work space."""
     host: float = 0.0
-    """In the host's memory, which is not counted in `total`."""
+    """Bytes in the host's memory, which `total` leaves out."""
 
     @property
     def total(self) -> float:
@@ -58,12 +58,12 @@ class Parts:
         return resident + self.activations + self.kv + self.buffers
 
     def as_dict(self) -> dict[str, float]:
-        """For reports."""
+        """The bytes by name."""
         return dataclasses.asdict(self)
 
 
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
-    """While the model trains."""
+    """Bytes while the model trains."""
     count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
     shared = workload.sharers(layout.d)
     masters = 4 * count / shared if workload.masters else 0.0
@@ -86,7 +86,7 @@ def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> P
 
 
 def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
-    """While a model that does not train scores rows."""
+    """Bytes while a model that does not train scores rows."""
     tokens = workload.micro_batches(layout.d)[1] * workload.row_tokens
     layer = activation_bytes(shape, layout, workload) * tokens
     return Parts(
@@ -103,10 +103,10 @@ def generation(
     workload: Workload,
     shared: bool = True,
 ) -> Parts:
-    """While the actor generates, without keys and values, which take what is free.
+    """Bytes while the actor generates, without keys and values, which take what is free.
 
-    `shared`: the actor rests on the same devices. Where its training shard is a part of the generation shard
-    (HybridFlow section 5.3: no redundancy), only the rest of this comes on top of `resting`.
+    With `shared` the actor's training state is on the same devices. Where its training shard is a part of the
+    generation shard (`Workload.held_once`), only the rest of the generation shard comes on top of `resting`.
     """
     weights = workload.element * device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg)
     if shared and workload.held_once and workload.sharding != "full":
@@ -130,7 +130,7 @@ def kv_needed(shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes,
 def rows_at_once(
     shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload, *, free: float
 ) -> int:
-    """Rows of a replica that an engine with slots for the longest has room for; 0: for all of them."""
+    """Rows for which `free` bytes of a replica have room, each at its longest; 0: for all of its rows."""
     rows = math.ceil(workload.batch * sizes.pg * sizes.tg / layout.num_ranks)
     each = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
     most = max(1, int(free // (each * (workload.prompt + workload.response))))
@@ -139,7 +139,7 @@ def rows_at_once(
 
 
 def footprint(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
-    """What a model is beside what its own call needs; with `offload` it comes to the device for a call."""
+    """The model itself, on the devices while it computes; without what only its call needs."""
     if not trained:
         return Parts(parameters=_scoring_parameters(shape, layout, workload))
     kept = 0.0 if workload.offload else _kept(shape, layout, workload)
@@ -147,7 +147,7 @@ def footprint(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, 
 
 
 def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
-    """While another model computes on the devices; with `offload` it waits in the host's memory."""
+    """The model while another one computes on the devices; with `offload` it is in the host's memory."""
     whole = footprint(shape, layout, workload, trained=trained)
     return Parts(host=whole.total) if workload.offload else whole
 
@@ -173,7 +173,7 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
 
 
 def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    """Activations and logits that stay from scoring to the update."""
+    """Bytes of activations and logits that stay from scoring to the update: `Workload.kept_tokens`."""
     tokens = min(workload.kept_tokens, math.ceil(workload.batch / layout.d) * workload.row_tokens)
     inputs = workload.element * shape.hidden
     layer = inputs if workload.recompute else activation_bytes(shape, layout, workload)
@@ -182,6 +182,6 @@ def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> floa
 
 
 def _logits(shape: ModelShape, layout: ParallelLayout, workload: Workload, tokens: float) -> float:
-    """Logits of a micro-batch of tokens in the computation's type, in float32, and their gradient."""
+    """Bytes of the logits of `tokens` tokens: in the computation's type, in float32, and their gradient."""
     width = shape.vocab / layout.t if shape.head == "lm" else 1
     return tokens * width * (workload.element + 8)

@@ -22,11 +22,11 @@ class Group:
     """Ranks that communicate."""
 
     size: int
-    """Ranks."""
+    """How many ranks."""
     crosses: bool
     """Whether they lie in several nodes."""
     lanes: int = 1
-    """Groups of the same kind that share a node's network."""
+    """How many groups of this kind share one node's network."""
 
     @property
     def network(self) -> str:
@@ -45,13 +45,13 @@ def data_group(hardware: Hardware, layout: ParallelLayout) -> Group:
 
 
 def shard_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Group:
-    """So many of them that share out a model between them."""
+    """Data-parallel ranks, `sharers` of them, that divide one copy of the states; see `Workload.sharers`."""
     stride = layout.t * layout.p
     return Group(sharers, _crosses(hardware, stride * sharers), min(stride, hardware.gpus_per_node))
 
 
 def copy_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Group:
-    """Those that hold the same part of what so many share out."""
+    """Data-parallel ranks that hold the same part of a copy, which `sharers` ranks divide."""
     stride = layout.t * layout.p * sharers
     return Group(
         layout.d // sharers, _crosses(hardware, layout.num_ranks), min(stride, hardware.gpus_per_node)
@@ -59,7 +59,7 @@ def copy_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Grou
 
 
 def stage_group(hardware: Hardware, layout: ParallelLayout) -> Group:
-    """Two ranks of neighbouring pipeline stages; where one such pair leaves its node, the worst counts."""
+    """Two ranks of neighbouring pipeline stages; it crosses nodes if one such pair does, the slowest."""
     crosses = layout.p > 1 and _crosses(hardware, layout.t * layout.p)
     return Group(min(layout.p, 2), crosses, min(layout.t, hardware.gpus_per_node))
 
@@ -74,13 +74,13 @@ def reshard_group(hardware: Hardware, layout: ParallelLayout, *, pipeline: int, 
 
 @cache
 def _reshard_crosses(p: int, t: int, stages: int, shards: int, node: int) -> bool:
-    """Whether the shards of one of these groups, in consecutive stages of a replica, lie in several nodes."""
+    """Whether one of the groups of `stages` consecutive stages x `shards` shards lies in several nodes."""
     firsts = (stage * t + shard for stage in range(0, p, stages) for shard in range(0, t, shards))
     return any(first // node != (first + (stages - 1) * t + shards - 1) // node for first in firsts)
 
 
 def all_gather(hardware: Hardware, group: Group, size_bytes: float) -> float:
-    """Seconds until every rank has all `size_bytes`, of which each had its part; also of a reduce-scatter."""
+    """Seconds of an all-gather (or a reduce-scatter): every rank has a part of `size_bytes`, and then all."""
     if group.size < 2:
         return 0.0
     traffic = size_bytes * (group.size - 1) / group.size
@@ -88,12 +88,12 @@ def all_gather(hardware: Hardware, group: Group, size_bytes: float) -> float:
 
 
 def all_reduce(hardware: Hardware, group: Group, size_bytes: float) -> float:
-    """Seconds until every rank has the sum of what each held in `size_bytes`."""
+    """Seconds of an all-reduce of `size_bytes`."""
     return 2 * all_gather(hardware, group, size_bytes)
 
 
 def send(hardware: Hardware, group: Group, size_bytes: float) -> float:
-    """Seconds until a neighbour has `size_bytes`."""
+    """Seconds of sending `size_bytes` to the other rank of a `stage_group`."""
     if group.size < 2:
         return 0.0
     return size_bytes / _bandwidth(hardware, group) + _latency(hardware, group)

@@ -1,4 +1,4 @@
-"""From the reports of a run's calls to what the simulators take: which model did what with how many rows."""
+"""From reports of a run's calls to the phases that the simulators predict: work, layout and recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.workers import Actor, Generator, Role, Settings
 
 _SAMPLE = 64
-"""Lengths that stand for those of all rows."""
+"""Most lengths of responses that are kept of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Lengths:
     prompt: float
     """Mean, without padding."""
     longest_prompt: int
-    """Of them all."""
+    """Longest, without padding."""
     responses: tuple[int, ...]
     """A sample of the lengths of responses."""
 
@@ -37,7 +37,7 @@ class Lengths:
     def of(
         cls, prompts: Sequence[int], *, rows: int, mean: float, longest: float, truncated: float = 0.0
     ) -> Lengths:
-        """Lengths of which mean, maximum and the share that reaches it are known; the others are alike.
+        """Lengths with a known mean, maximum and share at the maximum; the other responses are alike.
 
         Args:
             prompts: tokens of each prompt.
@@ -92,14 +92,14 @@ def phases(
     settings: Settings,
     lengths: Lengths,
 ) -> tuple[Phase, ...]:
-    """The calls of an iteration that ran a model over its rows, by method.
+    """The phases of an iteration: the methods that ran a model over the iteration's rows.
 
     Args:
-        reports: of all ranks.
-        roles: what is placed.
-        workers: where.
-        models: sizes of the roles that have a model.
-        settings: how they compute.
+        reports: of the iteration's calls, from all ranks.
+        roles: by name.
+        workers: each role's worker group.
+        models: sizes of the models; roles without one are left out.
+        settings: of the engines.
         lengths: of the iteration's rows.
     """
     found = []
@@ -129,7 +129,7 @@ def phases(
 
 
 def count_calls(reports: Sequence[CallReport]) -> int:
-    """Remote calls over rows; one to all ranks of a model counts once. Saving a checkpoint is none."""
+    """Number of remote calls over rows, so without checkpoints; one to all ranks of a model counts once."""
     every = _by_rank([report for report in reports if report.num_rows]).values()
     return sum(max(len(mine) for mine in ranks.values()) for ranks in every)
 
@@ -144,10 +144,10 @@ def _by_rank(
 
 
 def _kind(role: Role, method: str) -> Kind | None:
-    """What a method asks of the model; None where it does not run it over the iteration's rows.
+    """The kind of a method's work; None where it does not run the model over the iteration's rows.
 
-    Rows of other text, which `accumulate_actor` adds, have lengths of their own, and `start_sequences` only
-    begins what `next_sequences` goes on with.
+    `accumulate_actor` reads other text, with other lengths; `start_sequences` only starts the generation that
+    `next_sequences` continues.
     """
     known = methods_of(type(role)).get(method)
     if known is None or not known.takes_rows or method.startswith(("accumulate", "start")):
@@ -156,7 +156,7 @@ def _kind(role: Role, method: str) -> Kind | None:
 
 
 def _total(rows: int, kind: Kind, layout: ParallelLayout, calls: int) -> int:
-    """Rows of a call over all replicas, where the fullest has `rows` in all its calls."""
+    """Rows of one call over all replicas, given the rows of all calls on the fullest device."""
     replicas = layout.generating.num_replicas if kind == "generate" else layout.d
     return max(1, round(rows / calls)) * replicas
 

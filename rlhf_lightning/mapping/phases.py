@@ -1,8 +1,9 @@
-"""What the models of a run did in an iteration, as measured and as the simulators say.
+"""What the models of a run did in an iteration: its seconds, measured and predicted.
 
-A method takes its calls x (training, scoring, or transition and generation), as `simulate` has them. An
-iteration takes the sum over generation, preparation and training of the longest pool of devices, each of
-which sums its models (HybridFlow algorithm 1, d_cost), and a fixed time for every remote call.
+A method is predicted as its number of calls x the seconds of one, by the simulators of training, scoring, or
+transition and generation. An iteration is predicted as HybridFlow's d_cost (Algorithm 1), and a fixed time
+for every remote call: d_cost is the sum over generation, preparation and training of the slowest pool's
+seconds, which are the sum over its models.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Phase:
     calls: int
     """How often it was called."""
     seconds: float
-    """As measured inside the slowest device."""
+    """Measured inside the slowest device, all calls together."""
     devices: tuple[int, ...]
-    """Of the model's pool."""
+    """Devices of the model's pool."""
     shape: ModelShape
-    """Of the model."""
+    """Sizes of the model."""
     layout: ParallelLayout
-    """Of its ranks."""
+    """How it is divided over its ranks."""
     workload: Workload
-    """Of one call."""
+    """The work of one call."""
     rescored: bool = False
     """Whether a generation is followed by a pass of the training engine over the answers."""
 
@@ -74,17 +75,17 @@ class Phase:
         return GenerationSizes(pg=generating.p, tg=generating.t)
 
     def _generation(self, hardware: Hardware) -> simulate.Estimate:
-        """With room for the keys and values of all rows that the engine admits, which it reserves."""
+        """A generation with room for keys and values of all rows that the engine admits: it reserves them."""
         where = (self.shape, self.layout, self._sizes)
         room = memory.kv_needed(*where, self.workload) * (1 + 1e-9)
         return simulate.generate(hardware, *where, workload=self.workload, kv_bytes=room)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Phase:
-        """What `dataclasses.asdict` made, after its way through JSON.
+        """The inverse of `dataclasses.asdict`, also after a way through JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the values are not those of a phase.
         """
         layout, workload = dict(values["layout"]), dict(values["workload"])
         if layout.get("generation"):
@@ -104,16 +105,16 @@ class Iteration:
     """One iteration of a run."""
 
     step: int
-    """Iterations up to its end."""
+    """Its number, counted from 1."""
     seconds: float
-    """As measured, from the batch to the logged metrics."""
+    """Measured from the batch to the logged metrics."""
     calls: int
-    """Remote calls over rows, functions and all; one to all ranks of a model counts once."""
+    """Remote calls over rows, those of functions included; one to all ranks of a model counts once."""
     phases: tuple[Phase, ...]
     """The methods that ran a model."""
 
     def predict(self, hardware: Hardware) -> float:
-        """Seconds of the whole iteration: see the head of the module."""
+        """Predicted seconds of the whole iteration; see the head of the module."""
         stages = self._stages([phase.predict(hardware) for phase in self.phases])
         return stages + self.calls * hardware.overhead.call
 
@@ -124,7 +125,7 @@ class Iteration:
         return max(0.0, rest / max(1, self.calls))
 
     def _stages(self, seconds: Sequence[float]) -> float:
-        """The stages of the iteration, whose phases take so long."""
+        """Seconds of all stages together (d_cost), from the seconds of each phase."""
         spent: defaultdict[str, defaultdict[tuple[int, ...], float]] = defaultdict(lambda: defaultdict(float))
         for phase, value in zip(self.phases, seconds, strict=True):
             spent[PHASES[phase.kind]][phase.devices] += value
@@ -139,6 +140,6 @@ class Iteration:
         """The inverse of `as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the values are not those of an iteration.
         """
         return cls(**{**values, "phases": tuple(Phase.of(phase) for phase in values["phases"])})

@@ -1,4 +1,4 @@
-"""Who runs where, when: one mapping as a picture, time to the right, devices downwards."""
+"""A mapping as a picture of one iteration: time to the right, one bar for each pool of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs of the project's own engines, beside what the simulators say of the same runs."""
+"""Probes: small runs of the project's own engines to be timed, and predictions of the same runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 Clock = Callable[[Callable[[], object]], float]
-"""Seconds of a call."""
+"""Times a call, in seconds."""
 
 _SIZES = ((64, 2), (128, 6), (384, 3))
 """Hidden size and layers of the models."""
@@ -62,7 +62,11 @@ def _probes() -> dict[str, _Probe]:
 
 
 def observations(seconds: Mapping[str, float]) -> list[Observation]:
-    """What `run` measured, with the simulators' view of it."""
+    """The seconds that `run` has measured, each with its prediction.
+
+    Args:
+        seconds: by name of the probe, as `run` returns them.
+    """
     probes = _probes()
     found = []
     for key, value in seconds.items():
@@ -88,7 +92,11 @@ def _prediction(kind: str, probe: _Probe) -> Callable[[Hardware], float]:
 
 
 def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]:
-    """Seconds of an engine's forward pass, update and generation, `kind model x rows`."""
+    """Time a forward pass, an update and a generation of each model and number of rows.
+
+    Returns:
+        Seconds by `<kind> <hidden>x<layers>x<rows>`.
+    """
     seconds = {}
     for name, probe in _probes().items():
         for kind, call in zip(_KINDS, _calls(probe, directory / name, device), strict=True):

@@ -1,7 +1,7 @@
-"""Published measurements on A100-80GB, by which the efficiencies are set, beside what the simulators say.
+"""Published measurements on A100-80GB and their predictions: efficiencies in `hardware` are fitted to them.
 
-Nothing else that was published went into an efficiency. `benchmarks/mapping.py fit` repeats the fit;
-docs/mapping.md lists the errors.
+No other published number was used. `benchmarks/mapping.py fit` repeats the fit; docs/mapping.md lists the
+errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Row:
     name: str
     """What was measured."""
     unit: str
-    """Of both numbers."""
+    """Unit of both numbers."""
     measured: float
     """As published."""
     predicted: float
@@ -65,7 +65,7 @@ _KV_TOKENS = 50_000
 
 
 def rows(hardware: Hardware) -> list[Row]:
-    """Every measurement; of the two curves the points in use."""
+    """Every measurement; of the two curves the points that the fit uses."""
     return [*megatron(hardware), *hybridflow(hardware), *prefill(hardware), *decode(hardware)]
 
 
@@ -98,7 +98,7 @@ def megatron(hardware: Hardware) -> Iterator[Row]:
 def hybridflow(hardware: Hardware) -> Iterator[Row]:
     """HybridFlow, PPO with four models of one size: tokens of a batch per second of an iteration.
 
-    All on the same devices, in one layout, and that is the fastest.
+    Predicted for all models on the same devices in the same layout, the fastest one.
     """
     for name, devices, measured in _HYBRIDFLOW:
         work = Workload()
@@ -111,7 +111,7 @@ def hybridflow(hardware: Hardware) -> Iterator[Row]:
 
 
 def colocated(hardware: Hardware, name: str, layout: ParallelLayout, tg: int) -> float:
-    """Seconds of a PPO iteration with all models on the same devices; infinite where they do not fit."""
+    """Seconds of a PPO iteration with four models on the same devices; infinite where they do not fit."""
     work, actor = Workload(), shapes.load(name)
     critic = actor.with_head("scalar")
     generation, free = colocated_generation(hardware, name, layout, tg)
@@ -151,7 +151,7 @@ def prefill(hardware: Hardware) -> Iterator[Row]:
 
 
 def decode(hardware: Hardware) -> Iterator[Row]:
-    """OPT-13B on one GPU: a step for a batch and its tokens of context, of two branches."""
+    """OPT-13B on one GPU: a decoding step, by batch and tokens of context; the curve has two branches."""
     for batch, length in product((1, 16, 32, 64, 94, 96, 128, 192, 256), (64, 256, 512)):
         context = batch * length
         if context > _KV_TOKENS:

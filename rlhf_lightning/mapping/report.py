@@ -1,4 +1,4 @@
-"""A plan as text, as JSON, and as the YAML that runs it."""
+"""A plan as text, as JSON, and as the YAML configuration that runs it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, in the words in which it was."""
+    """What the user asked for."""
 
     algorithm: str
+    """Short name or class path."""
     models: Mapping[str, str]
     """Source of each role's model; empty for a reward of functions."""
     strategy: str
-    """The strategy that runs a mapping."""
+    """Short name of the strategy that runs a mapping."""
 
 
 def as_json(plan: Plan) -> str:
@@ -67,7 +68,7 @@ def _numbers(task: Task, layout: Layout) -> dict[str, object]:
 
 
 def memory(plan: Plan, pool: Pool) -> dict[str, float]:
-    """Most bytes on a device of a pool in each stage; residents alone where it idles."""
+    """Most bytes on a device of a pool in each stage; where the pool idles, those that stay."""
     costs, _ = plan.clusters[pool.kind]
     idle = sum(costs.resident(r, layout) for r, layout in zip(pool.roles, pool.layouts, strict=True))
     used = dict.fromkeys(plan.stages, idle)
@@ -110,7 +111,7 @@ def _indented(text: str | Sequence[str]) -> list[str]:
 
 
 def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:
-    """Lines of one mapping: what each model does where, in which layout, for how long and in which memory."""
+    """Lines of one mapping: for each model its devices, and by stage its layout, seconds and memory."""
     stages = ", ".join(f"{n} {digits(s)} s" for n, s in zip(plan.stages, mapping.stages, strict=True))
     tokens = plan.tokens_per_s(mapping)
     width = max(9, *(len(_devices(plan, pool)) + 2 for pool in mapping.pools))
@@ -131,7 +132,7 @@ def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:
 
 
 def _devices(plan: Plan, pool: Pool) -> str:
-    """How many, and where there are several kinds of which."""
+    """A pool's devices in words: how many, and of which kind where there are several."""
     return f"{pool.devices} x {plan.hardware(pool)}" if len(plan.clusters) > 1 else str(pool.devices)
 
 
@@ -146,7 +147,7 @@ def _idle(plan: Plan, mapping: DeviceMapping) -> list[str]:
 
 
 def digits(seconds: float) -> str:
-    """One decimal, more of them below 10 s."""
+    """Seconds with one decimal from 10 s on, two from 1 s, else three."""
     return f"{seconds:.{1 if seconds >= 10 else 2 if seconds >= 1 else 3}f}"
 
 
@@ -181,14 +182,14 @@ def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]
     if any(map(_is_divided, (layout for pool in mapping.pools for layout in pool.layouts))):
         shared = str(workload.sharding == "states").lower()
         settings += ["engine: megatron", f"megatron: {{distributed_optimizer: {shared}}}"]
-    # Whose keys and values were counted.
+    # The generation engine may not admit more rows than the prediction has room for.
     if slots := max((task.rows_at_once for pool in mapping.pools for task in plan.tasks(pool)), default=0):
         settings.append(f"generate: {{slots: {slots}}}")
     lines += [f"    settings: {{{', '.join(settings)}}}"] if settings else []
     lines += ["    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}
     for pool in mapping.pools:
-        # What no step calls, or has no model, such as a reward of functions, is beside the first models.
+        # Roles that no step calls, or that have no model (a reward of functions), join the first pool.
         others = [r for r in request.models if r not in placed and pool is mapping.pools[0]]
         roles = [*(role for role in request.models if role in pool.roles), *others]
         where = f"  # {plan.hardware(pool)}" if len(plan.clusters) > 1 else ""

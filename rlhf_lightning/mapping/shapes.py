@@ -37,7 +37,7 @@ class ModelShape:
     vocab: int
     """Tokens of the vocabulary."""
     head: Head = "lm"
-    """What it computes per token."""
+    """What it computes for each token."""
     tied: bool = False
     """Whether the logits share the weights of the embedding."""
     head_dim: int = 0
@@ -81,9 +81,9 @@ class ModelShape:
         return self.layers * self.layer_parameters + self.hidden + self.vocab * self.hidden + head
 
     def kv_bytes(self, *, tensor: int = 1, pipeline: int = 1, element: int = 2) -> float:
-        """Keys and values of one token on one of `tensor` x `pipeline` devices.
+        """Bytes of the keys and values of one token on one of `tensor` x `pipeline` devices.
 
-        A head of keys that fewer heads than devices share is there several times.
+        Where there are more tensor shards than key-value heads, each shard holds a whole head.
         """
         share = max(self.kv_width / tensor, self.kv_width / self.kv_heads)
         return 2 * element * share * self.layers / pipeline
@@ -152,7 +152,7 @@ _TIED = ("cohere", "cohere2", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2"
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """What a config.json says of the text model.
+    """The part of a config.json that describes the text model.
 
     Raises:
         ValueError: it is none.
@@ -163,7 +163,9 @@ def _config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: is not JSON ({err}).") from err
     text = whole.get("text_config", whole) if isinstance(whole, dict) else None
     if not isinstance(text, dict):
-        raise ValueError(f"{path}: is no config.json of a model.")
+        raise ValueError(
+            f"{path}: is no config.json of a model: it holds no mapping. Give that of a decoder."
+        )
     said = {key: whole[key] for key in ("model_type", "tie_word_embeddings") if key in whole}
     return {**said, **text}
 

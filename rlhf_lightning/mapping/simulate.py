@@ -1,16 +1,17 @@
-"""Training, scoring and the change of weights: seconds of one model on one layout.
+"""The simulators of training, inference (scoring) and the transition to generation, for one model.
 
     rows of a replica      r = ceil(batch / (mini-batches d)), m = ceil(r / micro-batch)
     an update              (m + p - 1) (forward + backward [+ forward again]) + gradients + optimizer
     a pass over the batch  (m + p - 1) forward
-The p - 1 slots are the pipeline bubble (Narayanan 2021, section 2.2): RLHF has few micro-batches, so it is no
-detail. Gradients are not overlapped with the backward pass.
+The p - 1 slots are the pipeline bubble (Narayanan 2021, section 2.2), which counts in RLHF, where
+micro-batches are few. The gradients' communication is not overlapped with the backward pass; by
+`Workload.sharding` it is
     none     all-reduce of float32 gradients                          4 N / (p t)
     states   reduce-scatter of gradients, all-gather of parameters    (Rajbhandari 2020, section 7.2)
     full     for every micro-batch: all-gather of parameters, twice where activations are recomputed, and
              reduce-scatter of gradients; with `gathered_once` both once an update
-Copies of what some ranks share out (hybrid sharding) all-reduce the gradients of their parts as well.
-The optimizer reads gradients and states and writes states and parameters: memory bandwidth.
+With hybrid sharding, ranks that hold the same part of different copies all-reduce its gradients as well.
+The optimizer reads gradients and states and writes states and parameters: it is bound by memory bandwidth.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from rlhf_lightning.parallel.layout import ParallelLayout
 __all__ = ["Estimate", "GenerationSizes", "generate", "infer", "train", "transition"]
 
 _OPTIMIZER_BYTES = 28
-"""A step reads 4 bytes of gradient and 12 of master and moments a parameter, and writes 12."""
+"""For each parameter a step reads 4 bytes of gradient and 12 of master and moments, and writes 12."""
 
 
 def train(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Estimate:
-    """All updates of one iteration."""
+    """All updates of one iteration: forward and backward passes, gradients, optimizer."""
     at = Setting(hardware, shape, layout, workload)
     count, size = workload.micro_batches(layout.d, parts=workload.mini_batches)
     forward, backward = _stage(at, size)
@@ -53,7 +54,7 @@ def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     forward, _ = _stage(at, size)
     parts = _pipelined(at, forward, count=count, sends=size)
     if workload.sharding == "full":
-        add(parts, _sharers(at).network, _gathers(at, count) * _gather_parameters(at))
+        add(parts, _shard_group(at).network, _num_gathers(at, count) * _gather_parameters(at))
     add(parts, "overhead", hardware.overhead.call)
     return Estimate.of(parts)
 
@@ -91,7 +92,14 @@ def _stage(at: Setting, rows: int) -> tuple[Cost, Cost]:
 
 
 def _pipelined(at: Setting, cost: Cost, *, count: int, sends: int) -> dict[str, float]:
-    """`count` micro-batches through the pipeline, of which each sends the activations of `sends` rows."""
+    """Seconds by what they are spent on, of `count` micro-batches through the pipeline.
+
+    Args:
+        at: the model and its work.
+        cost: of a micro-batch in the slowest stage.
+        count: micro-batches.
+        sends: rows whose activations a micro-batch sends between neighbouring stages, both passes together.
+    """
     tensor, stages = network.tensor_group(at.hardware, at.layout), network.stage_group(at.hardware, at.layout)
     edge = sends * at.workload.row_tokens * at.shape.hidden * at.workload.element / at.layout.t
     hop = network.send(at.hardware, stages, edge)
@@ -104,13 +112,14 @@ def _pipelined(at: Setting, cost: Cost, *, count: int, sends: int) -> dict[str, 
 
 
 def _gradients(at: Setting, micro_batches: int) -> float:
-    """Seconds of the data-parallel traffic of an update."""
+    """Seconds of the data-parallel communication of an update; see the head of the module."""
     gradients, sharers = 4 * at.parameters, at.workload.sharers(at.layout.d)
     copies = network.copy_group(at.hardware, at.layout, sharers)
     added = network.all_reduce(at.hardware, copies, gradients / sharers)
     if at.workload.sharding == "none":
         return added
-    scatter, gather = network.all_gather(at.hardware, _sharers(at), gradients) + added, _gather_parameters(at)
+    scatter = network.all_gather(at.hardware, _shard_group(at), gradients) + added
+    gather = _gather_parameters(at)
     if at.workload.sharding == "gradients":
         return micro_batches * scatter + gather
     if at.workload.sharding == "states" or at.workload.gathered_once:
@@ -118,17 +127,17 @@ def _gradients(at: Setting, micro_batches: int) -> float:
     return micro_batches * (scatter + gather * (2 if at.workload.recompute else 1))
 
 
-def _gathers(at: Setting, micro_batches: int) -> int:
-    """How often a pass over the rows gathers the parameters."""
+def _num_gathers(at: Setting, micro_batches: int) -> int:
+    """How often a forward pass over all rows gathers the parameters, with sharding `full`."""
     return 1 if at.workload.gathered_once else micro_batches
 
 
 def _gather_parameters(at: Setting) -> float:
     size = at.parameters * at.workload.element
-    return network.all_gather(at.hardware, _sharers(at), size)
+    return network.all_gather(at.hardware, _shard_group(at), size)
 
 
-def _sharers(at: Setting) -> network.Group:
+def _shard_group(at: Setting) -> network.Group:
     return network.shard_group(at.hardware, at.layout, at.workload.sharers(at.layout.d))
 
 

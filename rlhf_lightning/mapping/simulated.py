@@ -1,4 +1,4 @@
-"""The costs of a dataflow's models on a cluster, as the simulators say."""
+"""The costs of a dataflow's models on a cluster, by the simulators: what HybridFlow calls simu."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 
 WAVES = (1.0, 8 / 7, 4 / 3, 8 / 5, *range(2, 17), 20, 24, 32, 48, 64, 96, 128, 256)
-"""A generation engine is given room for the keys and values of 1 / w of its rows, for one of these w."""
+"""A generation engine has room for the keys and values of 1 / w of its rows: w is one of these."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What one model has to do, stage by stage."""
+    """A model and what it has to do."""
 
     shape: ModelShape
     work: tuple[tuple[Work, ...], ...]
+    """By stage."""
     workloads: Mapping[Work, Workload]
+    """The workload of each piece of work, for the simulators."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -36,25 +38,27 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Profile:
-    """What one model costs on one layout."""
+    """What one model costs in one layout."""
 
     resident: float
+    """Bytes per device; see `Costs.resident`."""
     working: float
+    """Bytes per device; see `Costs.working`."""
     fixed: tuple[float, ...]
-    """Seconds in each stage that do not depend on free memory, the change of layouts included."""
+    """Seconds in each stage that do not depend on free memory, the transition to generation included."""
     generations: tuple[tuple[int, Work], ...]
-    """What depends on it: (stage, work)."""
+    """(stage, work) of the generations, whose seconds depend on free memory."""
 
 
 class SimulatedCosts:
-    """The simulators behind the interface of the search.
+    """`Costs` by the simulators; results are cached by `signature`, so that equal models are simulated once.
 
     Args:
         hardware: the cluster.
         dataflow: of the algorithm.
-        shapes: of its models.
+        shapes: sizes of its models.
         workload: of an iteration; rows and updates are taken from the dataflow.
-        data_parallel_only: leave out tensor shards and pipeline stages.
+        data_parallel_only: consider replicas only, no tensor shards and pipeline stages.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class SimulatedCosts:
         return _Known(shape, stages, every)
 
     def _workload(self, work: Work) -> Workload:
-        """One pass over all rows of the work, in as many mini-batches as it has calls where it trains."""
+        """The workload of a piece of work: one pass over its rows; of training, an update for each call."""
         updates = work.calls if work.kind == "train" else 1
         return replace(self.workload, batch=max(work.rows, updates), mini_batches=updates, epochs=1)
 
@@ -96,7 +100,7 @@ class SimulatedCosts:
         return frozenset(role for role, known in self._models.items() if "generate" in known.kinds)
 
     def signature(self, role: str) -> Hashable:
-        """Shape and work without names."""
+        """Shape and work, without names."""
         if role not in self._signatures:
             known = self._models[role]
             work = tuple(tuple((w.kind, w.rows, w.calls) for w in stage) for stage in known.work)
@@ -119,7 +123,7 @@ class SimulatedCosts:
         return found
 
     def _generation(self, role: str, train: ParallelLayout) -> Sequence[GenerationSizes | None]:
-        """A pg divides p and tg divides t, so that a training shard lies in its device's generation shard."""
+        """Sizes of which pg divides p and tg divides t: training shards are parts of generation shards."""
         if role not in self.elastic:
             return [None]
         stages = [1] if self.workload.one_stage else divisors(train.p)
@@ -130,11 +134,11 @@ class SimulatedCosts:
         return self._profile(role, layout).resident
 
     def working(self, role: str, layout: Layout) -> float:
-        """Bytes beside all residents while the model computes; a generation has room for one sequence."""
+        """Bytes beside all residents while the model computes; of a generation with room for one sequence."""
         return self._profile(role, layout).working
 
     def seconds(self, role: str, layout: Layout, free: float) -> Sequence[float]:
-        """Seconds in each stage; the change to the generation layout is part of the generation's stage."""
+        """Seconds in each stage; the transition to generation belongs to the stage of the generation."""
         profile = self._profile(role, layout)
         seconds = list(profile.fixed)
         for stage, work in profile.generations:
@@ -163,7 +167,7 @@ class SimulatedCosts:
         return _Profile(resident, working, tuple(fixed), tuple(generations))
 
     def _footprint(self, role: str, layout: Layout) -> tuple[float, float]:
-        """Bytes of the model itself while it computes, and while another one does."""
+        """Bytes of the model itself while it computes, and while another model does."""
         known = self._models[role]
         trained = "train" in known.kinds
         whole = memory.footprint(known.shape, layout.train, self.workload, trained=trained)
@@ -171,7 +175,7 @@ class SimulatedCosts:
         return whole.total, rest.total
 
     def used(self, role: str, layout: Layout, work: Work, free: float) -> float:
-        """Bytes of the model itself while it does some work; a generation uses what is free."""
+        """Bytes of the model while it does a piece of work; a generation uses what is free."""
         if work.kind == "generate":
             own = self.resident(role, layout) + self._room(role, layout, work)[0]
             return own + self.kv_bytes(role, layout, work, free)
@@ -189,7 +193,7 @@ class SimulatedCosts:
         return whole + scoring.activations + scoring.buffers
 
     def _room(self, role: str, layout: Layout, work: Work) -> tuple[float, float]:
-        """Bytes that a generation needs beside residents, and of all the keys and values that it can use."""
+        """Bytes that a generation needs beside what is resident; bytes of keys and values of all its rows."""
         key = (self.signature(role), layout, work.rows)
         if key not in self._rooms:
             shape, sizes, workload = self._models[role].shape, layout.generation, self._workload(work)
@@ -201,9 +205,9 @@ class SimulatedCosts:
         return self._rooms[key]
 
     def kv_bytes(self, role: str, layout: Layout, work: Work, free: float) -> float:
-        """Bytes for keys and values: room for all rows, or else for the largest of equal waves that fits."""
+        """Bytes for keys and values: of all rows, or of the largest share 1 / w of `WAVES` that fits."""
         buffers, needed = self._room(role, layout, work)
-        # A hair more than the share, so that rounding does not cost a sequence.
+        # Slightly more than the share, so that rounding does not cost a sequence.
         needed *= 1 + 1e-9
         return next((needed / wave for wave in WAVES if needed / wave <= free - buffers), 0.0)
 
@@ -230,7 +234,7 @@ class SimulatedCosts:
         return self._generations[key]
 
     def transition(self, role: str, layout: Layout) -> Estimate:
-        """From the training layout to that of the generation."""
+        """The transition from the training layout to that of generation."""
         assert layout.generation is not None
         shape = self._models[role].shape
         return simulate.transition(
@@ -238,7 +242,7 @@ class SimulatedCosts:
         )
 
     def estimate(self, role: str, layout: Layout, work: Work, free: float) -> Estimate:
-        """Seconds of one piece of work, and what bounds them; without the transition."""
+        """The prediction of one piece of work, without the transition."""
         known = self._models[role]
         if work.kind == "generate":
             return self._generate(role, layout, work, self.kv_bytes(role, layout, work, free))

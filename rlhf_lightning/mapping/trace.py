@@ -1,7 +1,8 @@
-"""Reads the dataflow from the algorithm itself: one `step` over workers that compute nothing and note all.
+"""Reads an algorithm's dataflow by running one `step` whose remote calls are recorded instead of computed.
 
-algorithm.step ---> WorkerGroup ---> Recorder: Call(role, method, rows, waits for)
-      ^--- columns of numbers, fetched <--'      what is fetched, everything later waits for
+algorithm.step ---> WorkerGroup ---> _Recorder: Call(role, method, rows, waits for)
+      ^---- made-up numbers, fetched <----'
+A fetched result may decide what the step does next, so that every later call waits for it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from rlhf_lightning.workers import Role
 
 WIDTH = 2
 """Tokens of the prompts and responses that are traced: the dataflow does not depend on their length."""
-_OF_ROWS: dict[str, bool | int] = {"row_truncated": False, "row_turns": 1}
-"""Columns [B] of an answer, and what they hold of the made-up ones."""
-_TOLD = ("approx_kl", "clip_fraction", "entropy", "grad_norm", "loss")
-"""What an update says, without its role: a step may stop by it."""
+_PER_ROW: dict[str, bool | int] = {"row_truncated": False, "row_turns": 1}
+"""Columns of generations that are [B], not [B, WIDTH], and their made-up value."""
+_UPDATE_METRICS = ("approx_kl", "clip_fraction", "entropy", "grad_norm", "loss")
+"""Metrics that every recorded update returns, as `<role>/<name>`: a step may stop early by them."""
 
 
 class Traceable(Protocol):
@@ -43,16 +44,21 @@ class Traceable(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _Noted(Future):
-    """A value that a recorded call would have made; None stands for the controller's own."""
+class _Recorded(Future):
+    """A made-up result of a recorded call."""
 
     transport: Transport
     call: int | None
+    """Index of the call; None for a value of the controller."""
     value: object
 
 
 class _Recorder(Transport):
-    """Notes every call and answers with numbers that mean nothing."""
+    """Records every call, and returns made-up numbers at once.
+
+    Args:
+        functions: roles that run no model.
+    """
 
     def __init__(self, functions: frozenset[str]) -> None:
         super().__init__()
@@ -62,75 +68,76 @@ class _Recorder(Transport):
         self._trained: dict[str, int] = {}
 
     def submit(self, device: int, call: RemoteCall, blocks: Sequence[Future | Block]) -> Submitted:
-        """Note the call; `device` is always 0."""
+        """Record the call; `device` is always 0."""
         index = len(self.calls)
-        made = {block.call for block in blocks if isinstance(block, _Noted)}
+        made = {block.call for block in blocks if isinstance(block, _Recorded)}
         after = made | self.fetched | {self._trained.get(call.role)}
         kind = "function" if call.role in self.functions else kind_of(call.method)
         waits_for = frozenset(i for i in after if i is not None)
         self.calls.append(Call(call.role, call.method, kind, call.num_rows, waits_for))
         if kind == "train":
             self._trained[call.role] = index
-        told = _TOLD if kind == "train" else ()
-        numbers = {f"{call.role}/{name}": 0.0 for name in told}
-        report = CallReport(call.role, call.method, 0, 0.0, 0.0, 0, numbers)
-        columns = {n: _Noted(self, index, encode(_filled(n, call.num_rows))) for n in call.returns}
-        return Submitted(_Noted(self, index, report), columns)
+        names = _UPDATE_METRICS if kind == "train" else ()
+        metrics = {f"{call.role}/{name}": 0.0 for name in names}
+        report = CallReport(call.role, call.method, 0, 0.0, 0.0, 0, metrics)
+        columns = {n: _Recorded(self, index, encode(_made_up(n, call.num_rows))) for n in call.returns}
+        return Submitted(_Recorded(self, index, report), columns)
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
-        """Hand numbers out; whatever is called from now on waits for those who would have made them."""
-        noted = [future for future in futures if isinstance(future, _Noted)]
+        """Return the made-up values; every later call waits for the calls that they stand for."""
+        noted = [future for future in futures if isinstance(future, _Recorded)]
         self.fetched.update(future.call for future in noted if future.call is not None)
         return [future.value for future in noted]
 
     def share(self, block: Block) -> Future:
         """Keep the block."""
-        return _Noted(self, None, block)
+        return _Recorded(self, None, block)
 
     def drain(self) -> list[CallReport]:
-        """Nothing is pending."""
+        """Take all calls as done: every later call waits for them."""
         self.fetched.update(range(len(self.calls)))
         return []
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
-def _filled(name: str, rows: int) -> torch.Tensor:
-    """A column as its name says: masks are whole, ids int64, some [rows], and all else float32 [rows, WIDTH].
+def _made_up(name: str, rows: int) -> torch.Tensor:
+    """A made-up column, by its name: `*_mask` all True, `*_ids` int64, `_PER_ROW` [rows], others float32.
 
-    Its numbers are those of the rows: from equal scores, or prompts, some algorithms learn nothing.
+    All but `_PER_ROW` are [rows, WIDTH]. Rows differ, since from equal scores or prompts some algorithms
+    learn nothing.
     """
     if name.endswith("_mask"):
         return torch.ones(rows, WIDTH, dtype=torch.bool)
     if name.endswith("_ids"):
         return torch.arange(rows)[:, None].repeat(1, WIDTH)
-    if name in _OF_ROWS:
-        return torch.full((rows,), _OF_ROWS[name])
+    if name in _PER_ROW:
+        return torch.full((rows,), _PER_ROW[name])
     return torch.arange(rows, dtype=torch.float32)[:, None].repeat(1, WIDTH) / max(rows, 1)
 
 
 def traced_batch(rows: int, raw: Sequence[Mapping[str, object]] = ()) -> Batch:
-    """All that data modules yield, labels of every kind included, for `rows` rows.
+    """A made-up batch with every column that a data module can have, labels of all kinds included.
 
     Args:
-        rows: of the batch.
-        raw: what `rows` holds, over again where they are fewer; a prompt and a data source where empty.
+        rows: how many.
+        raw: raw rows for its column `rows`, repeated where they are fewer; empty: a prompt and a data source.
     """
     begin = raw or ({"prompt": "", "data_source": ""},)
     wide = ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "step_mask", "step_labels")
     held: list[object] = [dict(row) for row in islice(cycle(begin), rows)]
     number = {"row_ids": torch.arange(rows), "margins": torch.zeros(rows)}
     truth = dict.fromkeys(("labels", "safe"), torch.arange(rows) % 2 == 0)
-    return Batch.of({**{name: _filled(name, rows) for name in wide}, **number, **truth, "rows": held})
+    return Batch.of({**{name: _made_up(name, rows) for name in wide}, **number, **truth, "rows": held})
 
 
 def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
-    """Run one `step` over made-up rows, and return its dataflow.
+    """The dataflow of an algorithm, by running one `step` over made-up rows.
 
     Args:
-        algorithm: a copy that nobody needs afterwards: its roles are bound to the recorder.
-        batch: what `traced_batch` gives.
+        algorithm: a copy to be thrown away: its roles are bound to the recorder.
+        batch: made by `traced_batch`.
 
     Raises:
         ValueError: the step fails on them.
@@ -149,6 +156,6 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
         raise ValueError(
             f"{type(algorithm).__name__}: its dataflow is read by running `step` once on {len(batch)} "
             f"made-up rows, and that failed: {type(err).__name__}: {err}"
-            f"{'. Metrics of your own, and fields of rows, may be missing there: try .get' * lacking}"
+            f"{'. Metrics of your own, and fields of rows, may be missing there: use .get' * lacking}"
         ) from err
     return dataflow_of(recorder.calls)

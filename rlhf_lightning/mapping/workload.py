@@ -1,4 +1,4 @@
-"""What an iteration has to do, and by which recipe."""
+"""What an iteration has to do: rows, tokens and updates, and the recipe by which engines compute them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf_lightning.parallel.layout import Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Rows and tokens of one iteration, and how they are trained.
+    """Rows and tokens of one iteration, and how engines compute them.
 
     Raises:
         ValueError: a value is outside its range.
@@ -27,9 +27,10 @@ class Workload:
     epochs: int = 1
     """Passes over the batch."""
     real_prompt: float = 0.0
-    """Mean tokens of a prompt without padding, which generation computes; 0: a quarter of `prompt`."""
+    """Mean tokens of a prompt without its padding, which is all that generation computes; 0: a quarter of
+    `prompt`."""
     lengths: tuple[int, ...] = ()
-    """Lengths of responses, a sample of their distribution; empty: all have `response` tokens."""
+    """Lengths of responses, tokens: a sample of their distribution; empty: all have `response` tokens."""
     packed: bool = False
     """Whether padding is left out of training and scoring too."""
     max_resident: int = 256
@@ -46,23 +47,23 @@ class Workload:
     fused_attention: bool = True
     """Whether attention keeps its scores out of memory."""
     sharding: Sharding = "states"
-    """What data-parallel ranks share out."""
+    """What data-parallel ranks divide among themselves instead of each holding all of it."""
     shared_by: int = 0
-    """How many of them do so together, in as many copies as that leaves; 0: all."""
+    """Data-parallel ranks that divide one copy, so that there are several (hybrid sharding); 0: all ranks."""
     held_once: bool = True
-    """Whether an actor's training shard is a part of its generation shard (HybridFlow section 5.3: no
-    redundancy); Megatron's distributed optimizer keeps it in a buffer of its own."""
+    """Whether an actor's training shard is a part of its generation shard, in the same memory (HybridFlow
+    section 5.3: no redundancy). Megatron's distributed optimizer holds it a second time in a buffer."""
     gathered_once: bool = False
-    """Where they share parameters too: whether these are gathered and gradients reduced once an update, not
-    once a micro-batch, as FSDP does where memory is no concern."""
+    """With sharding `full`: whether parameters are gathered and gradients reduced once an update, as FSDP
+    does where memory allows it, rather than once a micro-batch."""
     element: int = 2
     """Bytes of a parameter and of an activation in the computation: 2 for bfloat16, 4 for float32."""
     masters: bool = True
-    """Whether float32 masters stand beside the parameters; not where these are float32 themselves."""
+    """Whether there are float32 master weights beside the parameters; not where these are float32."""
     offload: bool = False
-    """Whether a model leaves its devices, weights, gradients and states, while another computes there."""
+    """Whether weights, gradients and states of a model are moved to the host while another model computes."""
     one_stage: bool = False
-    """Whether generation takes no pipeline stages, as vLLM's."""
+    """Whether generation has one pipeline stage, as vLLM's here."""
 
     def __post_init__(self) -> None:
         names = ("prompt", "response", "batch", "mini_batches", "epochs", "micro_batch_tokens", "element")
@@ -81,7 +82,7 @@ class Workload:
             raise ValueError(f"workload.mini_batches={self.mini_batches}: exceeds the {self.batch} rows.")
 
     def sharers(self, d: int) -> int:
-        """Ranks of d data-parallel ones among which a copy is shared out."""
+        """How many of d data-parallel ranks divide one copy of what is sharded."""
         return 1 if self.sharding == "none" else min(d, self.shared_by or d)
 
     @property
@@ -96,11 +97,11 @@ class Workload:
 
     @property
     def micro_batch(self) -> int:
-        """Rows of a micro-batch."""
+        """Most rows of a micro-batch."""
         return max(1, int(self.micro_batch_tokens // self.row_tokens))
 
     def micro_batches(self, d: int, *, parts: int = 1) -> tuple[int, int]:
-        """Micro-batches of the fullest of d replicas, and rows of each, for a part of the batch."""
+        """Micro-batches, and rows of each, of the fullest of d replicas for 1 / parts of the batch."""
         rows = math.ceil(self.batch / (parts * d))
         size = min(rows, self.micro_batch)
         return math.ceil(rows / size), size

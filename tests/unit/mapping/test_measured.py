@@ -115,7 +115,7 @@ def test_no_run_and_a_damaged_one(tmp_path: Path) -> None:
 
 def test_long_runs_are_thinned() -> None:
     steps = [replace(iteration(phase("critic", "infer")), step=step) for step in range(1, 1001)]
-    kept = measured.some(steps)
+    kept = measured.sample(steps)
     assert len(kept) == 20
     assert (kept[0].step, kept[-1].step) == (1, 951)
 
