@@ -241,7 +241,7 @@ def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> No
     """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps.
 
     Raises:
-        ValueError: as said.
+        ValueError: the checkpoint lacks one.
     """
     if not all((directory / name).is_dir() for name in wanted):
         held = sorted(p.name for p in directory.iterdir() if p.is_dir())

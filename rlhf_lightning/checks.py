@@ -45,7 +45,7 @@ def check_lightning(algorithm: RLHFAlgorithm) -> None:
     """Refuse Lightning's own strategies, which place no models, and overridden methods that run an algorithm.
 
     Raises:
-        ValueError: as said.
+        ValueError: the trainer's strategy places no models, or a method that must stay is overridden.
     """
     strategy = algorithm.trainer.strategy
     if not hasattr(strategy, "settings"):
@@ -73,7 +73,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     """Refuse values of wrong types, roles that no strategy would place, unread optimizers, and empty loops.
 
     Raises:
-        ValueError: as said.
+        ValueError: a field is of the wrong type or unread, a role is no field, or nothing would be learned.
     """
     check_types(algorithm)
     roles = algorithm.roles()
@@ -128,7 +128,7 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
     """Refuse data without the columns, or without the pairs, that the algorithm learns from.
 
     Raises:
-        ValueError: as said.
+        ValueError: the data lacks a column or pairs, or holds nothing out for a validation.
     """
     data, name = row_data(algorithm.trainer), type(algorithm).__name__
     if data is None:
@@ -155,7 +155,7 @@ def check_held_out(data: RowData | MixedData, *, what: str) -> None:
     """Refuse to validate without held-out rows.
 
     Raises:
-        ValueError: as said.
+        ValueError: no rows are held out.
     """
     if not data.held_out_rows:
         raise ValueError(
@@ -172,7 +172,7 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         generates: whether the actor generates answers, rather than reading given ones.
 
     Raises:
-        ValueError: as said.
+        ValueError: one of them cannot work; the message names its option.
     """
     check_models(algorithm, generates=generates)
     check_tokenizers(algorithm)
@@ -189,7 +189,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         generates: whether the actor generates answers, rather than reading given ones.
 
     Raises:
-        ValueError: as said.
+        ValueError: a model is missing, damaged, of the wrong kind, or has too few positions.
     """
     data, main = row_data(algorithm.trainer), algorithm.main_model
     if algorithm.trainer.state.fn == "predict":
@@ -216,7 +216,7 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
     """Refuse a `vllm.max_model_len` that is too short for the prompts and their answers.
 
     Raises:
-        ValueError: as said.
+        ValueError: the longest prompt and its answer are longer than that.
     """
     data, main, settings = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy.settings
     limit = settings.vllm.max_model_len
@@ -235,7 +235,7 @@ def _check_stops(name: str, actor: Actor) -> None:
     """Refuse stop tokens that the model does not have.
 
     Raises:
-        ValueError: as said.
+        ValueError: a stop token is not one of the model's tokens.
     """
     size, stops = num_tokens(actor), actor.sampling.stop_token_ids
     if size is not None and stops and max(stops) >= size:
@@ -252,7 +252,7 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
     here on the data's messages.
 
     Raises:
-        ValueError: as said.
+        ValueError: a model has another tokenizer than the actor, and its texts cannot be re-encoded.
     """
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
@@ -354,7 +354,7 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
     """Refuse an off-policy correction, which compares two log-probabilities, where there is only one.
 
     Raises:
-        ValueError: as said.
+        ValueError: a loss has a correction, and the actor does not recompute log-probabilities.
     """
     losses = [loss for loss in vars(algorithm).values() if isinstance(loss, PolicyLoss)]
     if any(loss.correction for loss in losses) and not algorithm.main_actor.recompute_log_probs:

@@ -198,13 +198,13 @@ class CommandLine(LightningCLI):
         if missing := self._missing_last():
             sys.stderr.write(f"rlhf: {missing} The run begins anew.\n")
             self.config_init[self.subcommand]["ckpt_path"] = None
-        self._check_warned()
+        self._check_slurm_checkpoint()
 
     def _parse_ckpt_path(self) -> None:
-        """Refuse a file, which Lightning would read options from: a checkpoint is a directory.
+        """Refuse a file as `--ckpt_path`: Lightning would read options from it, and a checkpoint is a directory.
 
         Raises:
-            ValueError: as said.
+            ValueError: it is a file.
         """
         given = Path(str(self.config[self.config.subcommand].get("ckpt_path") or ""))
         if given.is_file():
@@ -219,15 +219,17 @@ class CommandLine(LightningCLI):
         """
         if missing := self._missing_last():
             raise ValueError(f"{missing} Type the path of one, or its run's --trainer.default_root_dir.")
-        self._check_warned()
+        self._check_slurm_checkpoint()
 
     before_predict = before_validate
 
-    def _check_warned(self) -> None:
-        """Refuse what another job was warned with, from which Lightning would go on in a job of Slurm.
+    def _check_slurm_checkpoint(self) -> None:
+        """Refuse to resume by itself from the checkpoint that another job of Slurm left at its warning.
+
+        In a job of Slurm, Lightning resumes from such a checkpoint unasked.
 
         Raises:
-            ValueError: as said; a job that Slurm repeats may.
+            ValueError: there is such a checkpoint, no `--ckpt_path`, and Slurm did not requeue this job.
         """
         found = self.trainer._checkpoint_connector._hpc_resume_path
         given = self._get(self.config_init, "ckpt_path")

@@ -1,7 +1,7 @@
-"""Slurm's warning before a job's end: heeded between two iterations, not within one.
+"""Slurm's warning signal before a job ends: the checkpoint that it asks for waits for the iteration's end.
 
-    iteration 7  [ generate ... warning ... update ]  -> checkpoint of 7 iterations, `scontrol requeue`
-Nothing is saved in the middle of one, whoever asks.
+    iteration 7  [ generate ... signal ... update ]  -> checkpoint of 7 iterations, `scontrol requeue`
+Nothing is saved in the middle of an iteration, whatever asks for it.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from lightning.pytorch.callbacks import Callback
 
 
 class Requeue(Callback):
-    """Lets the warning wait for the end of an iteration; Lightning saves, and has the job repeated.
+    """Calls Lightning's handler of the signal, which saves and requeues the job, when an iteration has ended.
 
-    A checkpoint of half an iteration would be of models that some of its updates have changed, and its rows
-    would count as read.
+    A checkpoint in the middle of an iteration would hold models after a part of its updates, and count all of
+    its rows as read.
     """
 
     def __init__(self) -> None:
-        self._heed: Callable[[], None] = lambda: None
-        self._came = False
+        self._handle: Callable[[], None] = lambda: None
+        self._signalled = False
 
     @classmethod
     def add(cls, trainer: Trainer) -> None:
-        """Have the trainer call one of them."""
+        """Add one to the trainer's callbacks, unless there is one."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, cls) for callback in callbacks):
             callbacks.append(cls())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stand in for Lightning's handler, which takes this one away too when the run ends."""
+        """Replace Lightning's handler of the signal; Lightning removes this one too when the run ends."""
         environment = trainer._accelerator_connector.cluster_environment
         if not isinstance(environment, SLURMEnvironment) or environment.requeue_signal is None:
             return
         warning = environment.requeue_signal
         if callable(handler := signal.getsignal(warning)):
-            self._heed = lambda: handler(warning, None)
-            signal.signal(warning, self._note)
+            self._handle = lambda: handler(warning, None)
+            signal.signal(warning, self._remember)
 
     def on_train_batch_end(self, *_: object, **__: object) -> None:
-        """Do now what the warning asks for."""
-        if self._came:
-            self._came = False
-            self._heed()
+        """Call Lightning's handler if the signal has come."""
+        if self._signalled:
+            self._signalled = False
+            self._handle()
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._came = True
+    def _remember(self, _number: int, _frame: FrameType | None) -> None:
+        self._signalled = True
 
 
 def check_whole(path: object, state: Mapping[str, object]) -> None:
-    """Refuse to save in the middle of an iteration.
+    """Refuse to save a checkpoint in the middle of an iteration.
 
     Args:
         path: of the checkpoint, for the message.
-        state: that it would hold.
+        state: what it would hold; Lightning's batch counts in it tell.
 
     Raises:
-        RuntimeError: as said.
+        RuntimeError: an iteration has begun and not ended.
     """
     loops = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {}))
     count = loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {}).get("current", {})

@@ -27,7 +27,8 @@ def check_options(strategy: Strategy) -> None:
     """Refuse a job without devices or time, and offloading while vLLM is told to keep its memory.
 
     Raises:
-        ValueError: as said.
+        ValueError: `devices` or `timeout_s` is too small, or `offload` and `vllm.sleep` contradict each
+        other.
     """
     if strategy.devices is not None and strategy.devices < 1:
         raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")
@@ -45,7 +46,7 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
     """Refuse trainer options that the strategy or the models decide: they would have no effect.
 
     Raises:
-        ValueError: as said.
+        ValueError: an option of the trainer would have no effect, or could not work with remote models.
     """
     connector = trainer._accelerator_connector
     flag = connector._devices_flag
@@ -76,7 +77,7 @@ def check_restart(algorithm: RLHFAlgorithm) -> None:
     """Refuse a second run without a checkpoint: the models that the first one trained ended with it.
 
     Raises:
-        ValueError: as said.
+        ValueError: the algorithm was trained in this process before, and no checkpoint is given.
     """
     trainer, name, done = algorithm.trainer, type(algorithm).__name__, algorithm.iterations_here
     called = trainer.state.fn.value if trainer.state.fn else "fit"
@@ -102,7 +103,7 @@ def _check_intervals(trainer: Trainer) -> None:
     """Refuse a validation interval of 0, by which Lightning would divide.
 
     Raises:
-        ValueError: as said.
+        ValueError: an interval is 0.
     """
     for name in ("val_check_interval", "check_val_every_n_epoch"):
         if getattr(trainer, name) == 0:
@@ -113,7 +114,7 @@ def _check_callbacks(trainer: Trainer) -> None:
     """Refuse callbacks that cannot work on remote models, or would save a state that no run can resume.
 
     Raises:
-        ValueError: as said.
+        ValueError: there is such a callback.
     """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
@@ -148,7 +149,7 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
     """Refuse gradient options of the trainer: the models' own optimizers clip and accumulate gradients.
 
     Raises:
-        ValueError: as said.
+        ValueError: the trainer is to clip or to accumulate gradients.
     """
     if clip := trainer.gradient_clip_val:
         raise ValueError(

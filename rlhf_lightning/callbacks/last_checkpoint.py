@@ -61,7 +61,7 @@ class LastCheckpoint(ModelCheckpoint):
         """Refuse a directory in which another run keeps its own, or that cannot be written.
 
         Raises:
-            ValueError: as said.
+            ValueError: the directory is another run's, or cannot be written.
         """
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and leaves_files(trainer):

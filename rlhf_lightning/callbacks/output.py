@@ -28,7 +28,7 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
         name: of the callback, for the message.
 
     Raises:
-        ValueError: as said.
+        ValueError: nothing can be written there.
     """
     if not leaves_files(trainer):
         return

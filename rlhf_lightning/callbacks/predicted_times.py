@@ -51,7 +51,7 @@ class PredictedTimes(Callback):
         """Refuse a GPU that nobody has described, and a place that cannot be written.
 
         Raises:
-            ValueError: as said.
+            ValueError: the GPU is of an unknown kind, or nothing can be written there.
         """
         if stage == "fit":
             self._cluster = (

@@ -50,7 +50,7 @@ class RewardCurve(Callback):
         """Refuse a place that cannot be written.
 
         Raises:
-            ValueError: as said.
+            ValueError: nothing can be written there.
         """
         if stage == "fit":
             check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="RewardCurve")

@@ -52,7 +52,7 @@ class Rollouts(Callback):
         """Refuse an algorithm that answers nothing, and a directory that cannot be written.
 
         Raises:
-            ValueError: as said.
+            ValueError: the algorithm learns from given answers, or nothing can be written there.
         """
         if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and "response_ids" in pl_module.needs:
             name = type(pl_module).__name__

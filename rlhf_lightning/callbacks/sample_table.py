@@ -53,7 +53,7 @@ class SampleTable(Callback):
         """Refuse a run that never validates, or on nothing, and a directory that cannot be written.
 
         Raises:
-            ValueError: as said.
+            ValueError: nothing is validated, or nothing can be written there.
         """
         check_validates(trainer, stage, name="SampleTable")
         check_output(trainer, output_path(trainer, self.directory, "samples"), name="SampleTable")

@@ -34,7 +34,7 @@ class Trace(Callback):
         """Refuse a place that cannot be written.
 
         Raises:
-            ValueError: as said.
+            ValueError: nothing can be written there.
         """
         check_output(trainer, self.path.parent, name="Trace")
 

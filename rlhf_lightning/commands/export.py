@@ -71,7 +71,7 @@ def _check_out(out: Path, checkpoint: Path, paths: object) -> None:
     """Refuse to write into a checkpoint, or over a model that it goes on from.
 
     Raises:
-        ValueError: as said.
+        ValueError: the directory is one of these.
     """
     target, held = out.resolve(), checkpoint.resolve()
     if held == target or held in target.parents:

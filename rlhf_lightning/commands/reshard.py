@@ -69,7 +69,7 @@ def _refuse_unread(options: argparse.Namespace) -> None:
     """Refuse options that this kind of transition does not read.
 
     Raises:
-        ValueError: as said.
+        ValueError: such an option was typed.
     """
     place = "--apart" if options.apart else "--generate"
     others = ("rule", "picture") if options.apart else ("devices_per_node",)

@@ -44,7 +44,7 @@ class Format:
         """Refuse variables that a tokenizer's chat template does not have.
 
         Raises:
-            ValueError: as said, or there is no template that would be used.
+            ValueError: there is no template, it is not used, or it has no such variable.
         """
         if self.chat_template and not tokenizer.chat_template:
             raise ValueError(

@@ -172,7 +172,7 @@ def check_aggregation(mode: Aggregation, horizon: int) -> None:
     """Refuse an unknown mode and a missing horizon.
 
     Raises:
-        ValueError: as said.
+        ValueError: the mode is unknown, or needs a horizon of at least 1.
     """
     known = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
     if mode not in known:

@@ -28,7 +28,7 @@ class CISPOLoss(PolicyLoss):
         """Refuse limits that the surrogate cannot have.
 
         Raises:
-            ValueError: as said.
+            ValueError: a dual clip is given, or an absolute limit below 1.
         """
         super().check_clip()
         if self.dual_clip is not None:

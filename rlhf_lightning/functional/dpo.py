@@ -58,7 +58,7 @@ def check_preference(kind: PreferenceKind, label_smoothing: float) -> None:
     """Refuse an unknown kind and a label smoothing that it has no place for.
 
     Raises:
-        ValueError: as said.
+        ValueError: the kind is unknown, or `label_smoothing` is outside [0, 0.5) or not for this kind.
     """
     known = ("sigmoid", "robust", "ipo", "hinge")
     if kind not in known:

@@ -23,7 +23,7 @@ def check_discounts(owner: str, *, gamma: float, lam: float = 1.0) -> None:
     """Refuse a discount or a weight outside [0, 1].
 
     Raises:
-        ValueError: as said.
+        ValueError: `gamma` or `lam` is outside [0, 1].
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ValueError(

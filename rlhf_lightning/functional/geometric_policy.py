@@ -31,7 +31,7 @@ class GeometricPolicyLoss(PolicyLoss):
         """Refuse limits that the surrogate cannot have.
 
         Raises:
-            ValueError: as said.
+            ValueError: a limit is negative, or a dual clip is given.
         """
         if self.clip_low < 0 or self.clip_high < 0:
             raise ValueError(

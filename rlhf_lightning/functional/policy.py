@@ -100,7 +100,7 @@ class PolicyLoss(Loss):
         """Refuse limits that the surrogate cannot have.
 
         Raises:
-            ValueError: as said.
+            ValueError: a limit is outside its range.
         """
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ValueError(

@@ -21,7 +21,7 @@ class ReinforceLoss(PolicyLoss):
         """Refuse limits, which the surrogate does not have.
 
         Raises:
-            ValueError: as said.
+            ValueError: a limit is given.
         """
         if (self.clip_low, self.clip_high, self.dual_clip) != (0.2, 0.2, None):
             raise ValueError(

@@ -106,7 +106,7 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
         returns: what comes out, for messages.
 
     Raises:
-        ValueError: as said, with what it is called with.
+        ValueError: it does not take three lists by position, or its parameters are named as in TRL or verl.
     """
     try:
         parameters = inspect.signature(function)
