@@ -37,24 +37,24 @@ STATE = "trainer.json"
 TENSORS = "tensors.safetensors"
 FORMAT = 1
 IN_FLIGHT = "in_flight"
-"""Key under which the columns of prompts stand whose answers were under way."""
+"""Key of the state: columns of the prompts whose answers were under way."""
 PATHS = "paths"
-"""Key under which the directories stand that the roles' models began with."""
+"""Key of the state: by role, the directory that its model was loaded from when the run began."""
 Column = torch.Tensor | list[object]
-"""Of rows in a checkpoint."""
+"""A column of rows in a checkpoint."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where a disk has no room; of a device there is only the text."""
+"""Error numbers of a full disk. An error of a device process has only their text in its message."""
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give a fresh directory to write into; on success it becomes `target`, on failure nothing changes.
+    """Yield a fresh directory to write into; on success it becomes `target`, on failure nothing changes.
 
     Args:
-        target: the checkpoint's directory; one that is there is replaced.
+        target: the checkpoint's directory; an existing one is replaced.
 
     Raises:
-        OSError: it cannot be written there; named after the target where the disk is full.
+        OSError: it cannot be written there; its file name is the target where the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     old = _replaced(target)
@@ -71,15 +71,15 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def adding(target: Path, *, last: str, replaces: str) -> Iterator[Path]:
-    """Give a fresh directory to write into; on success its files go into `target`, on failure none does.
+    """Yield a fresh directory to write into; on success its files move into `target`, on failure none does.
 
     Args:
-        target: a directory, made where it is not there; what it holds stays, but for files of the same names.
-        last: the file that goes last, without which the others count for nothing.
-        replaces: pattern of files that go, also where no new one has their name.
+        target: a directory, created if it does not exist; its other files stay.
+        last: name of the file that moves last: readers take the directory as complete only if it is there.
+        replaces: pattern of old files in `target` that are removed.
 
     Raises:
-        OSError: it cannot be written there; named after the target where the disk is full.
+        OSError: it cannot be written there; its file name is the target where the disk is full.
     """
     made = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
@@ -101,12 +101,12 @@ def adding(target: Path, *, last: str, replaces: str) -> Iterator[Path]:
 
 @contextmanager
 def _beside(place: Path, *, of: Path, left: str) -> Iterator[Path]:
-    """Give a fresh directory beside a place, which is gone at the end; what dead writers left goes first.
+    """Yield a fresh directory beside a path, and remove it at the end; first remove what dead writers left.
 
     Args:
-        place: what is written stands there later.
-        of: what errors name.
-        left: what there is where the disk is full.
+        place: where what is written will be moved to.
+        of: path that errors name.
+        left: what there is in the end if the disk is full, for the message.
     """
     sweep(place)
     fresh = _unfinished(place)
@@ -125,7 +125,7 @@ def _beside(place: Path, *, of: Path, left: str) -> Iterator[Path]:
 
 
 def remove(target: Path) -> None:
-    """Remove a checkpoint, so that it is never there in part; nothing where there is none."""
+    """Remove a checkpoint if there is one: it is renamed first, so that it is never there in part."""
     if target.exists():
         rest = _unfinished(target)
         target.rename(rest)
@@ -133,14 +133,17 @@ def remove(target: Path) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove what writers that died, or were interrupted in this process, have left beside a target."""
+    """Remove what writers have left beside a target that died, or were interrupted in this process."""
     for unfinished in target.parent.glob(".saving-*"):
         if _is_left_over(unfinished, target):
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def standing(target: Path) -> Path | None:
-    """Where the whole checkpoint of a path is, aside if its writer died between two names; None: nowhere."""
+def find_complete(target: Path) -> Path | None:
+    """Directory of the complete checkpoint of a path, or None.
+
+    It is the path itself, or `<name>-replaced` beside it if its writer died between the two renames.
+    """
     places = (target, _replaced(target))
     return next((place for place in places if (place / STATE).is_file()), None)
 
@@ -152,10 +155,10 @@ def find(path: str | os.PathLike[str]) -> Path:
         ValueError: there is no complete checkpoint at the path.
     """
     target = Path(path)
-    if found := standing(target):
+    if found := find_complete(target):
         return found
     what = "is not there" if not target.exists() else f"holds no {STATE}"
-    if inside := sorted(str(found) for found in target.glob("*.ckpt") if standing(found)):
+    if inside := sorted(str(found) for found in target.glob("*.ckpt") if find_complete(found)):
         raise ValueError(f"{str(path)!r} is no checkpoint, and holds some. Type one: {', '.join(inside)}.")
     beside = sorted(p.name for p in target.parent.glob("*.ckpt")) if target.parent.is_dir() else []
     raise ValueError(f"checkpoint {str(path)!r} {what}; beside it: {beside or 'no checkpoint'}.")
@@ -175,17 +178,17 @@ def write_state(directory: Path, state: Mapping[str, object]) -> None:
 
 
 def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
-    """The columns of rows for a checkpoint; none, and a warning, where they hold what it cannot.
+    """The fetched columns of rows, for a checkpoint; none, and a warning, where it cannot hold their values.
 
     Args:
         rows: to keep; None for none.
-        what: they are, for the warning.
+        what: what they are, for the warning.
     """
     columns: dict[str, object] = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
     try:
         _encode(columns, "", {})
     except TypeError:
-        logger.warning("%s hold what a checkpoint cannot; they are lost.", what)
+        logger.warning("%s hold values that a checkpoint cannot hold, and are left out of it.", what)
         return {}
     return columns
 
@@ -194,7 +197,7 @@ def read_state(directory: Path) -> dict[str, object]:
     """Read what `write_state` wrote.
 
     Raises:
-        ValueError: the file is damaged, or of another format.
+        ValueError: a file is damaged, or of another format.
     """
     try:
         plain = json.loads((directory / STATE).read_text())
@@ -202,7 +205,7 @@ def read_state(directory: Path) -> dict[str, object]:
     except (OSError, ValueError, SafetensorError) as err:
         raise ValueError(f"checkpoint {directory}: {STATE} or {TENSORS} is damaged ({err}).") from err
     if not isinstance(plain, dict) or "state" not in plain:
-        raise ValueError(f"checkpoint {directory}: {STATE} is not one of a checkpoint.")
+        raise ValueError(f"checkpoint {directory}: {STATE} is not the state of a checkpoint.")
     if plain.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}."
@@ -210,25 +213,30 @@ def read_state(directory: Path) -> dict[str, object]:
     try:
         state = _decode(plain["state"], tensors)
     except KeyError as err:
-        raise ValueError(f"checkpoint {directory}: {TENSORS} lacks {err}; it is of another one.") from err
+        raise ValueError(
+            f"checkpoint {directory}: {TENSORS} lacks {err}: it belongs to another checkpoint."
+        ) from err
     assert isinstance(state, dict)
     return state
 
 
 def _unfinished(target: Path) -> Path:
-    """A new name beside the target, which says who writes what: `.saving-<host>-<pid>-<target>-<unique>`."""
-    return target.parent / f".saving-{_mark(gethostname())}-{os.getpid()}-{_mark(target.name)}-{uuid4().hex}"
+    """A new path beside the target that tells who writes what: `.saving-<host>-<pid>-<target>-<unique>`."""
+    return (
+        target.parent
+        / f".saving-{_checksum(gethostname())}-{os.getpid()}-{_checksum(target.name)}-{uuid4().hex}"
+    )
 
 
-def _mark(text: str) -> str:
+def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
 def check_models(path: str | Path, saved: Collection[str], wanted: Collection[str]) -> None:
-    """Refuse a checkpoint without the models that belong into it.
+    """Refuse to write a checkpoint without models after their devices have ended.
 
     Raises:
-        RuntimeError: none of them is there any more.
+        RuntimeError: models belong into it, and none was saved.
     """
     if wanted and not saved:
         raise RuntimeError(
@@ -249,35 +257,35 @@ def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> No
 
 
 def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[str]) -> None:
-    """Say which models of a checkpoint nobody takes: what they have learned or followed is lost."""
+    """Warn of models in a checkpoint that this run has no use for: their state is lost."""
     if others := sorted(set(held) - set(wanted)):
         logger.warning(
-            "checkpoint %s: holds %s too, which this algorithm does not keep: what they were is lost. A "
-            "reference that followed the actor goes on to with its `decay`.",
+            "checkpoint %s: holds %s too, which this algorithm does not keep: their weights are lost. A "
+            "reference that followed the actor continues if it has its `decay` again.",
             path,
             ", ".join(others),
         )
 
 
 def warn_of_paths(path: str | Path, held: object, own: Mapping[str, str]) -> None:
-    """Say which roles began with other models than they have now: what adapters and references stand on.
+    """Warn of roles whose model began from another directory than now: adapters and references depend on it.
 
     Args:
         path: of the checkpoint.
-        held: directories of models by role, as a checkpoint has them.
-        own: those of this run.
+        held: directories of the models by role, as the checkpoint has them.
+        own: directories of this run's models by role.
     """
     for role, was in held.items() if isinstance(held, dict) else ():
         if own.get(role, was) != was:
             logger.warning(
                 "checkpoint %s: its %s began with %s, and this run's with %s. Unless that is the same model "
-                "in another place, go on with --algo.%s.path %s.",
+                "in another place, continue with --algo.%s.path %s.",
                 *(path, role, was, own[role], role, was),
             )
 
 
 def warn_of_rows(columns: Mapping[str, Column]) -> None:
-    """Say how many answers were under way that nobody goes on with."""
+    """Warn of answers that were under way, which this strategy does not continue."""
     if columns:
         logger.warning(
             "%d answers were under way when the checkpoint was made, under a strategy that generates ahead; "
@@ -287,10 +295,10 @@ def warn_of_rows(columns: Mapping[str, Column]) -> None:
 
 
 def _is_left_over(unfinished: Path, target: Path) -> bool:
-    """Whether its writer has died; on another host, which cannot be asked, whether it wrote this target."""
+    """Whether its writer has died; on another host, where that is unknown, whether it wrote this target."""
     _, host, pid, name, *_ = [*unfinished.name.split("-"), "", "", ""]
-    if host != _mark(gethostname()):
-        return name == _mark(target.name)
+    if host != _checksum(gethostname()):
+        return name == _checksum(target.name)
     return int(pid) == os.getpid() or not _is_alive(int(pid))
 
 
@@ -298,7 +306,7 @@ def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as err:
-        return not isinstance(err, ProcessLookupError)  # else it is somebody else's
+        return not isinstance(err, ProcessLookupError)  # else it runs under another user
     return True
 
 
@@ -307,7 +315,7 @@ def _replaced(target: Path) -> Path:
 
 
 def _flush(*paths: Path) -> None:
-    """Have the disk take files and directories, so that a power cut after the rename finds them whole."""
+    """Flush files and directories to the disk, so that they are complete if power fails after the rename."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -317,14 +325,14 @@ def _flush(*paths: Path) -> None:
 
 
 def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> object:
-    """A value as JSON; what JSON lacks is an object with one key that begins with `$`."""
+    """A value as JSON; what JSON lacks becomes an object with one key: `$tensor`, `$tuple` or `$items`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.integer | np.floating | os.PathLike):
         return str(value) if isinstance(value, os.PathLike) else value.item()
     if isinstance(value, torch.Tensor):
         name = where
-        while name in tensors:  # `a.b` is also the b of a
+        while name in tensors:  # the key `a.b` and the key b of a have one name
             name += "'"
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"$tensor": name}
@@ -335,8 +343,8 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
         return _encode_mapping(value, where, tensors)
     raise TypeError(
         f"a checkpoint cannot hold {where}, a {type(value).__module__}.{type(value).__qualname__}: only "
-        "numbers, texts, tensors and containers of them, so that loading runs nobody's code. Turn it into "
-        "such in state_dict()."
+        "numbers, texts, tensors and containers of them, so that loading runs no code. Turn it into such in "
+        "state_dict()."
     )
 
 

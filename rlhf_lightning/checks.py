@@ -22,7 +22,7 @@ from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
 from rlhf_lightning.spec import OptimizerSpec
-from rlhf_lightning.usage import of_role
+from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Judge, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _FINAL = {
     "training_step": "Write step(self, batch): it is called once an iteration.",
     "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
 }
-"""Methods of Lightning's that a subclass must not override, and what to write instead."""
+"""Lightning's methods that a subclass must not override, and what to write instead."""
 
 
 def check_lightning(algorithm: RLHFAlgorithm) -> None:
@@ -70,7 +70,7 @@ def _check_methods(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse values of wrong types, roles that no strategy would place, unread optimizers, and empty loops.
+    """Refuse values of wrong types, roles that no strategy would place, optimizers without use, empty loops.
 
     Raises:
         ValueError: a field is of the wrong type or unread, a role is no field, or nothing would be learned.
@@ -198,7 +198,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     for name, role in algorithm.roles().items():
         if not role.path:
             continue
-        with of_role(name):
+        with naming_role(name):
             check_model(role)
             check_packed(role)
             if role.head == "lm":
@@ -213,7 +213,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a `vllm.max_model_len` that is too short for the prompts and their answers.
+    """Refuse a `vllm.max_model_len` that is too short for the longest prompt and its answer.
 
     Raises:
         ValueError: the longest prompt and its answer are longer than that.
@@ -304,7 +304,7 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
     Raises:
         ValueError: one does not exist, or does not work.
     """
-    read = _rows_to_read(algorithm)
+    read = _rows_in_use(algorithm)
     sources = {str(row.get("data_source", "")) for rows in read for row in rows}
     for name, judge in algorithm.roles().items():
         if isinstance(judge, Judge):
@@ -333,15 +333,15 @@ def check_environment(algorithm: RLHFAlgorithm) -> None:
     """Try the actors' environments on the first rows, and on the first held-out rows.
 
     Raises:
-        ValueError: it does not exist, or does not work.
+        ValueError: one does not exist, or does not work.
     """
     for role in algorithm.roles().values():
         if isinstance(role, Actor) and role.environment is not None:
-            for rows in _rows_to_read(algorithm):
+            for rows in _rows_in_use(algorithm):
                 role.environment.try_out(rows)
 
 
-def _rows_to_read(algorithm: RLHFAlgorithm) -> list[list[Row]]:
+def _rows_in_use(algorithm: RLHFAlgorithm) -> list[list[Row]]:
     """The training rows, and the held-out rows if there is validation; empty for an unknown data module."""
     data, trainer = row_data(algorithm.trainer), algorithm.trainer
     if data is None:

@@ -34,10 +34,10 @@ from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.usage import library_refusal, refusal
+from rlhf_lightning.usage import library_error, option_error
 from rlhf_lightning.words import resolved
 
-OWNED = {
+DECIDED_BY_STRATEGY = {
     "strategy": "The strategy stands for itself: --strategy NAME.",
     "accelerator": "The strategy computes on the GPUs that there are, else on CPUs: leave the option out.",
     "devices": "The strategy divides them: --strategy.devices N.",
@@ -48,7 +48,7 @@ OWNED = {
 }
 """Trainer options that the strategy decides, and what to type instead."""
 STRICT = {"exit_on_error": False}
-"""Of every parser: errors are raised."""
+"""Options of every parser: errors are raised, not printed."""
 HELP = {
     "prog": "rlhf",
     "version": __version__,
@@ -59,20 +59,20 @@ HELP = {
     "reshard` shows what it takes to get from training to generation.",
 }
 """What `rlhf --help` and `--version` say."""
-UNSAID = (
+IGNORED_WARNINGS = (
     "GPU available but not used",  # by this process: its devices use them
     "Checkpoint directory .* exists and is not empty",  # LastCheckpoint looks whose it is
     "Total length of .* across ranks is zero",  # no rows are held out
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     "'set_vital' is deprecated",
 )
-"""Beginnings of warnings of libraries about what nobody who types a command can change."""
+"""Beginnings of libraries' warnings about what nobody who types a command can change."""
 COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
 
 class Parser(LightningArgumentParser):
-    """A parser that knows no abbreviations: of its kind are those that parse the options of a class."""
+    """A parser that takes no abbreviated options; the parsers of a class's options are of its type, too."""
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **{**options, "allow_abbrev": False})  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ class CommandLine(LightningCLI):
     datamodule: LightningDataModule
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        # What stands below fields is read from the sources: half a second, for help alone.
+        # Docstrings below fields are read from the sources only for help, since it takes half a second.
         set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in arguments))
         super().__init__(
             RLHFAlgorithm,
@@ -121,7 +121,12 @@ class CommandLine(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `trainer`, `algo`, `strategy` and `data`."""
         parser.add_class_arguments(
-            Trainer, "trainer", instantiate=False, sub_configs=True, fail_untyped=False, skip=set(OWNED)
+            Trainer,
+            "trainer",
+            instantiate=False,
+            sub_configs=True,
+            fail_untyped=False,
+            skip=set(DECIDED_BY_STRATEGY),
         )
         parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
         parser.add_subclass_arguments(RLHFAlgorithm, "algo", fail_untyped=False, required=True)
@@ -151,8 +156,8 @@ class CommandLine(LightningCLI):
                 known, typed = ", ".join([*self.subcommands(), *COMMANDS]), re.search("choice: '(.*?)'", said)
                 lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
-            elsewhere = {f"trainer.{name}": said for name, said in OWNED.items()}
-            raise ValueError(refusal(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err
+            elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}
+            raise ValueError(option_error(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:
         """Make the algorithm, the data and the trainer with its strategy.
@@ -163,13 +168,13 @@ class CommandLine(LightningCLI):
         try:
             self.config_init = self.parser.instantiate_classes(self.config)
         except ValueError as err:
-            raise ValueError(refusal(str(err), {})) from err
+            raise ValueError(option_error(str(err), {})) from err
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
         strategy = self._get(self.config_init, "strategy")
         options = self._get(self.config_init, "trainer")
         given = options.get("callbacks") or []
-        own = [*given] if isinstance(given, list) else [given]  # before the trainer adds its own to the list
+        own = [*given] if isinstance(given, list) else [given]  # a copy: the trainer adds its own to the list
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         self._show_progress(own)
         if options.get("enable_checkpointing") is not False:
@@ -178,7 +183,7 @@ class CommandLine(LightningCLI):
             self.trainer.callbacks.append(Trace(path))  # type: ignore[attr-defined]
 
     def _show_progress(self, own: Sequence[object]) -> None:
-        """Put a bar that counts iterations where Lightning has chosen one of its own."""
+        """Replace a progress bar that Lightning has chosen by one that counts iterations."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         for place, theirs in enumerate(callbacks):
             if isinstance(theirs, RichProgressBar) and theirs not in own:
@@ -194,14 +199,14 @@ class CommandLine(LightningCLI):
             callbacks.append(LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints"))
 
     def before_fit(self) -> None:
-        """Say so where `--ckpt_path last` finds nothing, as in the first of several jobs of one script."""
+        """Begin anew, with a message, where `--ckpt_path last` finds nothing, as in a script's first job."""
         if missing := self._missing_last():
             sys.stderr.write(f"rlhf: {missing} The run begins anew.\n")
             self.config_init[self.subcommand]["ckpt_path"] = None
         self._check_slurm_checkpoint()
 
     def _parse_ckpt_path(self) -> None:
-        """Refuse a file as `--ckpt_path`: Lightning would read options from it, and a checkpoint is a directory.
+        """Refuse a file as `--ckpt_path`: it has to be a directory, and Lightning would read options from it.
 
         Raises:
             ValueError: it is a file.
@@ -212,7 +217,7 @@ class CommandLine(LightningCLI):
             raise ValueError(f"--ckpt_path {given}: is a file, and a checkpoint a directory.{inside}")
 
     def before_validate(self) -> None:
-        """Refuse a model that nothing has trained, where a trained one is asked for.
+        """Refuse `--ckpt_path last` without a checkpoint: an untrained model would be validated.
 
         Raises:
             ValueError: `--ckpt_path last`, and there is no checkpoint.
@@ -240,7 +245,7 @@ class CommandLine(LightningCLI):
             )
 
     def _missing_last(self) -> str:
-        """Where `--ckpt_path last` looks in vain, and what is there; empty where it finds something."""
+        """The error for `--ckpt_path last` where there is no checkpoint; empty where there is one."""
         if self._get(self.config_init, "ckpt_path") != "last":
             return ""
         callbacks = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
@@ -268,24 +273,24 @@ class CommandLine(LightningCLI):
 
 
 def _searched(directory: Path) -> str:
-    """What there is in a directory without a last checkpoint."""
+    """What is in a directory that has no last checkpoint, in words."""
     if not directory.is_dir():
         return f"{directory} is not there"
     beside = sorted(path.name for path in directory.glob("*.ckpt"))
     return f"{directory} holds no last.ckpt, but {', '.join(beside) or 'nothing else either'}"
 
 
-def _is_no_tip(record: logging.LogRecord) -> bool:
-    """Whether a message of Lightning is about the run, and not about a product."""
+def _is_about_run(record: logging.LogRecord) -> bool:
+    """False for Lightning's advertisements."""
     return "Tip: For seamless cloud" not in record.getMessage()
 
 
 def main() -> None:
     """The console command."""
     sys.path.insert(0, os.getcwd())
-    for said in UNSAID:
-        warnings.filterwarnings("ignore", said)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_tip)
+    for beginning in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", beginning)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_about_run)
     arguments = sys.argv[1:]
     sys.argv = sys.argv[:1]
     try:
@@ -294,22 +299,22 @@ def main() -> None:
             command.run(arguments[1:])
         else:
             CommandLine(resolved(arguments))
-    except SIGTERMException:  # exits as if the run were done
+    except SIGTERMException:  # Lightning would exit with 0, as if the run had ended well
         sys.exit(128 + signal.SIGTERM)
     except Exception as err:
-        if (refused := _refused(err)) is None:
+        if (message := _user_error(err)) is None:
             raise
-        sys.stderr.write(f"rlhf: error: {refused}\n")
+        sys.stderr.write(f"rlhf: error: {message}\n")
         sys.exit(1)
 
 
-def _refused(err: Exception) -> str | None:
-    """What ends a command with a message; None for an error of a program."""
+def _user_error(err: Exception) -> str | None:
+    """The message of an error to be shown without a traceback; None for an error in the program."""
     if isinstance(err, ValueError | MisconfigurationException | WorkerError | WorkerTimeoutError):
         return str(err)
     if not isinstance(err, OSError):
-        return library_refusal(err) or None
-    if err.filename is None and err.errno not in FULL:  # not of a file
+        return library_error(err) or None
+    if err.filename is None and err.errno not in FULL:  # not about a file
         return None
     return f"{err.filename or 'the disk of trainer.default_root_dir, or of a logger'}: {err.strerror}."
 

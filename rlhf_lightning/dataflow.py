@@ -1,4 +1,7 @@
-"""Reads from an algorithm what the automatic mapping needs: dataflow, workload and model shapes."""
+"""Reads what the automatic mapping needs from an algorithm and its trainer: dataflow, workload, model shapes.
+
+The dataflow itself is a `mapping.dataflow.Dataflow`; `mapping.trace` records it from a `step`.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,21 @@ from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.trace import trace, traced_batch
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.usage import of_role
+from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Settings
 
 _LATE = 10**9
-"""Number of the iteration that is traced: late enough for any warm-up to be over."""
+"""Iterations that the traced step has behind it: enough for any warm-up of an algorithm to be over."""
 _ROWS = 32
-"""Rows of a batch where the data module is not known."""
+"""Rows of a batch where there is no data module of this project."""
 _TOKENS = 512
-"""Tokens of a prompt, and of a response, where neither data nor actor say."""
+"""Tokens of a prompt, and of a response, where neither the data nor an actor's options tell."""
 
 
 def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
-    """Trace one `step` of a copy of the algorithm, late in training, over `rows` made-up prompts.
+    """The dataflow of an algorithm, traced from one `step` of a copy of it, as late in training.
 
-    The made-up prompts come with real raw rows, where the algorithm's trainer has training data.
+    The step sees `rows` made-up prompts, with raw rows of the training data if the trainer has any.
 
     Raises:
         ValueError: the step fails on them.
@@ -53,7 +56,7 @@ def _data(algorithm: RLHFAlgorithm) -> RowData | MixedData | None:
 
 
 def _trainer() -> Trainer:
-    """A trainer that looks as in the middle of `fit`, for what a step reads of it."""
+    """A trainer that is in the middle of `fit`, as far as a step can see."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = log.level
     log.setLevel(logging.WARNING)
@@ -75,9 +78,9 @@ def _trainer() -> Trainer:
 
 
 def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool) -> Workload:
-    """The work of an iteration: batch size and lengths; a guess where the data module is not known.
+    """Batch size and lengths of an iteration, from the data module; assumed for one of another project.
 
-    How many rows each call has, and how many updates there are, is in the dataflow.
+    Rows of each call and the number of updates are in the dataflow.
     """
     main = algorithm.main_model
     data = _data(algorithm)
@@ -97,7 +100,7 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
 
 
 def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
-    """The shapes of the models by role; a role without a model is left out.
+    """Sizes of the models by role; roles without a model are left out.
 
     Raises:
         ValueError: a model's config.json cannot be read.
@@ -107,6 +110,6 @@ def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
     for name, role in algorithm.roles().items():
         model = role.following(main)
         if model.path:
-            with of_role(name):
+            with naming_role(name):
                 found[name] = shape_of(model)
     return found

@@ -1,4 +1,4 @@
-"""Values of fields against the types that they are declared with: in Python nothing else compares them."""
+"""Checks values of dataclass fields against the declared types, which Python itself does not."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ _TAKEN: dict[type, type | UnionType] = {
     str: str | PathLike,
     NoneType: NoneType,
 }
-"""What a value may be where a field is of such a type, numbers of numpy and torch too."""
+"""Types of the values that a field of each type may have; numbers of numpy and torch count as numbers."""
 
 
 def check_types(holder: object, *, name: str = "") -> None:
-    """Refuse words, numbers and dataclasses that are not of the types of their fields; defaults pass.
+    """Refuse texts, numbers and dataclasses that are not of their fields' types; defaults are not checked.
 
     Args:
-        holder: a dataclass.
-        name: what its fields are called by; its class where empty.
+        holder: an object of a dataclass.
+        name: prefix of its fields in messages, such as `actor`; its class where empty.
 
     Raises:
-        ValueError: a field has another type, or is none of the words that it may be.
+        ValueError: a field's value is of another type, or none of the words that it may be.
     """
     hints = _hints(cast("Hashable", type(holder)))
     for field in dataclasses.fields(cast("DataclassInstance", holder)):
-        hint, value = hints.get(field.name), getattr(holder, field.name, field.default)  # or set later
+        hint, value = hints.get(field.name), getattr(holder, field.name, field.default)  # may be set later
         if hint is not None and value is not field.default and not _fits(value, hint):
             given = f"{field.name}={value!r}"
-            said = f"{name}.{given}" if name else f"{type(holder).__name__}({given})"
-            raise ValueError(f"{said}: has to be {' or '.join(_described(hint))}.")
+            where = f"{name}.{given}" if name else f"{type(holder).__name__}({given})"
+            raise ValueError(f"{where}: has to be {' or '.join(_described(hint))}.")
 
 
 @cache
 def _hints(cls: Hashable) -> dict[str, object]:
     try:
         return get_type_hints(cls)
-    except (NameError, AttributeError, TypeError, SyntaxError):  # for type checkers or readers alone
+    except (NameError, AttributeError, TypeError, SyntaxError):  # meant for type checkers or readers only
         return {}
 
 
@@ -66,15 +66,15 @@ def _fits(value: object, hint: object) -> bool:
         return any(_is_word(value, word) for word in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, part) for part in get_args(hint))
-    if dataclasses.is_dataclass(hint):  # or of any class of one's own, such as a loss
+    if dataclasses.is_dataclass(hint):  # any class of the user's own will do, such as a loss
         return type(value).__module__ != "builtins"
     taken = _TAKEN.get(hint) if isinstance(hint, type) else None
-    # A truth value is a number to Python, and not here.
+    # To Python a bool is an int; here it is not.
     return taken is None or (isinstance(value, taken) and (hint is bool or not isinstance(value, bool)))
 
 
 def _is_word(value: object, word: object) -> bool:
-    """Words of an enumeration and of numpy are words too; a truth value is no number."""
+    """Whether a value is a word of a Literal: numpy's and enumerations' texts may be, a bool is no number."""
     alike = isinstance(value, bool) == isinstance(word, bool)
     return alike and isinstance(value, type(word)) and value == word
 

@@ -1,4 +1,4 @@
-"""Short names of the command line: the public classes of a folder, in lower case; strategies by theirs."""
+"""Short names on the command line: public classes of a folder in lower case, strategies' own names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def class_path(option: str, name: str) -> str:
     """The class path behind a short name; a name with a dot is one already.
 
     Raises:
-        ValueError: unknown name; the message lists those there are. Or the name of a file.
+        ValueError: the name is unknown (the message lists the known), or it is that of a file.
     """
     is_file = option == "data" and Path(name).is_file()
     if "." in name and not is_file:
@@ -43,10 +43,10 @@ def choices(option: str) -> dict[str, type]:
 
 
 def _short(cls: type) -> str:
-    """What the user types: the name a Lightning strategy gives itself, or the class's in lower case."""
+    """What the user types for a class: its own `strategy_name` if it has one, else its name in lower case."""
     return str(vars(cls).get("strategy_name", cls.__name__.lower()))
 
 
 def _is_choice(value: object) -> bool:
-    """Whether this is a class of which there can be objects."""
+    """Whether this is a class that can be instantiated."""
     return isinstance(value, type) and not inspect.isabstract(value) and not is_typeddict(value)

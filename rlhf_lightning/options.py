@@ -1,4 +1,4 @@
-"""Fields as options: how algorithms and strategies take theirs, in Python and on the command line."""
+"""Dataclass fields as options of algorithms and strategies, for Python and for the command line alike."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FACTORY = "unless_given"
-"""Key of a field's metadata under which stands what makes its value."""
+"""Key of a field's metadata: the factory of its value."""
 
 
 def unless_given(*, factory: Callable[[], T]) -> T:
-    """A field that is null, in configurations too, until `complete`; its many numbers would hide the rest.
+    """A field that is None until `complete` makes its value, unless one was given.
+
+    In configurations it is null, so that its many numbers do not hide the other options.
 
     Args:
-        factory: makes the value where none is given.
+        factory: makes the value.
     """
     return cast(T, dataclasses.field(default=None, metadata={_FACTORY: factory}))
 
@@ -28,11 +30,12 @@ def unless_given(*, factory: Callable[[], T]) -> T:
     kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field, unless_given)
 )
 def options(cls: type[T]) -> type[T]:
-    """Make a class a keyword-only dataclass, unless it, or a base of it, writes its own constructor."""
+    """Class decorator: a keyword-only dataclass, whose constructor is kept if it or a base wrote its own."""
     made = getattr(cls, "__dataclass_params__", None)
     by_hand = "__init__" in vars(cls) or (made is not None and not made.init)
     dataclasses.dataclass(kw_only=True, eq=False, repr=False, init=not by_hand)(cls)
-    # The command line reads types, and a subclass elsewhere could not resolve the names of its base.
+    # The command line reads the constructor's types. They are resolved here, where the class is defined: the
+    # module of a subclass may not import the names that its base's types use.
     hints = get_type_hints(cls.__init__)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in hints and _FACTORY in field.metadata:
@@ -45,9 +48,9 @@ def options(cls: type[T]) -> type[T]:
 
 
 def with_types(cls: type[T]) -> type[T]:
-    """Let a dataclass's constructor name the types of inherited options, which its own module may not import.
+    """Resolve the types in a dataclass's constructor, where the command line reads them; returns the class.
 
-    The command line reads them there.
+    Types of inherited options are texts there, which its own module may not be able to resolve.
     """
     constructor = vars(cls).get("__init__")
     if constructor is not None and any(
@@ -66,7 +69,7 @@ def _dataclasses(hint: object) -> list[type]:
 
 
 def complete(holder: object) -> None:
-    """Make the values that were not given."""
+    """Make the values of `unless_given` fields that are None, in place."""
     for field in dataclasses.fields(cast("DataclassInstance", holder)):
         if _FACTORY in field.metadata and vars(holder)[field.name] is None:
             setattr(holder, field.name, field.metadata[_FACTORY]())

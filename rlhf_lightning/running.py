@@ -1,4 +1,4 @@
-"""What an algorithm with a critic carries between iterations, and checkpoints hold: KL weight and moments."""
+"""What an algorithm with a critic keeps between iterations and in checkpoints: KL weight, running moments."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class KLPenalty:
     coef: float = 0.05
     """Weight of the penalty; where it starts, if it adapts."""
     estimator: KLKind = "k1"
-    """Which estimate of the divergence."""
+    """Which estimate of the divergence, as in `kl_estimate`."""
     target: float | None = None
     """Divergence that the weight is steered to, nats per token; None keeps it fixed."""
     horizon: float = 10_000.0
-    """Rows over which it is steered."""
+    """Rows over which a constant error of 20% changes the weight by about 20%."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -56,9 +56,9 @@ class Scaling:
     rewards: bool = False
     """Divide scores by their running standard deviation."""
     reward_clip: float | None = None
-    """Limit scores to +- this, once they are divided."""
+    """Limit scores to +- this, after the division."""
     values: bool = False
-    """Let the critic learn returns of running mean 0 and variance 1."""
+    """Train the critic on returns that are scaled to running mean 0 and variance 1."""
 
     def __post_init__(self) -> None:
         if self.reward_clip is not None and self.reward_clip <= 0:
@@ -66,7 +66,12 @@ class Scaling:
 
 
 class Running(nn.Module):
-    """The current weight of the KL penalty, and running moments of scores and returns."""
+    """The current weight of the KL penalty, and the running moments of scores and returns, float64 [3] each.
+
+    Args:
+        kl: how the weight starts and adapts.
+        scaling: what is normalised.
+    """
 
     kl_coef: torch.Tensor
     scores: torch.Tensor
@@ -81,7 +86,7 @@ class Running(nn.Module):
 
     @property
     def coef(self) -> float:
-        """The current KL weight; a fixed one is that of the option, whatever a checkpoint holds."""
+        """The current KL weight; if it is fixed, that of the option, whatever a checkpoint holds."""
         return self._kl.coef if self._kl.target is None else float(self.kl_coef)
 
     def fitted(self, estimator: GAEEstimator, batch: Batch, *, learn: bool) -> GAEEstimator:

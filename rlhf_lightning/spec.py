@@ -16,7 +16,7 @@ Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Options of a model's configuration that say a mixture of experts."""
+"""Keys of a model's config.json that mark a mixture of experts."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -49,7 +49,7 @@ class OptimizerSpec:
     total_steps: int = 0
     """Optimizer steps after which `linear` and `cosine` reach their end."""
     min_lr_ratio: float = 0.0
-    """Where `linear` and `cosine` end, as a part of `lr`."""
+    """Learning rate at the end of `linear` and `cosine`, as a share of `lr`."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -94,20 +94,20 @@ class LoRA:
     rank: int = 16
     """Rows of A and columns of B."""
     alpha: float = 32.0
-    """What is added is weighed by alpha / rank."""
+    """B A is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ()
-    """Last parts of the names of linear layers, such as q_proj; all but the output layer where empty."""
+    """Last parts of names of linear layers, such as q_proj; empty: all linear layers but the output layer."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        # In one order and type, whoever writes them: those of a checkpoint are compared with these.
+        # A sorted tuple, so that they can be compared with those of a checkpoint.
         object.__setattr__(self, "target_modules", tuple(sorted(self.target_modules)))
         _require(self.rank >= 1, f"lora.rank={self.rank}: an adapter has a rank of at least 1. Try 16.")
         _require(self.alpha > 0, f"lora.alpha={self.alpha}: must be above 0. Try twice the rank.")
 
     @property
     def scale(self) -> float:
-        """Weight of B A."""
+        """Alpha / rank, by which B A is multiplied."""
         return self.alpha / self.rank
 
 
@@ -124,25 +124,25 @@ class ModelSpec:
     """A Hugging Face directory (with weights, or with a config.json alone), a hub name, or `embedded`."""
     dtype: Dtype | None = None
     """Type of the computation; master weights, gradients and optimizer state stay float32. None: the actor's
-    where the role has the actor's path, else float32."""
+    type if the role has the actor's path, else float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     init_seed: int | None = None
-    """Seed of weights that the directory does not hold (a fresh value head, a config without weights);
-    that of the run where None."""
+    """Seed of weights that the directory does not hold (a fresh value head, a config without weights); None:
+    the seed of the run."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """Used where the model is trained."""
     lora: LoRA | None = None
-    """Train adapters only, on the FSDP engine; a head that is fresh (a critic's) learns beside them."""
+    """Train adapters only, on the FSDP engine; a fresh head, such as a critic's, is trained too."""
 
     @property
     def computes_in(self) -> Dtype:
-        """The type of the computation, known."""
+        """The type of the computation; float32 where `dtype` is None."""
         return self.dtype or "float32"
 
     @property
     def weights_change(self) -> bool:
-        """Whether its weights change during a run: then it has float32 masters, and checkpoints hold it."""
+        """Whether its weights change during a run: if so it has float32 masters, and checkpoints hold it."""
         return True
 
 
@@ -168,8 +168,8 @@ class Sampling:
     """Tokens that end a response beside the tokenizer's end token and those of generation_config.json; the
     stop token belongs to the response."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a response too, as </answer>; the token that completes one belongs to the response.
-    They are looked for in all that tokens read as, in names of special tokens too: `user` is in <user>."""
+    """Texts that end a response too, such as </answer>; the token that completes one belongs to the response.
+    They are searched in the text of all tokens, special ones included: `user` is found in <user>."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -186,7 +186,7 @@ class Sampling:
         )
         _require(
             not isinstance(cast(object, self.stop_strings), str) and all(self.stop_strings),
-            f"sampling.stop_strings={self.stop_strings!r}: name a list of texts, none of them empty, as "
-            '["</answer>"].',
+            f"sampling.stop_strings={self.stop_strings!r}: give a list of texts, none of them empty, such "
+            'as ["</answer>"].',
         )
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))  # those of YAML are lists

@@ -1,4 +1,4 @@
-"""Checks of a strategy and its trainer, and of runs that would silently lose what was learned."""
+"""Checks of a strategy and its trainer before any worker starts, and of runs that would lose their result."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def check_restart(algorithm: RLHFAlgorithm) -> None:
     if done and not trainer.ckpt_path:
         raise ValueError(
             f"{name} was trained for {done} iterations in this process. Its models ended with that run's "
-            f"devices, and would be those of their paths again. {_kept(trainer, called)}, or give a new "
-            f"{name}(...)."
+            f"devices, and would be those of their paths again. {_how_to_continue(trainer, called)}, or "
+            f"give a new {name}(...)."
         )
 
 
-def _kept(trainer: Trainer, called: str) -> str:
-    """What to type to continue from the checkpoints that the trainer's callbacks have kept."""
+def _how_to_continue(trainer: Trainer, called: str) -> str:
+    """What to type to continue from a checkpoint that the trainer's callbacks have kept."""
     keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
     if any(keeper._find_last_checkpoints(trainer) for keeper in keepers):
         return f'Go on from the last checkpoint: trainer.{called}(..., ckpt_path="last")'
@@ -125,7 +125,7 @@ def _check_callbacks(trainer: Trainer) -> None:
                 "out; --algo.reference.decay averages the reference."
             )
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            callbacks.remove(callback)  # a tuner's, which would stay
+            callbacks.remove(callback)  # a tuner adds it to the trainer, where it would stay after this error
             raise ValueError(
                 f"{name}: its trials train the models, and leave them so. Leave it out; type "
                 "--data.batch_size ROWS and --algo.actor.optimizer.lr RATE."
@@ -137,7 +137,7 @@ def _check_callbacks(trainer: Trainer) -> None:
             )
         on_exception = isinstance(callback, ModelCheckpoint) and callback.save_on_exception
         if on_exception or isinstance(callback, OnExceptionCheckpoint):
-            callbacks.remove(callback)  # else it would save at this error, and what it says would be read
+            callbacks.remove(callback)  # else it would save at this error, and its own error be shown
             raise ValueError(
                 f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
                 "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
@@ -160,8 +160,8 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
     if (count := trainer.accumulate_grad_batches) != 1:
         field = training.option.rpartition(".")[2]
         raise ValueError(
-            f"Trainer(accumulate_grad_batches={count}): an optimizer's step is over a whole mini-batch, of "
-            "which as many tokens as fit are computed at a time. Type --algo.mini_batch_size ROWS, and "
+            f"Trainer(accumulate_grad_batches={count}): an optimizer step is over a whole mini-batch, which "
+            "is computed in micro-batches of as many tokens as fit. Type --algo.mini_batch_size ROWS, and "
             f"--{training.option}.max_tokens_per_micro_batch TOKENS, in Python "
             f"Settings({field}={type(training).__name__}(max_tokens_per_micro_batch=TOKENS))."
         )

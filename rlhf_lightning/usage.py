@@ -1,4 +1,8 @@
-"""The parser's complaints on one line: what was typed, what is wrong with it, what there is instead."""
+"""Errors of a command on one line: what was typed, what is wrong with it, what to type instead.
+
+jsonargparse reports a wrong option in many lines, one or more for each type that the option may have. Those
+that say nothing about the user's mistake are dropped, and what was probably meant is added.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ _TRIED = re.compile(
     r"- (Expected a <class '(NoneType|list)'>|Expected a path but|Does not validate)|"
     r"Does not validate|Subtypes:|Errors:|Given value|$"
 )
-"""Lines about the types that were tried in vain."""
+"""Lines about types that were tried in vain."""
 _FORMS = re.compile(r"- Not a valid subclass of|Subclass types expect one of|- a (class path|dict with)")
 """Lines about how a class can be written, which says nothing where one refuses its options."""
-_READ = re.compile(r"Expected a <class 'str'>\. Got value: [{\[]")
-"""Of a text with a colon or a bracket."""
+_READ_AS_YAML = re.compile(r"Expected a <class 'str'>\. Got value: [{\[]")
+"""A text with a colon or a bracket, which was read as a mapping or a list."""
 _QUOTES = (
     " It was read as YAML, in which colons and brackets mean something: quote the text twice, such as "
     "'\"Question: {prompt}\"'."
@@ -35,17 +39,17 @@ _EXPECTED = re.compile(r"- Expected a ")
 _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
 """Lines that say where something is wrong, and not what."""
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
-_LACKS = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
-"""The rest is of the other types that an option could have."""
-_LISTED = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
+_REQUIRED = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
+"""A missing option of a class; the rest of the line is about other types that the option may have."""
+_NO_LIST = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
 _MISSING = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'$")
 _NAMED = {
     "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
     "logger": ("lightning.pytorch.loggers",),
 }
-"""Whose classes may be named without their path, by the trainer's option."""
-_TRLS = {
+"""Modules whose classes the trainer's options take without their path."""
+_TRL_OPTIONS = {
     "learning_rate": "actor.optimizer.lr",
     "num_generations": "group_size",
     "num_iterations": "epochs",
@@ -57,21 +61,37 @@ _TRLS = {
     "value_model": "critic.path",
     "reward_funcs": "reward.functions",
 }
-"""Options of algorithms by the names that they have in TRL; docs/coming_from.md has all."""
+"""Options of algorithms by their names in TRL; docs/coming_from.md lists all."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
 
-def refusal(
+def option_error(
     message: str, owners: Mapping[str, type], *, elsewhere: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Shorten a message of the parser, and add the options that an unknown one may have been meant for.
+    """An error of the parser on one line, with what was probably meant.
 
     Args:
-        message: of an error of jsonargparse.
+        message: of the error of jsonargparse.
         owners: the classes whose options have a fixed prefix, by that prefix.
-        elsewhere: what to type instead of options that these classes have and the command does not take.
+        elsewhere: what to type instead, by option, for options of these classes that the command does not
+            take.
     """
+    said = _shortened(message)
+    if unknown := _UNKNOWN.search(message):
+        return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
+    if dotted := _DOTTED.search(said):
+        key = re.findall(r"[\w.]+", said[: dotted.start()])[-1:]
+        return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1], *key)}"
+    typed = _WORD.fullmatch(said)
+    if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
+        return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
+    said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
+    return _MISSING.sub(_alike, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
+
+
+def _shortened(message: str) -> str:
+    """The lines of a message that say what is wrong, on one line, with the value that was given."""
     lines = [line.strip() for line in message.splitlines()]
     told = [line for line in lines if not _TRIED.match(line)]
     told = [line for line in told if not _FORMS.match(line)] or told
@@ -82,26 +102,15 @@ def refusal(
     if given and "Expected a" in said and "Got value" not in said and not _DOTTED.search(said):
         said = f"{said}. Got value: {given[1]}"
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
-    said = re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
-    unknown = _UNKNOWN.search(message)
-    if unknown is None:
-        if dotted := _DOTTED.search(said):
-            key = re.findall(r"[\w.]+", said[: dotted.start()])[-1:]
-            return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1], *key)}"
-        typed = _WORD.fullmatch(said)
-        if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
-            return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
-        said = _ONE_KIND.sub(_one_kind, _LISTED.sub(_listed, _LACKS.sub(r"\1", said)))
-        return _MISSING.sub(_alike, said) + _QUOTES * bool(_READ.search(said))
-    return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
+    return re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
 
 
 @contextmanager
-def of_role(name: str) -> Iterator[None]:
-    """Let what is said of a model's path name the role whose it is.
+def naming_role(name: str) -> Iterator[None]:
+    """Put the role's name before errors about `path`, so that they name an option: `actor.path=...`.
 
     Raises:
-        ValueError: what is refused within.
+        ValueError: one was raised within.
     """
     try:
         yield
@@ -110,8 +119,8 @@ def of_role(name: str) -> Iterator[None]:
         raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
 
 
-def library_refusal(err: Exception) -> str:
-    """What Lightning or wandb refuses, in its own words on one line; empty for any other error."""
+def library_error(err: Exception) -> str:
+    """An error that Lightning or wandb raised about its use, on one line; empty for any other error."""
     *_, (frame, _) = traceback.walk_tb(err.__traceback__)
     said = " ".join(str(err).split())
     if type(err).__module__.startswith("wandb."):
@@ -120,26 +129,26 @@ def library_refusal(err: Exception) -> str:
     return said if type(err) is RuntimeError and raised_there else ""
 
 
-def _listed(found: re.Match[str]) -> str:
-    """One value where a list is wanted."""
+def _as_list(found: re.Match[str]) -> str:
+    """The error for one value where a list is wanted."""
     item = found[1] if re.fullmatch(r"-?\d+", found[1]) else json.dumps(found[1], ensure_ascii=False)
     return f"{found[1]} is no list. Type '[{item}]', with the brackets."
 
 
 def _one_kind(found: re.Match[str]) -> str:
-    """A class where there is no choice of one."""
+    """The error for a class where there is no choice of one."""
     return f"{found[2]} is a class, and there is none to choose. Type the options of {found[1]} one by one."
 
 
 def _alike(found: re.Match[str]) -> str:
-    """A name that a module lacks, and the nearest that it has."""
+    """The error for a name that a module lacks, with the nearest name that it has."""
     module, name = found.groups()
     near = get_close_matches(name, vars(importlib.import_module(module)), n=1)
     return f"{found[0]}. Did you mean {near[0]}?" if near else found[0]
 
 
 def _class_meant(name: str, key: str = "") -> str:
-    """A callback or a logger that looks like a name that is none; elsewhere the option for a path, say."""
+    """What was meant by a name that is no class: a callback or logger of like name, or options of the key."""
     modules = _NAMED.get(key.rpartition(".")[2])
     if modules is None:
         return f" Type its options one by one, such as {key}.path." if key else " Type its import path."
@@ -153,7 +162,7 @@ def _class_meant(name: str, key: str = "") -> str:
 
 
 def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
-    """What an unknown option was meant for, or else the options there are."""
+    """What an unknown option was probably meant to be, or else a list of the options."""
     tried = [_load(cls) for cls in classes]
     owner: object = next((cls for cls in reversed(tried) if _options(cls)), None)
     if tried and owner is None:
@@ -162,8 +171,8 @@ def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> s
     for prefix, cls in owners.items():
         if not tried and first in _options(cls):
             return f"Did you mean --{prefix}.{option}?"
-    if not tried and option in _TRLS:
-        return f"Did you mean --algo.{_TRLS[option]}?"
+    if not tried and option in _TRL_OPTIONS:
+        return f"Did you mean --algo.{_TRL_OPTIONS[option]}?"
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
@@ -173,7 +182,7 @@ def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> s
 
 
 def _meant(words: Sequence[str], owner: type) -> str:
-    """What was meant by an option that an owner lacks; empty where nothing looks like it."""
+    """The most similar option of a class, or the classes that have the unknown one; empty if none is."""
     typed, paths = "_".join(words), _paths(owner)
     flat = {path: path.replace(".", "_") for path in paths}
     same = [path for path in paths if flat[path] == typed]
@@ -182,7 +191,7 @@ def _meant(words: Sequence[str], owner: type) -> str:
     ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
     alike = get_close_matches(typed, flat.values(), n=1)
     close = [path for path in paths if flat[path] in alike]
-    if (known := _TRLS.get(typed, f"{typed.removesuffix('_model')}.path")) in paths:
+    if (known := _TRL_OPTIONS.get(typed, f"{typed.removesuffix('_model')}.path")) in paths:
         return f"Did you mean {known}?"
     if same:
         return f"Did you mean {' or '.join([*same, *ends][:2])}?"
@@ -196,20 +205,20 @@ def _meant(words: Sequence[str], owner: type) -> str:
 
 
 def _paths(owner: object) -> list[str]:
-    """The options of a class, and behind them those of the objects among them, with dots."""
+    """The options of a class, then with dots those of the dataclasses among them."""
     names, nested = _options(owner), _default_types(owner)
     inside = ((name, nested[name]) for name in names if name in nested)
     return [*names, *(f"{name}.{path}" for name, inner in inside for path in _paths(inner))]
 
 
 def _options(owner: object) -> list[str]:
-    """The options of a class by name; of a base that takes any, none."""
+    """Names of the options of a class; none of a constructor's `*args` and `**kwargs`."""
     parameters = inspect.signature(owner).parameters.values() if isinstance(owner, type) else ()
     return [parameter.name for parameter in parameters if parameter.kind not in _ANY]
 
 
 def _default_types(owner: object) -> dict[str, type]:
-    """The classes of the options that are objects with options themselves."""
+    """Classes of the options that are dataclasses, by name of the option."""
     fields = dataclasses.fields(owner) if isinstance(owner, type) and dataclasses.is_dataclass(owner) else ()
     made: dict[str, object] = {field.name: field.default_factory for field in fields}
     classes = {name: cls for name, cls in made.items() if isinstance(cls, type)}

@@ -1,4 +1,4 @@
-"""Holds groups of answers back, over several batches of prompts, until there are enough to learn from."""
+"""Collects groups of answers over several batches of prompts until there are enough for an update (DAPO)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_lightning.workers import joined, rows_together
 logger = logging.getLogger(__name__)
 
 IDLE = 10
-"""Batches in a row without a group worth keeping, after which a warning is logged."""
+"""Consecutive batches without a group to keep, after which a warning is logged."""
 
 
 class Waited(TypedDict):
@@ -29,27 +29,27 @@ class Waited(TypedDict):
 
 @dataclass
 class WaitingGroups:
-    """Groups of `size` answers to a prompt, side by side, collected over as many batches as it takes."""
+    """Groups of answers that wait until there are `enough`; the answers of a group are neighbouring rows."""
 
     size: int
     """Answers per group."""
     enough: int = 0
-    """Answers of a whole batch to learn from: as many as the largest batch had so far."""
+    """Answers to learn from at once: as many as the largest batch had so far."""
     rows: Batch | None = None
     """The answers that wait."""
     idle: int = 0
-    """Batches in a row of which no group was kept."""
+    """Consecutive batches of which no group was kept."""
 
     def add(self, answers: Batch, keep: Tensor) -> tuple[int, Batch | None]:
-        """Add groups to those that wait; hand all over once they are enough.
+        """Add groups to those that wait; hand a batch over once there are enough.
 
         Args:
             answers: B rows, group by group.
             keep: [B / size] bool, which groups to add.
 
         Returns:
-            The number of groups there are; and a whole batch of `enough` answers, or None if there are fewer.
-            With a whole batch any surplus is dropped: it would be of older weights than the next answers.
+            The number of groups there are; and a batch of `enough` answers, or None if there are fewer. With
+            a batch any surplus is dropped: it would be of older weights than the next answers.
         """
         self.enough = max(self.enough, len(answers))
         self._count(int(keep.sum()))

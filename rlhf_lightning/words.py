@@ -1,4 +1,4 @@
-"""The words of a command line as the parser wants them: short names, files and numbers put right."""
+"""Rewrites the words of a command line for jsonargparse: short names, configuration files, order, numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
 
 
 def read_config(path: str) -> str:
-    """A configuration file as JSON text, with short names replaced.
+    """A configuration file as JSON text, with short names of classes replaced by their class paths.
 
     Raises:
         ValueError: there is no such file, it is no YAML mapping, or options stand beside a class.
@@ -41,17 +41,18 @@ def read_config(path: str) -> str:
                     f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, "
                     "beside class_path."
                 )
-    return json.dumps(content, default=str)  # such as a date
+    return json.dumps(content, default=str)  # YAML reads dates, which JSON lacks
 
 
 def resolved(arguments: Sequence[str]) -> list[str]:
     """The command line with short names and configuration files replaced by what they stand for.
 
     Raises:
-        ValueError: an unknown name, a configuration file that cannot be read, or help on a part of nothing.
+        ValueError: an unknown name, a configuration file that cannot be read, or help on a part of no class.
     """
     result = list(arguments[:1])
-    rest = _ordered(_on_parts([part for word in _numbered(arguments[1:]) for part in _halves(word)]))
+    words = _with_negative_numbers(arguments[1:])
+    rest = _classes_first(_help_on_parts([part for word in words for part in _split_at_equals(word)]))
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
@@ -68,7 +69,7 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     return result
 
 
-def _numbered(words: Sequence[str]) -> list[str]:
+def _with_negative_numbers(words: Sequence[str]) -> list[str]:
     """`--lr -1e-6` as one word, since argparse takes -1 for a number and -1e-6 for an option."""
     result: list[str] = []
     for word in words:
@@ -80,8 +81,8 @@ def _numbered(words: Sequence[str]) -> list[str]:
     return result
 
 
-def _on_parts(words: list[str]) -> list[str]:
-    """`--algo ppo --algo.actor.sampling.help` as the parser wants it: `--algo.help ppo --algo.actor.help`."""
+def _help_on_parts(words: list[str]) -> list[str]:
+    """`--algo ppo --algo.actor.sampling.help`, rewritten as `--algo.help ppo --algo.actor.help`."""
     for word, after in pairwise([*words, "--"]):
         option, *parts = word.removeprefix("--").split(".")
         if option in FOLDERS and parts == ["help"] and after.startswith("-"):
@@ -96,10 +97,10 @@ def _on_parts(words: list[str]) -> list[str]:
     return words
 
 
-def _ordered(words: Sequence[str]) -> list[str]:
+def _classes_first(words: Sequence[str]) -> list[str]:
     """The words with `--algo ppo` and its like before the options of that class, wherever they were typed.
 
-    Nothing passes a configuration file: what comes later still overrides what came before.
+    No word moves past a configuration file, so that what comes later still overrides what came before.
     """
     done: list[str] = []
     classes: list[str] = []
@@ -116,7 +117,7 @@ def _ordered(words: Sequence[str]) -> list[str]:
     return [*done, *classes, *others]
 
 
-def _halves(word: str) -> list[str]:
+def _split_at_equals(word: str) -> list[str]:
     """`--algo=ppo` as two words; everything else as it is."""
     name, equals, value = word.partition("=")
     named = [f"--{option}{ending}" for option in FOLDERS for ending in ("", ".help")]

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.callbacks.output import check_output, first_free, leaves_files
-from rlhf_lightning.checkpoint import standing
+from rlhf_lightning.checkpoint import find_complete
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class LastCheckpoint(ModelCheckpoint):
         """Take the directory, and see whether the run goes on from what is there."""
         super().on_train_start(trainer, pl_module)
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
-        own = {str(self.path), str(standing(self.path))}
+        own = {str(self.path), str(find_complete(self.path))}
         self._is_mine = bool(resumed) and not own.isdisjoint((resumed, self.best_model_path))
         if leaves_files(trainer):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class LastCheckpoint(ModelCheckpoint):
         return super()._find_last_checkpoints(trainer) | ({warned} if warned else set())
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        others = self.path if self.path.exists() else standing(self.path)
+        others = self.path if self.path.exists() else find_complete(self.path)
         if others is not None and not self._is_mine:
             kept = first_free(self.path.with_suffix(""), self.FILE_EXTENSION)
             others.rename(kept)

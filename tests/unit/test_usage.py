@@ -8,13 +8,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 from wandb.errors import UsageError
 
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
-from rlhf_lightning.usage import library_refusal, refusal
+from rlhf_lightning.usage import library_error, option_error
 
 
 def answer(cls: str, option: str) -> str:
     """What is said of an option that a class lacks."""
     said = f"Problem with given class_path 'rlhf_lightning.{cls}':\n    unrecognized arguments: --{option}=1"
-    return refusal(said, {}).partition("=1. ")[2]
+    return option_error(said, {}).partition("=1. ")[2]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
         "  - Not a valid subclass of Callback\n    Subclass types expect one of:\n    - a class path (str)\n"
         "    - a dict with class_path entry\n  - Expected a <class 'NoneType'>\nGiven value: [...]"
     )
-    assert refusal(tried, {}) == "SampleTable(rows=0): is none."
-    assert refusal("- Not a valid subclass of Callback", {}) == "Not a valid subclass of Callback"
+    assert option_error(tried, {}) == "SampleTable(rows=0): is none."
+    assert option_error("- Not a valid subclass of Callback", {}) == "Not a valid subclass of Callback"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
 def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
     tried = f"  - Expected a dot import path string: {name}\n  - Expected a <class 'bool'>"
     said = f'Parser key "{key}":\n{tried}\nGiven value: {name}'
-    assert refusal(said, {}) == f"{key}: {name!r} is no class. {meant}"
+    assert option_error(said, {}) == f"{key}: {name!r} is no class. {meant}"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
     ],
 )
 def test_what_to_type_instead(said: str, told: str) -> None:
-    assert refusal(said, {}) == told
+    assert option_error(said, {}) == told
 
 
 def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
@@ -103,7 +103,7 @@ def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
         "  - Expected a <class 'collections.abc.Iterable'>\n  - Expected a <class 'bool'>\n"
         "Given value: Namespace(class_path='my.Logger')"
     )
-    assert refusal(tried, {}) == "my.Logger: Requirement 'mlflow' not met."
+    assert option_error(tried, {}) == "my.Logger: Requirement 'mlflow' not met."
 
 
 def test_what_was_written_is_said() -> None:
@@ -111,7 +111,7 @@ def test_what_was_written_is_said() -> None:
         "Parser key \"devices\":\n  Errors:\n    - Expected a <class 'int'>\n"
         "    - Expected a <class 'NoneType'>\n  Given value type: <class 'str'>\n  Given value: two"
     )
-    assert refusal(tried, {}) == "devices: Expected a <class 'int'>. Got value: two"
+    assert option_error(tried, {}) == "devices: Expected a <class 'int'>. Got value: two"
 
 
 def test_what_a_library_refuses_is_one_line() -> None:
@@ -119,20 +119,20 @@ def test_what_a_library_refuses_is_one_line() -> None:
     trainer = Trainer(logger=False, enable_checkpointing=False, callbacks=[stopping])
     with pytest.raises(RuntimeError) as lightnings:
         stopping._run_early_stopping_check(trainer)
-    assert library_refusal(lightnings.value).startswith("Early stopping conditioned on metric `val/rewad`")
+    assert library_error(lightnings.value).startswith("Early stopping conditioned on metric `val/rewad`")
     with pytest.raises(RuntimeError) as ours:
         raise RuntimeError("a bug")
-    assert not library_refusal(ours.value)
+    assert not library_error(ours.value)
     with pytest.raises(UsageError) as wandbs:
         raise UsageError("No API key configured.\nUse `wandb login` to log in.")
     said = "wandb: No API key configured. Use `wandb login` to log in. Or try --trainer.logger.offline true."
-    assert library_refusal(wandbs.value) == said
+    assert library_error(wandbs.value) == said
 
 
 def test_an_option_of_the_trainer_without_its_prefix() -> None:
-    said = refusal("unrecognized arguments: --max_steps 3", {"trainer": Trainer})
+    said = option_error("unrecognized arguments: --max_steps 3", {"trainer": Trainer})
     assert said == "unrecognized arguments: --max_steps 3. Did you mean --trainer.max_steps?"
-    said = refusal("unrecognized arguments: --learning_rate 1e-5", {"trainer": Trainer})
+    said = option_error("unrecognized arguments: --learning_rate 1e-5", {"trainer": Trainer})
     assert said.endswith("Did you mean --algo.actor.optimizer.lr?")
 
 
@@ -140,4 +140,4 @@ def test_what_a_class_lacks_is_said_alone() -> None:
     lacks = "the following arguments are required: save_dir"
     tried = f"  - CSVLogger:\n    {lacks}\n  - Expected a <class 'bool'>. Got value: CSVLogger"
     said = f'Parser key "trainer.logger":\n{tried}'
-    assert refusal(said, {}).endswith(lacks)
+    assert option_error(said, {}).endswith(lacks)
