@@ -1,4 +1,13 @@
-"""Rows of prompts, completions, preferences and texts: reading, encoding, and resumable loaders."""
+"""Data modules: rows of prompts, completions, preferences and texts, encoded, in resumable loaders.
+
+    files, rows         reading: raw rows for training, and those that are held out
+    record, drafts      what a row says, in text: a prompt, and the answers to it
+    format, encoding    prompt and answers as token ids; rows that are too long are dropped
+    batch               encoded rows, and padded batches of them
+    sampler, loader     the order of the rows, and loaders that resume within an epoch
+A data module (`RowData` in `module`) runs all of it; its subclasses say where rows come from and how one is
+read, a file each.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +63,7 @@ _FILES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: devices need the tokenizer alone, and Lightning takes seconds."""
+    """Import a name when it is first used: devices need only the tokenizer, and Lightning takes seconds."""
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return vars(import_module(f"{__name__}.{_FILES[name]}"))[name]

@@ -22,19 +22,23 @@ if TYPE_CHECKING:
     from rlhf_lightning.data.rows import Row
 
 Extra: TypeAlias = "bool | float | array[int] | array[float]"
-"""What a further column says of a row: one value, or one for each token of its response (typecode b or f)."""
+"""A row's part of an extra column: one value, or one for each token of its response (typecode b or f)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class EncodedRow:
     """One row, in token ids."""
 
     row_id: int
+    """Unique per row and epoch."""
     row: Row
+    """The raw row."""
     prompt: array[int]
+    """Token ids."""
     response: array[int] | None
+    """Token ids; None where rows are prompts only."""
     extras: Mapping[str, Extra] = field(default_factory=dict)
-    """Further columns of the batch, by name."""
+    """Its parts of extra columns of the batch, by name."""
 
 
 class RowBatch(TypedDict):
@@ -55,7 +59,7 @@ class RowBatch(TypedDict):
     group_ids: NotRequired[Tensor]
     """[B] int64, the same for both rows of a pair, and for no others."""
     margins: NotRequired[Tensor]
-    """[B] float32, by how much the chosen response of a row's pair is better: the same for both rows."""
+    """[B] float32, by how much the chosen response of the row's pair is better: the same for both rows."""
     safe: NotRequired[Tensor]
     """[B] bool, whether the response does no harm."""
     labels: NotRequired[Tensor]
@@ -69,16 +73,16 @@ class RowBatch(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedRows(Dataset[list[Sample]]):
-    """The rows that fit; a key of the sampler draws one, or the two of a pair."""
+class EncodedRows(Dataset[list[EncodedRow]]):
+    """All rows that fit, as a data set: indices are keys of `EpochSampler`, an item is a row or a pair."""
 
     rows: list[Row]
     prompts: list[array[int]]
     responses: list[array[int]] | None
     extras: Mapping[str, Sequence[Extra]] = field(default_factory=dict)
-    """Further columns, by name: one value a row."""
+    """Extra columns, by name: one item a row."""
     group: int = 1
-    """Neighbouring rows that a key draws together."""
+    """Neighbouring rows that a key draws together: 2 for pairs."""
     key_offset: int = 0
     """Added to the keys to make the row ids."""
 
@@ -86,12 +90,12 @@ class EncodedRows(Dataset[list[Sample]]):
         return len(self.rows) // self.group
 
     def longest(self, new_tokens: int | None) -> int:
-        """Tokens of the longest prompt with so many new tokens; None: with its response."""
+        """Most tokens of a prompt with `new_tokens` after it; None: with its response."""
         tails = map(len, self.responses or ()) if new_tokens is None else [new_tokens] * len(self.rows)
         return max(len(prompt) + tail for prompt, tail in zip(self.prompts, tails, strict=True))
 
     def first_of_each(self, together: int) -> EncodedRows:
-        """The first of each group of neighbouring rows, drawn one by one: each prompt once."""
+        """The first of every `together` neighbouring rows, drawn one by one: each prompt comes once."""
         if together == 1:
             return self
         return replace(
@@ -103,10 +107,10 @@ class EncodedRows(Dataset[list[Sample]]):
             group=1,
         )
 
-    def __getitem__(self, key: int) -> list[Sample]:
+    def __getitem__(self, key: int) -> list[EncodedRow]:
         first = (key & INDEX_MASK) * self.group
         return [
-            Sample(
+            EncodedRow(
                 row_id=(key + self.key_offset) * self.group + member,
                 row=self.rows[first + member],
                 prompt=self.prompts[first + member],
@@ -119,32 +123,32 @@ class EncodedRows(Dataset[list[Sample]]):
 
 @dataclass(frozen=True, kw_only=True)
 class Collate:
-    """Pads samples into a batch."""
+    """Pads encoded rows into a batch."""
 
     pad_token_id: int
 
-    def __call__(self, groups: Sequence[Sequence[Sample]]) -> RowBatch:
+    def __call__(self, groups: Sequence[Sequence[EncodedRow]]) -> RowBatch:
         """Pad prompts on the left and responses on the right."""
-        samples = [sample for group in groups for sample in group]
-        prompt_ids, prompt_mask = padded([sample.prompt for sample in samples], self.pad_token_id, left=True)
+        rows = [row for group in groups for row in group]
+        prompt_ids, prompt_mask = padded([row.prompt for row in rows], self.pad_token_id, left=True)
         batch: RowBatch = {
             "prompt_ids": prompt_ids,
             "prompt_mask": prompt_mask,
-            "row_ids": torch.tensor([sample.row_id for sample in samples], dtype=torch.int64),
-            "rows": [dict(sample.row) for sample in samples],
+            "row_ids": torch.tensor([row.row_id for row in rows], dtype=torch.int64),
+            "rows": [dict(row.row) for row in rows],
         }
-        if len(groups) < len(samples):
+        if len(groups) < len(rows):
             ids = [group[0].row_id for group in groups for _ in group]
             batch["group_ids"] = torch.tensor(ids, dtype=torch.int64)
-        responses = [sample.response for sample in samples if sample.response is not None]
+        responses = [row.response for row in rows if row.response is not None]
         if responses:
             batch["response_ids"], batch["response_mask"] = padded(responses, self.pad_token_id, left=False)
-        extras = {name: _column([sample.extras[name] for sample in samples]) for name in samples[0].extras}
+        extras = {name: _column([row.extras[name] for row in rows]) for name in rows[0].extras}
         return cast("RowBatch", {**batch, **extras})
 
 
 def padded(sequences: Sequence[Sequence[int]], pad: int = 0, *, left: bool) -> tuple[Tensor, Tensor]:
-    """Ids [B, W] int64 and the mask [B, W] bool of B sequences, W that of the longest and at least 1."""
+    """Ids [B, W] int64 and their mask [B, W] bool, for B sequences; W is the longest, at least 1."""
     width = max([1, *map(len, sequences)])
     ids = torch.full((len(sequences), width), pad, dtype=torch.int64)
     mask = torch.zeros((len(sequences), width), dtype=torch.bool)
@@ -156,7 +160,7 @@ def padded(sequences: Sequence[Sequence[int]], pad: int = 0, *, left: bool) -> t
 
 
 def _column(values: Sequence[Extra]) -> Tensor:
-    """One value a row makes [B], one a token [B, R] padded with 0; bool or float32, as the values are."""
+    """An extra column: [B] of one value a row, or [B, R] of one a token, padded with 0; bool or float32."""
     arrays = [value for value in values if isinstance(value, array)]
     if not arrays:
         return torch.tensor(values, dtype=torch.bool if isinstance(values[0], bool) else torch.float32)
@@ -168,6 +172,6 @@ def _column(values: Sequence[Extra]) -> Tensor:
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token that fills a row; the masks say where, so that any token will do."""
+    """Return the token that pads rows: any will do, since the masks say where padding is."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(token for token in candidates if isinstance(token, int))

@@ -1,4 +1,4 @@
-"""Drafts: what a row says, in text, before it is tokenised."""
+"""Drafts: what a row says, as text: its prompt and the answers to it, before they are tokenised."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Answer:
     """One response to a prompt."""
 
     pieces: tuple[str, ...]
-    """Texts that are tokenised apart and then joined: the steps of a solution; most answers are one piece."""
+    """Texts whose tokens are joined, each tokenised by itself: the steps of a solution; mostly just one."""
     labels: tuple[float, ...] = ()
-    """One for each piece: the columns `step_labels` and `step_mask`."""
+    """A label for each piece, for the columns `step_labels` and `step_mask`; empty for none."""
     values: Mapping[str, bool | float] = field(default_factory=dict)
-    """Further columns of the batch, by name."""
+    """Values of extra columns of the batch, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class Draft:
     prompt: object
     """A text, or a list of {role, content} messages."""
     prompt_field: str
-    """Where it was found, for messages."""
+    """Field that held it, for messages."""
     answers: tuple[Answer, ...] = ()
     """None, one, or the two of a pair."""
 
     def with_values(self, *values: Mapping[str, bool | float]) -> Draft:
-        """The same with further columns, for each answer."""
+        """The draft with values of extra columns, a mapping for each answer."""
         changed = [replace(answer, values=own) for answer, own in zip(self.answers, values, strict=True)]
         return replace(self, answers=tuple(changed))
 

@@ -1,4 +1,4 @@
-"""From rows to token ids: rendering, tokenising, and dropping what is too long."""
+"""From drafts to token ids: prompts are rendered, all is tokenised, and what is too long is dropped."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def encode_drafts(
     name: str,
     key_offset: int = 0,
 ) -> EncodedRows:
-    """Encode what all rows say, drop the over-long ones and say how many.
+    """Encode all rows, drop those that are too long, and log how many.
 
-    A row with two answers becomes two rows, side by side; it is dropped whole, also where both are the same.
+    A row with two answers becomes two neighbouring rows, or none: also if the answers are the same.
 
     Args:
-        drafts: of every row, in order.
+        drafts: one for each row, in order.
         tokenizer: of the model.
         form: how a row becomes a prompt.
         name: where the rows come from, for messages.
@@ -58,7 +58,9 @@ def encode_drafts(
     form.check_template(tokenizer)
     messages = [prompt_messages(draft, form, where=f"{name}, row {n}") for n, draft in enumerate(drafts, 1)]
     texts = [
-        render(said, tokenizer, form, where=f"{name}, row {n}") if said else _filled(draft.prompt, form)
+        render(said, tokenizer, form, where=f"{name}, row {n}")
+        if said
+        else _from_template(draft.prompt, form)
         for n, (draft, said) in enumerate(zip(drafts, messages, strict=True), 1)
     ]
     prompts = list(tokenize(texts, tokenizer, special=not form.chat_template))
@@ -91,7 +93,7 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
     """
     prompt = draft.prompt
     if isinstance(prompt, str):
-        said = [{"role": "user", "content": _filled(prompt, form)}]
+        said = [{"role": "user", "content": _from_template(prompt, form)}]
         return said if form.chat_template else None
     if not are_messages(prompt):
         raise ValueError(
@@ -109,7 +111,7 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
 def render(
     messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, form: Format, *, where: str
 ) -> str:
-    """The text of messages as a model reads it, up to where its own turn begins.
+    """The text of messages in the chat template, up to the beginning of the model's turn.
 
     Raises:
         ValueError: the tokenizer's chat template refuses them.
@@ -126,11 +128,11 @@ def render(
 def templated(
     messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, form: Format, *, answered: bool
 ) -> str:
-    """The text of messages, with the beginning of the model's turn unless they are answered.
+    """The text of messages in the chat template; the beginning of the model's turn follows unless `answered`.
 
     Raises:
-        TemplateError: the template refuses them.
-        ValueError: there is none.
+        TemplateError: the template refuses the messages.
+        ValueError: the tokenizer has no template.
     """
     rendered = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=not answered, **form.template_options
@@ -138,7 +140,7 @@ def templated(
     return cast("str", rendered)
 
 
-def _filled(prompt: object, form: Format) -> str:
+def _from_template(prompt: object, form: Format) -> str:
     return form.prompt_template.replace("{prompt}", str(prompt))
 
 
@@ -161,12 +163,12 @@ def tokenize(
 def prompt_columns(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, special: bool = True
 ) -> dict[str, Tensor]:
-    """Texts as `generate_sequences` reads prompts: the questions to a judge, or what a proposer has made up.
+    """Columns with which `generate_sequences` reads texts as prompts, such as questions to a judge.
 
     Args:
         texts: B of them.
         tokenizer: of the model that is to answer.
-        special: as in `tokenize`; False for what a chat template has rendered, where they stand already.
+        special: as in `tokenize`; False for texts that a chat template has rendered, which contain them.
 
     Returns:
         `prompt_ids` [B, P] int64, padded on the left, and `prompt_mask` [B, P] bool.
@@ -198,9 +200,9 @@ def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
-    """The token that ends a response: what the chat template puts behind an answer, if the model stops there.
+    """The token that ends a response: the chat template's after an answer if the model stops at it, else eos.
 
-    A model is known to stop at its tokenizer's end token, and at those of its generation_config.json.
+    A model stops at its tokenizer's end token and at those of its generation_config.json.
 
     Raises:
         ValueError: the tokenizer has no end token.
@@ -211,7 +213,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
     said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     try:
         rendered = templated(said, tokenizer, form, answered=True)
-    except TemplateError:  # of a template that wants something else first
+    except TemplateError:  # the template wants other messages, such as a system prompt
         return end
     behind = rendered.rpartition(answer)[2]
     first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), end)
@@ -232,7 +234,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
 def _encode_answers(
     drafts: Sequence[Draft], tokenizer: PreTrainedTokenizerBase, form: Format, name: str
 ) -> list[list[_Response]]:
-    """The responses to every prompt, none where the rows are prompts only."""
+    """The responses to each prompt; empty lists where rows are prompts only."""
     pieces = [
         (number, piece)
         for number, draft in enumerate(drafts, start=1)
@@ -243,7 +245,7 @@ def _encode_answers(
         return [[] for _ in drafts]
     ids = list(tokenize([piece for _, piece in pieces], tokenizer, special=False))
     for (number, piece), tokens in zip(pieces, ids, strict=True):
-        if piece and not tokens:  # a dialogue may end in silence
+        if piece and not tokens:  # the last answer of a dialogue may be empty
             raise ValueError(f"{name}, row {number}: the response {piece!r} has no tokens. Remove the row.")
     end, rest = turn_end(tokenizer, form), iter(ids)
     return [
@@ -269,7 +271,7 @@ def _join(answer: Answer, pieces: Sequence[array[int]], end: int) -> _Response:
 def _fitting(
     prompts: Sequence[array[int]], responses: Sequence[Sequence[_Response]], form: Format, name: str
 ) -> list[int]:
-    """The rows that are short enough and, where they have two answers, say two things."""
+    """Indices of the rows that are short enough, and whose two answers, if they have two, differ."""
     limit = form.max_response_tokens
     long_prompts = {i for i, prompt in enumerate(prompts) if len(prompt) > form.max_prompt_tokens}
     long_responses = {i for i, own in enumerate(responses) if any(len(r.ids) > limit for r in own)}

@@ -1,4 +1,4 @@
-"""Files: where rows are read from, and which of them are held out."""
+"""Where rows are read from, and which of them are held out for validation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from typing import NamedTuple
 from rlhf_lightning.data.rows import Row, read_rows
 
 IN_MEMORY = "memory"
-"""What stands for the path of rows that are given, in messages and as their data source."""
+"""Path of rows that are given as objects, in messages and as their data source."""
 
 
-class Rows(NamedTuple):
-    """The raw rows of both parts, and where they come from."""
+class RowSplit(NamedTuple):
+    """Raw rows for training and for validation."""
 
     train: list[Row]
     held_out: list[Row]
+    """Validation rows; empty for none."""
     train_name: str
+    """Where the training rows come from, for messages."""
     held_out_name: str
+    """Where the validation rows come from, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """A file or data set of training rows, and the validation rows of another or at its end.
+    """A file or data set of training rows; validation rows are those of another one, or its last rows.
 
     Raises:
         ValueError: an option is outside its range, or two exclude each other.
@@ -34,8 +37,8 @@ class Files:
     val_path: str | None = None
     val_rows: int = 0
     limit: int | None = None
-    given: Rows | None = None
-    """Instead of what is at `path`."""
+    given: RowSplit | None = None
+    """Rows to use instead of those at `path`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str):
@@ -59,7 +62,7 @@ class Files:
         """Name of the file or data set, without folder and endings."""
         return Path(self.path.partition(":")[0]).name.partition(".")[0].partition("@")[0]
 
-    def read(self) -> Rows:
+    def read(self) -> RowSplit:
         """Return the rows of `path`, split where rows are held out.
 
         Raises:
@@ -76,20 +79,20 @@ class Files:
                 )
             rows, held_out = rows[: -self.val_rows], rows[-self.val_rows :]
             held_out_name = f"{self.path} (the last {self.val_rows} rows)"
-        return Rows(
+        return RowSplit(
             train=rows[: self.limit], held_out=held_out, train_name=self.path, held_out_name=held_out_name
         )
 
-    def _read(self) -> Rows:
+    def _read(self) -> RowSplit:
         rows = read_rows(self.path, limit=None if self.val_rows else self.limit)
-        return Rows(rows, [], self.path, self.path)
+        return RowSplit(rows, [], self.path, self.path)
 
 
 def listed(rows: Iterable[Mapping[str, object]]) -> list[Row]:
-    """Copies of rows that are in memory.
+    """Shallow copies of rows as dicts.
 
     Raises:
-        ValueError: one is no mapping.
+        ValueError: a row is no mapping.
     """
     found = []
     for number, row in enumerate(rows, start=1):

@@ -1,4 +1,4 @@
-"""Format: how a row becomes a prompt, and the answers to it."""
+"""Options of a data module that say how a row becomes a prompt and a response."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_OURS = ("messages", "add_generation_prompt", "conversation", "tokenize")
-"""Of a chat template, what a row says, or what is asked of it here."""
+_RESERVED = ("messages", "add_generation_prompt", "conversation", "tokenize")
+"""Variables of a chat template that are set here, and so cannot be options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class Format:
     prompt_template: str = "{prompt}"
     """Text around a prompt."""
     chat_template: bool = False
-    """Render the prompt with the tokenizer's chat template."""
+    """Whether the prompt is rendered with the tokenizer's chat template."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template."""
     dialogue: bool = False
-    """Fields hold whole dialogues, whose last answer is the response and whose rest is the prompt."""
+    """Whether fields hold whole dialogues: the last answer is the response, all before it the prompt."""
     max_prompt_tokens: int = 512
     """Rows with longer prompts are dropped."""
     response_field: str | None = None
@@ -38,7 +38,7 @@ class Format:
     data_source: str = ""
     """Data source of the rows that have no such field."""
     group: int = 1
-    """Rows of a batch that one drawn row becomes: 2 for a pair."""
+    """Rows of a batch that one raw row becomes: 2 for a pair."""
 
     def check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuse variables that a tokenizer's chat template does not have.
@@ -57,7 +57,7 @@ class Format:
                 "which is not used. Add --data.chat_template true."
             )
         for name in self.template_options:
-            if name in _OURS or name not in str(tokenizer.chat_template):
+            if name in _RESERVED or name not in str(tokenizer.chat_template):
                 raise ValueError(
                     f"data.chat_template_options: the chat template of {tokenizer.name_or_path} has no "
                     f"{name!r} that could be set. Type a variable that stands in it."

@@ -1,10 +1,10 @@
-"""RowLoader: batches of training rows, which can stop and resume within an epoch.
+"""A loader of training batches that can stop and resume within an epoch.
 
     num_workers 0       sampler --> rows --> collate --> step         in turn
     num_workers 1       sampler --> [ worker: rows --> collate ] --> queue of 2 --> step
                                       |______ runs while the step runs ______|
 
-The state is that after the last batch which the step has taken; batches in the queue are made again.
+The state is that after the last batch that a step has taken; batches still in the queue are made again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_lightning.data.batch import Collate, EncodedRows, RowBatch
 from rlhf_lightning.data.sampler import EpochSampler
 
 _FIXED = ("num_workers", "batch_size")
-"""What may not change in the middle of an epoch."""
+"""Options that may not change in the middle of an epoch."""
 
 
 class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without types
@@ -26,10 +26,10 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
 
     Args:
         rows: to draw from.
-        batch_size: of the keys that a batch draws; the last one of an epoch may draw fewer.
-        drop_last: leave that one out.
-        sampler: their order.
-        collate: makes a batch of them.
+        batch_size: keys of a batch, each of which draws one row or one pair; an epoch's last may have fewer.
+        drop_last: leave a last batch out that has fewer.
+        sampler: yields the keys, in order.
+        collate: makes a batch of rows.
         num_workers: processes that make batches ahead; 0 makes each when it is asked for.
     """
 
@@ -51,27 +51,27 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
             collate_fn=collate,
             num_workers=num_workers,
         )
-        self._waiting: dict[str, object] | None = None  # a state that was loaded, until workers take it
+        self._loaded: dict[str, object] | None = None  # a state to resume from, until workers are started
 
     def __iter__(self) -> Iterator[RowBatch]:
         return self._from_workers() if self.num_workers else super().__iter__()
 
     def _from_workers(self) -> Iterator[RowBatch]:
-        """Start them at the first batch: they draw ahead, and a Trainer tells the epoch only after `iter`."""
-        self._waiting = None
+        """Start the workers at the first batch, not in `iter`: a Trainer tells the epoch in between."""
+        self._loaded = None
         yield from super().__iter__()
 
     def state_dict(self) -> dict[str, object]:
-        """Where the batches that were taken end, and what decides the batches that follow."""
-        state = super().state_dict() if self._waiting is None else self._waiting
+        """Where the batches that were taken end, and what the batches that follow depend on."""
+        state = super().state_dict() if self._loaded is None else self._loaded
         options = {option: getattr(self, option) for option in _FIXED}
         return {**state, **options, "order": self.sampler.order()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next iteration go on where the state was taken.
+        """Make the next iteration continue where the state was taken.
 
         Raises:
-            ValueError: the state is that of other rows, of another number of workers, or of two loaders.
+            ValueError: the state is of other rows, other options, or of a `MixedLoader`.
         """
         if "ptx" in state_dict:
             raise ValueError(
@@ -87,7 +87,7 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
                     f"Resume with --data.{option} {there}."
                 )
         self.sampler.check(state_dict.get("order", {}))
-        self._waiting = state_dict if self.num_workers else None
+        self._loaded = state_dict if self.num_workers else None
         super().load_state_dict(state_dict)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A second data module beside the first: pre-training data for the ptx loss.
 
-main   batch 0   batch 1   batch 2  |  batch 0   batch 1   ...      the epochs of the run
-ptx    batch 0   batch 1   batch 0     batch 1   batch 0   ...      goes round by itself
+main   batch 0   batch 1   batch 2  |  batch 0   batch 1   ...      its epochs are those of the run
+ptx    batch 0   batch 1   batch 0     batch 1   batch 0   ...      begins anew whenever it ends
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from lightning.pytorch import LightningDataModule, Trainer
 
-from rlhf_lightning.data.batch import RowBatch, Sample
+from rlhf_lightning.data.batch import EncodedRow, RowBatch
 from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.sampler import EpochSampler
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class MixedLoader:
-    """Batches of one loader, each with one of another under the key `ptx`.
+    """Batches of a main loader, each with a batch of a second one under the key `ptx`.
 
-    The other begins anew, in a new order, where it ends, and goes on over the epochs of the first.
+    The second begins anew, in a new order, whenever it ends, independently of the epochs of the first.
     """
 
     def __init__(self, main: RowLoader, ptx: RowLoader) -> None:
@@ -50,20 +50,20 @@ class MixedLoader:
 
     def _next_ptx(self) -> RowBatch:
         batch = None if self._ptx_batches is None else next(self._ptx_batches, None)
-        while batch is None:  # twice after a resume at its very end
+        while batch is None:  # runs twice after a resume at the end of an epoch of ptx
             self._ptx_batches = iter(self._ptx)
             batch = next(self._ptx_batches, None)
         return batch
 
     def state_dict(self) -> dict[str, object]:
-        """Where the batches that were taken end, in both."""
+        """Where the batches that were taken end, in both loaders."""
         return {"main": self._main.state_dict(), "ptx": self._ptx.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Make the next iteration go on where the state was taken.
+        """Make the next iteration continue where the state was taken.
 
         Raises:
-            ValueError: the state is that of a run without a second loader, or of other rows or options.
+            ValueError: the state is of a run without a second loader, or of other rows or options.
         """
         if "ptx" not in state_dict:
             raise ValueError(
@@ -76,8 +76,9 @@ class MixedLoader:
             try:
                 loader.load_state_dict(states[name])
             except ValueError as err:
-                told = str(_renamed(err, name, RowData))
-                raise ValueError(told if f"data.{name}." in told else f"data.{name}: {told}") from err
+                message = str(_renamed(err, name, RowData))
+                named = f"data.{name}." in message
+                raise ValueError(message if named else f"data.{name}: {message}") from err
 
     def close(self) -> None:
         """End the workers of both."""
@@ -140,7 +141,7 @@ class MixedData(LightningDataModule):
 
     @property
     def batch_size(self) -> int:
-        """That of `main`."""
+        """Prompts or pairs in a batch of `main`."""
         return self.main.batch_size
 
     @property
@@ -170,12 +171,12 @@ class MixedData(LightningDataModule):
 
     @property
     def longest_prompt(self) -> int:
-        """That of the rows of `main`."""
+        """Tokens of the longest prompt of `main`."""
         return self.main.longest_prompt
 
     @property
     def drop_last(self) -> bool:
-        """That of `main`."""
+        """Whether `main` leaves out a smaller last batch."""
         return self.main.drop_last
 
     def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
@@ -202,22 +203,22 @@ class MixedData(LightningDataModule):
         self._loader = MixedLoader(self.main.loader(), self.ptx.loader())
         return self._loader
 
-    def val_dataloader(self) -> Sequence[DataLoader[list[Sample]]]:
+    def val_dataloader(self) -> Sequence[DataLoader[list[EncodedRow]]]:
         """Return the validation loader of `main`."""
         return self.main.val_dataloader()
 
-    def predict_dataloader(self) -> DataLoader[list[Sample]]:
+    def predict_dataloader(self) -> DataLoader[list[EncodedRow]]:
         """Return the loader of `main`."""
         return self.main.predict_dataloader()
 
 
 def row_data(trainer: Trainer) -> RowData | MixedData | None:
-    """The trainer's data module where it is one of these; of others nothing is known."""
+    """The trainer's data module if it is one of this project, else None."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     return data if isinstance(data, RowData | MixedData) else None
 
 
 def _renamed(err: ValueError, name: str, part: RowData | type[RowData]) -> ValueError:
-    """The same complaint with the options as they are typed here: data.batch_size is data.ptx.batch_size."""
+    """An error of a part, with its options as they are typed here: data.batch_size as data.ptx.batch_size."""
     options = "|".join(option.name for option in fields(part))
     return ValueError(re.sub(rf"\bdata\.(?=({options})\b)", f"data.{name}.", str(err)))

@@ -1,4 +1,4 @@
-"""What every data module of rows shares: from rows to resumable loaders of padded batches."""
+"""The base class of data modules: from raw rows to resumable loaders of padded batches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.data.batch import Collate, EncodedRows, Sample, pad_token_id
+from rlhf_lightning.data.batch import Collate, EncodedRow, EncodedRows, pad_token_id
 from rlhf_lightning.data.drafts import Draft, read_draft
 from rlhf_lightning.data.encoding import encode_drafts
-from rlhf_lightning.data.files import Rows
+from rlhf_lightning.data.files import RowSplit
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.record import Record
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RowData(LightningDataModule, ABC):
-    """Batches of rows; a subclass says where the rows come from, and may say how a row is read.
+    """Batches of rows; a subclass reads the rows, and may say what a row's prompt and response are.
 
     Everything that can be wrong with the data is refused in `setup`, which runs before any worker starts.
 
@@ -40,13 +40,13 @@ class RowData(LightningDataModule, ABC):
     batch_size: int = 32
     """Rows (prompts) per iteration; the last batch of an epoch may be smaller."""
     drop_last: bool = False
-    """Leave that one out instead: its rows are drawn in another epoch."""
+    """Leave out a smaller last batch; its rows are drawn in other epochs."""
     shuffle: bool = True
-    """Draw a new order for every epoch; otherwise the order of the file."""
+    """Draw a new order for every epoch; false: the order of the file."""
     seed: int | None = None
-    """Seed of the order, and of generated rows; that of the run where None."""
+    """Seed of the order, and of generated rows; None: the seed of the run."""
     tokenizer: str | None = None
-    """Directory or hub name of a tokenizer; by default the algorithm's own."""
+    """Directory or hub name of a tokenizer; None: the algorithm's."""
     num_workers: int = 0
     """Processes that make training batches while the step before runs; 0 makes each when it is asked for."""
 
@@ -75,7 +75,7 @@ class RowData(LightningDataModule, ABC):
         return run_seed() if self.seed is None else self.seed
 
     @abstractmethod
-    def read(self) -> Rows:
+    def read(self) -> RowSplit:
         """Return the raw rows."""
 
     def format(self) -> Format:
@@ -203,18 +203,18 @@ class RowData(LightningDataModule, ABC):
         )
 
     def _parts(self) -> list[EncodedRows]:
-        """The training rows, and those that are held out."""
+        """The encoded training rows, and the held-out ones if there are any."""
         return [self._encoded(), *([] if self._held_out is None else [self._held_out])]
 
     def train_dataloader(self) -> RowLoader:
-        """Return a loader that can stop and go on in the middle of an epoch."""
+        """Return a loader that can stop and resume within an epoch."""
         return self.loader()
 
     def loader(self) -> RowLoader:
-        """A loader of the training rows that can stop and go on in the middle of an epoch.
+        """A loader of the training rows that can stop and resume within an epoch.
 
-        With `trainer.overfit_batches` it is one in the order of the data, whose first batches come again and
-        again, with draws of their own in every epoch.
+        With `trainer.overfit_batches` it has the order of the data, so that the first batches are repeated;
+        the row ids differ between epochs, and so do the responses that are drawn.
         """
         train = self._encoded()
         overfits = self.trainer is not None and bool(self.trainer.overfit_batches)  # type: ignore[attr-defined]
@@ -228,16 +228,16 @@ class RowData(LightningDataModule, ABC):
             num_workers=self.num_workers,
         )
 
-    def val_dataloader(self) -> list[DataLoader[list[Sample]]]:
+    def val_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:
         """Return one loader of the held-out rows, or none; their ids are the same at every validation."""
         return [] if self._held_out is None else [self._in_order(self._held_out)]
 
-    def predict_dataloader(self) -> DataLoader[list[Sample]]:
+    def predict_dataloader(self) -> DataLoader[list[EncodedRow]]:
         """Return a loader of the held-out prompts, or of the training prompts where none are held out."""
         rows = self._encoded() if self._held_out is None else self._held_out
         return self._in_order(rows.first_of_each(self.rows_per_prompt))
 
-    def _in_order(self, rows: EncodedRows) -> DataLoader[list[Sample]]:
+    def _in_order(self, rows: EncodedRows) -> DataLoader[list[EncodedRow]]:
         return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0)
 
     def _encoded(self) -> EncodedRows:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from rlhf_lightning.data.files import IN_MEMORY, Files, Rows, listed
+from rlhf_lightning.data.files import IN_MEMORY, Files, RowSplit, listed
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.record import Record
@@ -57,7 +57,7 @@ class PromptData(RowData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._given: Rows | None = None
+        self._given: RowSplit | None = None
         self._files()
         if "{prompt}" not in self.prompt_template:
             raise ValueError(
@@ -84,7 +84,7 @@ class PromptData(RowData):
             ValueError: there are none, one is no mapping, or an option is outside its range.
         """
         made = cls(path=IN_MEMORY, **options)
-        made._given = Rows(listed(rows), listed(held_out), IN_MEMORY, IN_MEMORY)
+        made._given = RowSplit(listed(rows), listed(held_out), IN_MEMORY, IN_MEMORY)
         if not made._given.train:
             raise ValueError(f"{cls.__name__}.from_rows(rows): there are none. Give at least one.")
         made._files()
@@ -111,7 +111,7 @@ class PromptData(RowData):
             rows = [self._with_answer(row, where=f"{name}, row {n}") for n, row in enumerate(rows, start=1)]
         return super().encode(rows, tokenizer, name=name, key_offset=key_offset)
 
-    def read(self) -> Rows:
+    def read(self) -> RowSplit:
         """Return the rows of `path`, split where rows are held out.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Record: one row as it was read, and the questions one asks of its fields."""
+"""A row as it was read, with typed access to its fields; wrong fields are errors that name row and field."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One row, and where it comes from, for messages: a field that is missing or wrong is a ValueError."""
+    """One row, and where it comes from; reading a field that is missing or wrong raises a ValueError."""
 
     row: Row
     where: str
-    """Such as `train.jsonl, row 3`."""
+    """Where it comes from, for messages, such as `train.jsonl, row 3`."""
 
     def has(self, field: str) -> bool:
         """Whether the row has a field; `a.b` is the field b of the object that the field a holds."""
@@ -59,7 +59,7 @@ class Record:
         return value
 
     def truth(self, field: str, *, option: str) -> bool:
-        """Yes or no: true or false, 1 or 0.
+        """The truth value of a field: true or false, 1 or 0.
 
         Raises:
             ValueError: the field is missing or holds something else.
@@ -70,7 +70,7 @@ class Record:
         return bool(value)
 
     def number(self, field: str, *, option: str) -> float:
-        """A finite number.
+        """The finite number of a field.
 
         Raises:
             ValueError: the field is missing or holds something else.
@@ -81,7 +81,7 @@ class Record:
         return float(value)
 
     def answer(self, field: str, *, option: str) -> tuple[list[object], str]:
-        """The messages before an answer, and its text; a text alone has none before it.
+        """The answer in a field: the messages before it, none where the field holds a text, and its text.
 
         Raises:
             ValueError: the field is missing, empty, or holds something else.
@@ -99,7 +99,7 @@ class Record:
         return before, value
 
     def wrong(self, field: str, wanted: str) -> ValueError:
-        """What to raise for a field that holds something else than `wanted`."""
+        """The error for a field that does not hold what is `wanted`, such as "a prompt is a text"."""
         value = find(self.row, field)
         shown = repr(value)[:_SHOWN]
         return ValueError(
@@ -108,7 +108,7 @@ class Record:
 
 
 def find(row: Row, field: str, default: object = None) -> object:
-    """What a row holds in a field, `default` where there is none; `a.b` is the field b of the object a."""
+    """The value of a row's field, or `default`; `a.b` is a field so named, or the field b of object a."""
     if field in row:
         return row[field]
     value: object = row

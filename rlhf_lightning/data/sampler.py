@@ -1,7 +1,7 @@
 """The order of the rows: a new seeded permutation in each epoch, which can stop and resume within it.
 
-A key names a row in an epoch: `epoch << 32 | index`. It is what the sampler yields, what indexes the data
-set, and the batch's row id, so that nothing else has to know the epoch.
+A key names a row in an epoch: `epoch << 32 | index`. The sampler yields keys, the data set is indexed by
+them, and they become row ids, so that nothing else has to know the epoch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 EPOCH_BITS = 32
 INDEX_MASK = (1 << EPOCH_BITS) - 1
 HELD_OUT = 1 << (EPOCH_BITS - 1)
-"""Added to the keys of validation rows, so that they differ from all training rows'."""
+"""Added to the keys of validation rows, so that these differ from those of all training rows."""
 
 
 class EpochSampler(Sampler[int]):
-    """Yields the keys of one epoch, and remembers how far it came.
+    """Yields the keys of one epoch, and keeps its position in it for checkpoints.
 
     Args:
         size: number of rows.
@@ -44,7 +44,7 @@ class EpochSampler(Sampler[int]):
         self._position = 0
         self._start = 0
         self._announced = 0
-        self._heard: int | None = None  # announced, and no row was read since
+        self._heard: int | None = None  # the announced epoch, until a row of it is read
         self._resumed = False
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class EpochSampler(Sampler[int]):
         return {"size": self.size, "shuffle": self.shuffle, "seed": self.seed}
 
     def check(self, order: Mapping[str, int]) -> None:
-        """Refuse to resume an epoch with other rows, or with another kind of order.
+        """Refuse to resume an epoch with another number of rows, or in another kind of order.
 
         Args:
             order: the interrupted epoch's, as from `order`; values that it lacks are taken as unchanged.
@@ -139,7 +139,7 @@ class FirstRows(EpochSampler, SequentialSampler):
 
 
 def permutation(size: int, *seeds: int) -> Tensor:
-    """The numbers below `size`, [size] int64, in an order that some numbers decide together."""
+    """A random permutation of the numbers below `size`, [size] int64, from several seeds together."""
     # Mixed into 32 bits: the generator ignores the upper half of a seed.
     mixed = zlib.crc32("/".join(map(str, seeds)).encode())
     return torch.randperm(size, generator=torch.Generator().manual_seed(mixed))

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from rlhf_lightning.data.files import Rows
+from rlhf_lightning.data.files import RowSplit
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.extras import import_extra
@@ -55,10 +55,10 @@ class TaskData(RowData):
         """Return how a row becomes a prompt."""
         return Format(data_source=SORT_DIGITS, response_field="answer" if self.completions else None)
 
-    def read(self) -> Rows:
+    def read(self) -> RowSplit:
         """Return freshly generated rows."""
         span = (self.min_digits, self.max_digits)
-        return Rows(
+        return RowSplit(
             train=[sort_digits(self.effective_seed, index, digits=span) for index in range(self.num_rows)],
             held_out=[
                 sort_digits(self.effective_seed, i, digits=span, held_out=True)
@@ -128,7 +128,7 @@ class ReasoningGymData(RowData):
             max_prompt_tokens=self.max_prompt_tokens,
         )
 
-    def read(self) -> Rows:
+    def read(self) -> RowSplit:
         """Return freshly generated rows.
 
         Raises:
@@ -153,7 +153,7 @@ class ReasoningGymData(RowData):
         train = rows[: self.num_rows]
         seen = {row["question"] for row in train}
         held_out = [row for row in rows[self.num_rows :] if row["question"] not in seen]
-        return Rows(
+        return RowSplit(
             train=train, held_out=held_out, train_name=self.task, held_out_name=f"{self.task} (held out)"
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlhf_lightning.data.batch import EncodedRows
 from rlhf_lightning.data.encoding import end_token, tokenize
-from rlhf_lightning.data.files import Files, Rows
+from rlhf_lightning.data.files import Files, RowSplit
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.record import Record
 
@@ -60,7 +60,7 @@ class TextData(RowData):
                 "and at least one to predict. Try 512."
             )
 
-    def read(self) -> Rows:
+    def read(self) -> RowSplit:
         """Return the documents of `path`, split where some are held out.
 
         Raises:

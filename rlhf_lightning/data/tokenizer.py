@@ -11,9 +11,9 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from rlhf_lightning.spec import EMBEDDED
 
 _ALIKE = 0.99
-"""Share of a tokenizer's tokens that another has to number alike to read its ids."""
+"""Share of a tokenizer's tokens that must have the same ids in another one whose model reads its ids."""
 _MARK = "\n"
-"""Ends a token wherever it stands alone."""
+"""A text that is always a token of its own, whatever follows it."""
 NUM_BYTES = 256
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
 """Tokens 256 to 263: 264 in all, so that a vocabulary divides by 2, 4 and 8 devices."""
@@ -37,7 +37,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         path: a Hugging Face directory, a hub name, or `embedded`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no tokenizer.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(_source(path))
@@ -55,7 +55,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 @lru_cache(maxsize=8)
 def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
-    """How many tokens of one tokenizer another gives the same number, and how many it has.
+    """How many tokens of one tokenizer have the same id in another, and how many it has.
 
     Args:
         mine: as for `load_tokenizer`.
@@ -71,8 +71,8 @@ def reads(mine: str, theirs: str, *, said: int | None, known: int | None) -> boo
     Args:
         mine: as for `load_tokenizer`.
         theirs: the other.
-        said: tokens of the model that says the ids; None where nothing says so.
-        known: tokens of the model that reads them, likewise.
+        said: size of the vocabulary of the model that generates the ids; None if unknown.
+        known: the same of the model that reads them.
     """
     alike, all_of_them = numbered_alike(mine, theirs)
     return alike >= _ALIKE * all_of_them and (known is None or highest_token(mine, said=said) < known)
@@ -80,9 +80,9 @@ def reads(mine: str, theirs: str, *, said: int | None, known: int | None) -> boo
 
 @lru_cache(maxsize=8)
 def highest_token(path: str, *, said: int | None) -> int:
-    """The largest number of a tokenizer's tokens that a model of so many tokens can say.
+    """The largest id of a tokenizer that a model with a vocabulary of `said` tokens can generate.
 
-    A tokenizer may have more, as Gemma 3's, whose smallest model has none for images.
+    A tokenizer may have more tokens than the model: Gemma 3's smallest model has none for images.
     """
     highest = max(load_tokenizer(path).get_vocab().values())
     return highest if said is None else min(highest, said - 1)
@@ -104,7 +104,7 @@ def end_tokens(path: str) -> tuple[int, ...]:
 
 
 def encode_behind(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a text that stands behind another: tokenizers such as Llama 2's begin each with a space."""
+    """The ids of a text that follows another one; alone, Llama 2's tokenizer would put a space before it."""
     alone, mark, both = (
         tokenizer.encode(part, add_special_tokens=False) for part in (text, _MARK, _MARK + text)
     )

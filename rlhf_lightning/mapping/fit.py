@@ -53,8 +53,7 @@ def fit(
         free: the numbers that change; overheads of 0 start at 1e-6 s.
         ceilings: largest value of a share, by name; 1 for the others.
         tie: weight of sum(log(number / start)^2), which is added to the loss: it keeps numbers near their
-            start
-            that the loss hardly depends on.
+            start that the loss hardly depends on.
     """
     for key in free:
         hardware = replaced(hardware, key, max(get(hardware, key), _LEAST))
