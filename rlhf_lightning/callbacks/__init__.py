@@ -1,4 +1,9 @@
-"""Lightning callbacks: samples, answers, curves, rewards, predictions, traces, checkpoints, progress."""
+"""Lightning callbacks for runs of this project; those that write files share `output`, pictures `curves`.
+
+look at answers     SampleTable, Rollouts, SampledValidation, SecondReward (reward hacking)
+look at numbers     RewardCurve, DemoSummary, PredictedTimes, Trace, Progress
+checkpoints, order  LastCheckpoint, ValidateFirst
+"""
 
 from rlhf_lightning.callbacks.demo_summary import DemoSummary
 from rlhf_lightning.callbacks.last_checkpoint import LastCheckpoint

@@ -1,4 +1,4 @@
-"""Curves over the steps, and a picture of them."""
+"""Curves of metrics over the training steps, and pictures of them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 Curve = list[tuple[int, float]]
-"""Points (step, value), in the order of the steps."""
+"""Points (step, value), by ascending step."""
 _WINDOW = 5
-"""Steps in the running mean that is drawn over the single values."""
+"""Points in the running mean that is drawn over the single values."""
 
 
 def with_point(curve: Curve, step: int, value: float) -> Curve:
-    """The curve with one more point; a step that comes again replaces what was there from it on."""
+    """The curve with one more point, instead of points at its step and later: steps repeat after a resume."""
     return [*(point for point in curve if point[0] < step), (step, value)]
 
 
 def read_curve(points: Sequence[Sequence[float]]) -> Curve:
-    """A curve out of a checkpoint, where the points are lists."""
+    """A curve from a checkpoint, in which points are lists."""
     return [(int(step), float(value)) for step, value in points]
 
 
 def draw_curves(curves: Mapping[str, Curve], path: Path, *, unit: str = "") -> None:
-    """Draw one line a metric, with the single points faint behind its running mean.
+    """Draw one line a metric, its running mean, with the single values faint behind it.
+
+    Metrics of `val/`, of which there are few values, are drawn as they are, with marks.
 
     Args:
-        curves: points by metric, none of them empty; those of `val/` are marked, and no mean runs over them.
-        path: of the PNG; its directory is made.
-        unit: what the values are, written beside the axis.
+        curves: by metric, none of them empty.
+        path: of the PNG; its directory is created.
+        unit: label of the vertical axis.
     """
-    # Imported by those who draw; without pyplot there is no global state and no display.
+    # Imported only to draw; without pyplot there is no global state and no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -51,6 +53,6 @@ def draw_curves(curves: Mapping[str, Curve], path: Path, *, unit: str = "") -> N
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and those before it, `window` at most."""
+    """For each value the mean of it and up to `window` - 1 values before it."""
     parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""The last line of a demonstration: did the reward rise, and how long did it take."""
+"""The last line of `make demo`: whether the reward rose, and how long it took."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class DemoSummary(Callback):
         self._ended = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the clock, and take a place behind the progress bar, whose `teardown` writes too."""
+        """Start the clock, and move behind the progress bar, whose `teardown` writes too."""
         self._start_s, self._ended = time.perf_counter(), False
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = [x for x in callbacks if x is not self and not isinstance(x, Checkpoint)]
-        savers = [x for x in callbacks if isinstance(x, Checkpoint)]  # last, as they save what this one notes
+        savers = [x for x in callbacks if isinstance(x, Checkpoint)]  # stay last: they save this one's state
         trainer.callbacks = [*others, self, *savers]  # type: ignore[attr-defined]
 
     def on_train_batch_end(

@@ -1,4 +1,4 @@
-"""Whether and where callbacks leave files."""
+"""Whether callbacks write files, and where."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from lightning.pytorch import Trainer
 
 
 def leaves_files(trainer: Trainer) -> bool:
-    """Return True in the main process of a run that is no `fast_dev_run`."""
+    """Return whether to write files: only in the main process, and not in a `fast_dev_run`."""
     return trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 def first_free(start: Path, end: str = "") -> Path:
-    """Return the first of `<start>-v1<end>`, `<start>-v2<end>`, ... that is not there."""
+    """Return the first of `<start>-v1<end>`, `<start>-v2<end>`, ... that does not exist."""
     return next(path for n in count(1) if not (path := start.with_name(f"{start.name}-v{n}{end}")).exists())
 
 
 def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
-    """Refuse a directory in which nothing can be written, before any worker starts; it is not made yet.
+    """Refuse a directory that cannot be written, before any worker starts; it is not created.
 
     Args:
         trainer: of the run.
-        directory: that files are to go into.
+        directory: where files will be written; the nearest directory above it is tried.
         name: of the callback, for the message.
 
     Raises:
@@ -38,7 +38,7 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
             pass
     except OSError as err:
         raise ValueError(
-            f"{name}: {directory} cannot be written ({err.strerror}). Type another place for it, or another "
+            f"{name}: {directory} cannot be written ({err.strerror}). Type another path for it, or another "
             "--trainer.default_root_dir."
         ) from err
 

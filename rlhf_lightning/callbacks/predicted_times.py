@@ -1,4 +1,4 @@
-"""Predicted beside measured seconds of every model's work, so that each run validates the simulators."""
+"""Predicted and measured seconds of every model's work side by side: each run checks the simulators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlhf_lightning.mapping.phases import Iteration
 
 
 class PredictedTimes(Callback):
-    """Log what the simulators of `rlhf map` say of each iteration, and keep both for `rlhf calibrate --from`.
+    """Log each iteration's seconds as `rlhf map` predicts them, and write both for `rlhf calibrate --from`.
 
     It logs `predicted/<role>.<method>_s` beside `time/<role>.<method>_s`, and `predicted/step_s`. What is
     predicted is the real work of the iteration: the rows and calls that there were, their lengths, each
@@ -48,7 +48,7 @@ class PredictedTimes(Callback):
             clusters.load(hardware)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a GPU that nobody has described, and a place that cannot be written.
+        """Refuse a GPU without a known description, and a directory that cannot be written.
 
         Raises:
             ValueError: the GPU is of an unknown kind, or nothing can be written there.
@@ -60,7 +60,7 @@ class PredictedTimes(Callback):
             check_output(trainer, self._file(trainer).parent, name="PredictedTimes")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the file, and read how large the models are."""
+        """Begin the file, and read the sizes of the models."""
         assert isinstance(pl_module, RLHFAlgorithm)
         roles = pl_module.strategy.models()
         self._models = {name: shape_of(role) for name, role in roles.items() if role.path}

@@ -1,4 +1,4 @@
-"""A picture of how metrics went over the steps."""
+"""A picture of metrics over the training steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RewardCurve(Callback):
         self._curves: dict[str, Curve] = {name: [] for name in self.metrics}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a place that cannot be written.
+        """Refuse a directory that cannot be written.
 
         Raises:
             ValueError: nothing can be written there.

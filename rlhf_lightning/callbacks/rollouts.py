@@ -61,7 +61,7 @@ class Rollouts(Callback):
             check_output(trainer, output_path(trainer, self.directory, "rollouts"), name="Rollouts")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the files of another run aside, from which this one does not go on."""
+        """Move files of another run aside, unless this run resumed from it."""
         directory = output_path(trainer, self.directory, "rollouts")
         files = sorted(directory.glob("step-*.jsonl"))
         if trainer.global_step or not files or not leaves_files(trainer):
@@ -75,7 +75,7 @@ class Rollouts(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Ask for the rows of an iteration that is written."""
+        """Ask the algorithm to keep the rows of an iteration that will be written."""
         if isinstance(pl_module, RLHFAlgorithm):
             pl_module.keeps_rollouts = (trainer.global_step + 1) % self.every_n_steps == 0
 
@@ -87,7 +87,7 @@ class Rollouts(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Write them; `fast_dev_run` leaves nothing behind."""
+        """Write the rows that the algorithm kept; nothing with `fast_dev_run`."""
         if not isinstance(pl_module, RLHFAlgorithm) or pl_module.rollouts is None:
             return
         rows, pl_module.rollouts = pl_module.rollouts, None
@@ -101,8 +101,12 @@ class Rollouts(Callback):
 
 
 def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> Iterator[dict[str, object]]:
-    said = texts(rows, algorithm.tokenizer)
-    columns = {"row_id": rows["row_ids"].tolist(), "prompt": said["prompts"], "response": said["responses"]}
+    decoded = texts(rows, algorithm.tokenizer)
+    columns = {
+        "row_id": rows["row_ids"].tolist(),
+        "prompt": decoded["prompts"],
+        "response": decoded["responses"],
+    }
     columns["score"] = rows["scores"].sum(dim=1).tolist()
     reward = algorithm.roles().get("reward")
     names = reward.parts if isinstance(reward, Reward) and "score_parts" in rows else ()

@@ -1,4 +1,4 @@
-"""One sampled response and what is known about it, as a validation step hands it over."""
+"""One sampled response and what is known about it, as a validation step returns it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Sample:
     """A prompt, the response, its score and, if asked for, numbers token by token."""
 
     prompt: str
-    """Text."""
+    """The prompt's text."""
     response: str
-    """Text."""
+    """The response's text."""
     score: float
-    """Of the reward."""
+    """The reward's score."""
     tokens: tuple[str, ...] = ()
     """The response token by token, as text; empty if not asked for."""
     numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)

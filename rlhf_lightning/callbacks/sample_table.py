@@ -59,7 +59,7 @@ class SampleTable(Callback):
         check_output(trainer, output_path(trainer, self.directory, "samples"), name="SampleTable")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a new table; only a fit has the models (the critic, say) that explain samples."""
+        """Begin a new table; only a fit has the models, such as the critic, that give numbers per token."""
         self._samples = []
         if isinstance(pl_module, RLHFAlgorithm):
             pl_module.explain_samples = self.per_token and trainer.state.fn == "fit"

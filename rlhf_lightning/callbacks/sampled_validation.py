@@ -63,7 +63,7 @@ class SampledValidation(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Answer and score a batch; that of the sanity check is left alone."""
+        """Answer and score a batch, but not in the sanity check."""
         assert isinstance(pl_module, RLHFAlgorithm)
         if trainer.sanity_checking:
             return

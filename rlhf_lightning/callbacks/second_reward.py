@@ -1,4 +1,4 @@
-"""Reward hacking made visible: a second reward of the held-out answers, and how far the first has left it."""
+"""Makes reward hacking visible: a second reward of held-out answers, and its gap to the training reward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNIT = "change since the first validation (sd)"
 
 
 class SecondReward(Callback):
-    """Score the held-out answers of each validation with a second reward too, and log how far the two part.
+    """Score the held-out answers of each validation with a second reward too, and log the gap between both.
 
     It logs `val/second_reward`, the mean over the rows, and `val/reward_gap`: the change of the training
     reward since the first validation less that of the second reward. Each change is that of the mean, in
@@ -59,7 +59,7 @@ class SecondReward(Callback):
             path: of the picture; None is `second_reward.png` under the trainer's `default_root_dir`.
         """
         super().__init__()
-        with _named():
+        with _naming_callback():
             self.spec = _spec(functions or {}, by_source or {}, http or HTTPOptions())
         self.path = path
         self._scores: dict[str, list[float]] = {REWARD: [], SECOND: []}
@@ -81,11 +81,11 @@ class SecondReward(Callback):
         check_validates(trainer, stage, name="SecondReward")
         check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="SecondReward")
         data = row_data(trainer)
-        with _named():
+        with _naming_callback():
             preflight(self.spec, data.held_out_rows if data else [])
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew."""
+        """Forget the scores of the validation before."""
         self._scores = {REWARD: [], SECOND: []}
 
     def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
@@ -97,14 +97,14 @@ class SecondReward(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Score the answers of a batch; those of the sanity check are left alone.
+        """Score the answers of a batch, but not in the sanity check.
 
         Raises:
             ValueError: the module hands over no answers, scores and rows, or a function failed.
         """
         if trainer.sanity_checking:
             return
-        with _named():
+        with _naming_callback():
             answers, scores, rows = _handed_over(outputs, type(pl_module).__name__)
             prompts = [str(row.get("prompt", "")) for row in rows]
             self._scores[SECOND] += score(self.spec, prompts, answers, rows)["scores"]
@@ -120,7 +120,7 @@ class SecondReward(Callback):
             self._curves[name] = with_point(self._curves[name], trainer.global_step, mean)
         (_, second), (_, gap) = self._curves[SECOND][-1], self.changes()[GAP][-1]
         found = {SECOND: second, GAP: gap}
-        if trainer.state.fn != "fit":  # `validate` knows no first validation
+        if trainer.state.fn != "fit":  # `validate` has no first validation to compare with
             del found[GAP]
         pl_module.log_dict(found, batch_size=len(self._scores[SECOND]))
 
@@ -136,7 +136,7 @@ class SecondReward(Callback):
             draw_curves(self.changes(), output_path(trainer, self.path, _FILE), unit=_UNIT)
 
     def changes(self) -> dict[str, Curve]:
-        """How far both rewards have come since the first validation, in its units, and the gap."""
+        """Curves of both rewards' changes since the first validation, in standard deviations; and the gap."""
         found = {
             name: [(step, (mean - first) / unit) for step, mean in self._curves[name]]
             for name, (first, unit) in self._first.items()
@@ -196,8 +196,8 @@ def _handed_over(outputs: object, module: str) -> tuple[list[str], list[float], 
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Say whose reward it is that fails."""
+def _naming_callback() -> Iterator[None]:
+    """Put the callback's name before errors about its reward."""
     try:
         yield
     except ValueError as err:

@@ -1,4 +1,4 @@
-"""Who ran when: calls of all devices as a trace for Perfetto."""
+"""The calls of all devices over time, as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MICRO = 1e6
 
 
 def trace_events(calls: Sequence[CallReport], iterations: Sequence[tuple[float, float]]) -> list[object]:
-    """Events of the Trace Event Format: a track a device, and one for the iterations.
+    """Events of the Trace Event Format: a track for each device, and one for the iterations.
 
     Args:
         calls: of all devices.
-        iterations: Unix time at which each began, and its seconds.
+        iterations: of each, the Unix time of its start, and its seconds.
     """
     devices = sorted({call.rank for call in calls})
     names = {0: CONTROLLER, **{1 + device: f"device {device}" for device in devices}}
@@ -51,6 +51,6 @@ def _complete(
 
 
 def write_trace(path: Path, calls: Sequence[CallReport], iterations: Sequence[tuple[float, float]]) -> None:
-    """Write what Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+    """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": trace_events(calls, iterations), "displayTimeUnit": "ms"}))

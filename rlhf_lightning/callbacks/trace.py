@@ -14,10 +14,10 @@ from rlhf_lightning.controller import CallReport
 
 
 class Trace(Callback):
-    """Keep when which device ran what, and write it when the run ends, well or not."""
+    """Record which device ran what and when, and write it when the run ends, also with an error."""
 
     def __init__(self, path: str = "trace.json") -> None:
-        """Say where it goes.
+        """Say where the file goes.
 
         Args:
             path: of a JSON file in the Trace Event Format.
@@ -25,13 +25,13 @@ class Trace(Callback):
         super().__init__()
         self.path = Path(path)
         self.calls: list[CallReport] = []
-        """Of all iterations, those of validation between them."""
+        """Reports of the calls of all iterations, and of validations between them."""
         self.iterations: list[tuple[float, float]] = []
-        """Unix time at which each began, and its seconds."""
+        """Of each iteration, the Unix time of its start, and its seconds."""
         self._began_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a place that cannot be written.
+        """Refuse a directory that cannot be written.
 
         Raises:
             ValueError: nothing can be written there.
@@ -39,28 +39,28 @@ class Trace(Callback):
         check_output(trainer, self.path.parent, name="Trace")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Look at the clock."""
+        """Take the time."""
         self._began_s = time.time()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Keep an iteration."""
+        """Record an iteration and its calls."""
         assert isinstance(pl_module, RLHFAlgorithm)
         seconds = float(trainer.callback_metrics["time/step_s"])
         self.iterations.append((self._began_s, seconds))
         self.calls += pl_module.strategy.reports
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Keep the calls of a held-out batch."""
+        """Record the calls of a held-out batch."""
         assert isinstance(pl_module, RLHFAlgorithm)
         self.calls += pl_module.strategy.reports
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file where there is nothing but a validation."""
+        """Write the file if the run is a validation."""
         if trainer.state.fn == "validate":
             self._write(trainer)
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Keep the calls of a batch of answers."""
+        """Record the calls of a batch of answers."""
         assert isinstance(pl_module, RLHFAlgorithm)
         self.calls += pl_module.strategy.drain()
 
@@ -73,7 +73,7 @@ class Trace(Callback):
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what there is."""
+        """Write what was recorded."""
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""A validation before anything is learned."""
+"""A validation before the first training step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from rlhf_lightning.callbacks.validation import check_validates
 
 
 class ValidateFirst(Callback):
-    """Validate and log what the models are before the first step, as step 0.
+    """Validate the models before the first step, and log the result as step 0.
 
-    It takes the place of Lightning's sanity check, which logs nothing, and is left out by a run that goes on
-    from a checkpoint. With `val_check_interval=1` Lightning logs the validation behind the first step as of
-    step 0, too.
+    It replaces Lightning's sanity check, which logs nothing. A run that resumes from a checkpoint does not do
+    it. With `val_check_interval=1` Lightning logs the validation after the first step as step 0, too.
 
     Raises:
         ValueError: in `setup`, where nothing is ever validated.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a run without held-out rows, and leave the sanity check out."""
+        """Refuse a run without held-out rows, and turn the sanity check off."""
         if stage == "fit":
             check_validates(trainer, stage, name=type(self).__name__)
             trainer.num_sanity_val_steps = 0

@@ -1,4 +1,4 @@
-"""A check that callbacks of validations share."""
+"""The check of callbacks that need a validation."""
 
 from __future__ import annotations
 
