@@ -1,4 +1,11 @@
-"""Rewards: functions `(prompts, responses, rows) -> scores` or services, by data source, with weights."""
+"""Rewards: weighted functions `(prompts, responses, rows) -> scores` or services, chosen by data source.
+
+spec, registry      which functions score a row (`RewardSpec`); functions by short name, dotted path, address
+score               scoring a batch, and trying functions out before any worker starts
+functions, maths    the functions that the package has
+http                services
+steps, environment  where steps of a response end; what answers an actor between its turns
+"""
 
 from rlhf_lightning.rewards.environment import Environment
 from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError, json_safe

@@ -1,4 +1,4 @@
-"""Who speaks between an actor's turns: a function of what has been said so far.
+"""An environment: a function that answers an actor between its turns, given the texts so far.
 
 actor: 12 * 7 = ?<end>  -->  function: "84<end>"  -->  actor: The answer is 84.<end>  -->  function: None
 """
@@ -16,35 +16,36 @@ from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, awa
 
 Replies: TypeAlias = Sequence[str | None]
 if TYPE_CHECKING:
-    Speaks: TypeAlias = Callable[
+    ReplyFunction: TypeAlias = Callable[
         [list[str], list[str], list[dict[str, object]]], Replies | Awaitable[Replies]
     ]
-    Function: TypeAlias = str | Speaks
+    Function: TypeAlias = str | ReplyFunction
 else:  # what the command line takes
     Function = str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What answers the actor, so that a response has several turns.
+    """Answers the actor, so that a response has several turns.
 
     Raises:
         ValueError: there is one turn only, or workers cannot import the function.
     """
 
     function: Function
-    """Dotted path of `(prompts, responses, rows) -> replies`: what is said so far, special tokens included,
-    to a text that comes next, or None where the response is whole."""
+    """Dotted path of `(prompts, responses, rows) -> replies`. Responses are the texts so far, special tokens
+    included; a reply is the text that follows, or None where the response is complete."""
     turns: int = 4
-    """Times that the actor speaks at most."""
+    """Most turns of the actor."""
     columns: ClassVar[tuple[str, ...]] = ("rows",)
-    """What it reads beside prompts."""
+    """Columns that it reads beside the prompts."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", dotted(self.function, "environment.function"))
         if self.turns < 2:
             raise ValueError(
-                f"environment.turns={self.turns}: nobody is answered. Give at least 2, or no environment."
+                f"environment.turns={self.turns}: no turn of the actor follows a reply. Give at least 2, "
+                "or no environment."
             )
         if self.name.startswith(SCHEMES):
             raise ValueError(
@@ -54,21 +55,21 @@ class Environment:
 
     @property
     def name(self) -> str:
-        """The dotted path."""
+        """The function's dotted path."""
         return dotted(self.function, "environment.function")
 
     def replies(
         self, prompts: list[str], responses: list[str], rows: list[dict[str, object]]
     ) -> list[str | None]:
-        """What comes after each response, None where nothing does.
+        """The reply to each response, None where it is complete.
 
         Raises:
-            ValueError: there is no such function, it failed, or returned something else.
+            ValueError: there is no such function, it failed, or did not return a text or None for each row.
         """
-        whose, speaks = f"environment {self.name}", imported(self.name, what=f"environment {self.name}")
+        whose, function = f"environment {self.name}", imported(self.name, what=f"environment {self.name}")
         try:
-            said = speaks(prompts, responses, rows)
-            found = list(cast(Replies, awaited(said) if isinstance(said, Awaitable) else said))
+            returned = function(prompts, responses, rows)
+            found = list(cast(Replies, awaited(returned) if isinstance(returned, Awaitable) else returned))
         except (Exception, SystemExit) as err:
             raise ValueError(
                 f"{whose}: {type(err).__name__} over {len(rows)} rows, the first with the prompt "
@@ -77,13 +78,13 @@ class Environment:
         if len(found) != len(rows):
             raise ValueError(
                 f"{whose}: returned {len(found)} replies for {len(rows)} rows. Return one for each, None "
-                "where the response is whole."
+                "where the response is complete."
             )
         for reply in found:
-            if why := _no_text(reply):
+            if why := _why_no_text(reply):
                 raise ValueError(
                     f"{whose}: returned {repr(reply)[:60]}, which is no text{why} Return a text, or None "
-                    "where the response is whole."
+                    "where the response is complete."
                 )
         return found
 
@@ -91,7 +92,7 @@ class Environment:
         """Ask for replies to made-up responses of a few rows.
 
         Raises:
-            ValueError: as `replies`, or the function takes something else.
+            ValueError: as `replies`, or the function does not take prompts, responses and rows.
         """
         whose = f"environment {self.name}"
         check_parameters(imported(self.name, what=whose), what=whose, returns="replies")
@@ -101,8 +102,8 @@ class Environment:
             self.replies(prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)
 
 
-def _no_text(reply: object) -> str:
-    """Why a reply cannot be said; empty where it can, or is None."""
+def _why_no_text(reply: object) -> str:
+    """The end of a sentence that says why a reply is no text; empty if it is one, or None."""
     if not isinstance(reply, str | None):
         return "."
     try:

@@ -1,9 +1,9 @@
-"""A reward function that is a service: the texts go there as JSON, the scores come back.
+"""A reward function that is a service: texts are sent to it as JSON, and it returns the scores.
 
     POST {"prompts": [...], "responses": [...], "rows": [...]}  ->  {"scores": [1.0, ...]}, or the list alone
 
-What may pass by itself (a time-out, a lost connection, 429, 500 to 599) is tried again, a bounded number of
-times; any other answer that does not hold a number for each row ends the run at once.
+Failures that may be temporary (a time-out, a lost connection, 429, 500 to 599) are retried, a bounded number
+of times; any other answer without a number for each row ends the run at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from urllib3.exceptions import TimeoutError as LateError
 logger = logging.getLogger(__name__)
 
 SCHEMES = ("http://", "https://")
-"""How the name of a service begins."""
+"""Beginnings of a service's address."""
 RETRIES: Counter[str] = Counter()
 """Requests that this process has repeated, by address."""
 MAX_CONNECT_S = 5.0
-"""Longest wait for a connection, which a service that is there accepts at once."""
+"""Longest wait for a connection: a running service accepts it at once."""
 MAX_PAUSE_S = 60.0
-"""Longest pause before a request is repeated."""
+"""Longest pause before a retry."""
 _CHUNK = 1 << 16
 
 
@@ -54,9 +54,9 @@ class HTTPOptions:
     timeout_s: float = 30.0
     """Longest wait for the answer to one request."""
     retries: int = 3
-    """Further tries of a request after a time-out, a lost connection, 429 or 500 to 599."""
+    """Retries of a request after a time-out, a lost connection, 429 or 500 to 599."""
     backoff_s: float = 0.5
-    """Pause before the first of them; it doubles from one to the next, up to a minute."""
+    """Pause before the first retry; it doubles from one to the next, up to a minute."""
     batch_size: int = 256
     """Most rows in a request."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -74,25 +74,25 @@ class HTTPOptions:
 
 
 class _Answer(NamedTuple):
-    """What came of one request."""
+    """The result of one request."""
 
     status: int
-    """Of HTTP; 0 where no answer came."""
+    """HTTP status; 0 where no answer came."""
     said: str
     """The status, or why there is none, in words."""
     body: bytes = b""
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may get another answer."""
+        """Whether a retry may succeed."""
         return self.status in (0, 429) or self.status >= 500
 
 
 @dataclass(frozen=True)
 class Service:
-    """A reward function behind an address; workers open it, so `localhost` is the worker's own node.
+    """A reward function at an address; workers call it, so that `localhost` is the worker's own node.
 
-    Proxies that the environment names are used, but not for this machine.
+    Proxies of the environment's variables are used, but not for this machine.
 
     Raises:
         ValueError: the address names no host.
@@ -222,7 +222,7 @@ class Service:
 
 
 def json_safe(value: object) -> object:
-    """A value as JSON can hold it: texts for what it does not know, null for numbers that are not finite."""
+    """A value that JSON can hold: other objects become texts, numbers that are not finite None."""
     if isinstance(value, Mapping):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -233,7 +233,7 @@ def json_safe(value: object) -> object:
 
 
 def _host(url: str) -> str:
-    """The host of an address, empty where there is none or the port is no port."""
+    """The host of an address; empty where there is none, or the port is no valid one."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "" if parts.port is None or parts.port > 0 else ""
@@ -258,7 +258,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _read(response: BaseHTTPResponse, deadline: float) -> bytes:
-    """The whole body; the library's time-out is for each of its parts, which could arrive for ever."""
+    """The whole body, until the deadline: the library's time-out is for each part of it alone."""
     parts = []
     while part := response.read1(_CHUNK, decode_content=True):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Is the final number or formula of a response the right one?
+"""The reward function `maths_answer`: whether a response's final number or formula is right.
 
 Numbers are compared exactly, as fractions; everything else by the math-verify library, symbolically.
 """
@@ -14,11 +14,11 @@ from math import prod
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.rewards.functions import answer_of
 
-# It warns where its time-out is off, and on every time-out.
+# The library warns where its time-out is off, and at every time-out.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 TIMEOUT_S = 3
-"""Longest parse or comparison. It works by a signal, so in the main thread only."""
+"""Longest parse or comparison; the library's time-out works by a signal, so in the main thread only."""
 MAX_CHARACTERS = 200
 MAX_EXPONENT = 10_000
 
@@ -77,7 +77,7 @@ def same_answer(gold: str, answer: str) -> bool:
 
 
 def _marked(text: str) -> str | None:
-    """Return what a text marks as its answer, the last one."""
+    """Return the last answer that a text marks by `boxed` or ####, or None."""
     start = text.rfind(_BOXED)
     if start >= 0:
         return _in_braces(text, start + len(_BOXED))
@@ -109,7 +109,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def _too_costly(text: str) -> bool:
-    """Return whether a formula could keep the algebra busy for ever, such as 9^9^9^9."""
+    """Return whether comparing a formula symbolically could take for ever, such as 9^9^9^9."""
     exponents = [
         min(int(digits), MAX_EXPONENT + 1) if len(digits) < 9 else MAX_EXPONENT + 1
         for digits in _EXPONENT.findall(text)

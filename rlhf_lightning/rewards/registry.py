@@ -1,4 +1,4 @@
-"""Functions by name: the short names that come with the package, dotted paths to anybody's, addresses."""
+"""Reward functions by name: short names of the package's own, dotted paths, addresses of services."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf_lightning.rewards.maths import maths_answer
 if TYPE_CHECKING:
     from rlhf_lightning.rewards.spec import Kind, RewardFunction
 
-    # Any: a mapping's type of keys is invariant, and mappings of str are to pass, too.
+    # Any, since the key type of a mapping is invariant, and mappings with str keys should pass, too.
     Weights: TypeAlias = Mapping[Any, float]
     Functions: TypeAlias = Weights | Sequence[str | RewardFunction] | str | RewardFunction | None
     Sources: TypeAlias = Mapping[str, Weights]
@@ -40,9 +40,9 @@ REWARDS: dict[str, RewardFunction] = {
     "too_long": too_long,
     "repetition": repetition,
 }
-"""The short names."""
+"""Functions by short name."""
 _FOREIGN = ("completions", "completion_ids", "data_source", "solution_str", "ground_truth", "extra_info")
-"""Parameters of reward functions of TRL and verl, which are called in other ways."""
+"""Names of parameters of reward functions for TRL and verl, which are called in other ways."""
 _OTHERS = (
     f"Short names: {', '.join(REWARDS)}. A service has an address, such as http://127.0.0.1:8000/score. "
 )
@@ -54,7 +54,7 @@ def resolve(name: str, *, kind: Kind = "reward", http: HTTPOptions | None = None
     Args:
         name: as the user wrote it.
         kind: what messages call it.
-        http: how a service is asked; as by default where None.
+        http: options for a service; None: the defaults.
 
     Raises:
         ValueError: there is no such function.
@@ -98,7 +98,7 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
 
 
 def check_parameters(function: Callable[..., object], *, what: str, returns: str = "scores") -> None:
-    """Refuse a function that takes something else than three lists, or calls them what they are not.
+    """Refuse a function that does not take three lists by position, or was written for another system.
 
     Args:
         function: as `resolve` returns it.
@@ -110,7 +110,7 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
     """
     try:
         parameters = inspect.signature(function)
-    except ValueError:  # of a built-in without one
+    except ValueError:  # a built-in without a signature
         return
     try:
         given = parameters.bind([], [], []).arguments
@@ -130,15 +130,15 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
 def _exists(module_name: str) -> bool:
     try:
         return module_name in sys.modules or find_spec(module_name) is not None
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # raised for a missing parent package
         return False
 
 
 def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | list[str] | str | None:
-    """Return the same with dotted paths instead of functions.
+    """Return the functions of a reward by the names by which workers find them.
 
     Raises:
-        ValueError: workers cannot import a function, or something else is given.
+        ValueError: workers cannot import a function, or one is neither a function nor a name.
     """
     if functions is None or isinstance(functions, str):
         return functions
@@ -150,7 +150,7 @@ def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | 
 
 
 def named_sources(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
-    """Return the same with dotted paths instead of functions.
+    """Return the functions of each data source by the names by which workers find them.
 
     Raises:
         ValueError: workers cannot import a function.
@@ -166,11 +166,11 @@ def _role(kind: Kind) -> str:
 
 
 def dotted(function: object, option: str) -> str:
-    """The name by which workers import a function; what is a name stays.
+    """The name by which workers find a function: its short name or dotted path; a name is returned as it is.
 
     Args:
-        function: or its name.
-        option: that it was given as, for messages.
+        function: a function, or its name.
+        option: the option that it was given for, for messages.
 
     Raises:
         ValueError: workers cannot import it.

@@ -1,4 +1,4 @@
-"""Scoring a batch, and trying the functions out before any worker starts."""
+"""Scoring a batch with reward functions, and trying the functions out before any worker starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCORES = "scores"
 PREFLIGHT_ROWS = 3
 PREFLIGHT_RESPONSE = "The answer is 42."
 LARGEST = (2 - 2**-23) * 2.0**127
-"""Of float32, in which scores are columns."""
+"""Largest number in float32, the type of columns of scores."""
 
 
 def score(
@@ -90,7 +90,7 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
 def _call(
     spec: RewardSpec, name: str, prompts: list[str], responses: list[str], rows: list[dict[str, object]]
 ) -> list[object]:
-    """Call one function and count what it returns."""
+    """Call one function, and check that it returns one item for each row."""
     whose, first = f"{spec.kind} function {name}", f"the first with the prompt {prompts[0][:60]!r}"
     try:
         given = resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows)
@@ -116,16 +116,16 @@ def _call(
 
 
 def awaited(coming: Awaitable[T]) -> T:
-    """What an `async def` returns.
+    """Wait for the result of an `async def`.
 
-    All of a process are awaited in one loop, on a thread of its own: clients and semaphores of a module
-    belong to the loop that they are first used in, and a notebook's own thread has a loop that runs.
+    A process has one loop for all of them, on a thread of its own: clients and semaphores of a module belong
+    to the loop in which they are first used, and in a notebook the calling thread already runs a loop.
     """
 
     async def come() -> T:
         try:
             return await coming
-        except SystemExit as err:  # it would end the loop
+        except SystemExit as err:  # would end the loop for all
             raise RuntimeError(f"sys.exit({err})") from err
 
     return asyncio.run_coroutine_threadsafe(come(), _loop()).result()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "exact_match"
 Kind = Literal["reward", "cost"]
-"""What a score is; a cost is to be kept low."""
+"""What a score means: a reward is to be high, a cost to be low."""
 
 
 class RewardFunction(Protocol):
@@ -61,9 +61,9 @@ class RewardSpec:
     model: ModelSpec | None = None
     """A reward model, whose score is added."""
     http: HTTPOptions = field(default_factory=HTTPOptions)
-    """How services are asked."""
+    """Options for services."""
     kind: Kind = "reward"
-    """What messages call it; a cost has no default function."""
+    """Whether it is a reward or a cost; a cost has no default function."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "functions", named(self.functions, kind=self.kind))

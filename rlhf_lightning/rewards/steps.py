@@ -1,4 +1,4 @@
-"""Where the steps of a response end, for rewards of steps."""
+"""Where the steps of a response end, for process rewards."""
 
 from __future__ import annotations
 

@@ -231,7 +231,10 @@ def test_ppo_learns_from_turns(model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"function": insists, "turns": 1}, r"environment.turns=1: nobody is answered. Give at least 2"),
+        (
+            {"function": insists, "turns": 1},
+            r"environment.turns=1: no turn of the actor follows a reply. Give at least 2",
+        ),
         ({"function": "http://127.0.0.1:1/reply"}, "it is a function, not a service"),
         ({"function": lambda *_: []}, r"environment.function: .* workers cannot import it"),
     ],
