@@ -51,10 +51,10 @@ from rlhf_lightning.engines.native.fused import decoder_of, fuses
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
+from rlhf_lightning.engines.packed.last_mlp import shorten_last_mlp
 from rlhf_lightning.engines.packed.packing import COLUMNS
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.packed.record import Record
-from rlhf_lightning.engines.packed.spoken import speak_last
 from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.groups import several
@@ -248,7 +248,7 @@ class FSDPEngine(TrainEngine):
         if self._config.compile_layers:
             compile_layers(layers)
         else:
-            speak_last(layers)
+            shorten_last_mlp(layers)
         return weights
 
     def _distribute(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:

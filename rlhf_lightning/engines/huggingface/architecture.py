@@ -19,7 +19,7 @@ from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.adapters import HEAD, adapt, check_lora
 from rlhf_lightning.engines.huggingface.source import described, resolve, weight_files
 from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
-from rlhf_lightning.engines.packed.attention import TAKE, unpacked
+from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
@@ -103,8 +103,8 @@ def check_packed(spec: ModelSpec) -> None:
     if (directory := described(spec)) is None:
         return
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    if reason := unpacked(config):
-        raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {TAKE}")
+    if reason := why_not_packed(config):
+        raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {ADVICE}")
 
 
 def check_shared(spec: ModelSpec, head: Head, t: int) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rlhf_lightning.engines.native.cache import Cache, Places
 from rlhf_lightning.engines.native.kv import Step
-from rlhf_lightning.engines.packed.flash import Spans, flashes
+from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention
 from rlhf_lightning.engines.packed.layer import Layer
 
 
@@ -63,7 +63,7 @@ class GPUDecode(Step):
         self._cache.write(layer.number, key, value, self._places)
         keys, values = self._cache.layers[layer.number]
         asked = query.to(keys.dtype)
-        if flashes(asked, values):
+        if has_flash_attention(asked, values):
             spans = self._spans_of(layer.window)
             output = spans.attend(asked.flatten(1, 2), by_place(keys), by_place(values), layer)
         else:

@@ -1,1 +1,1 @@
-"""Passes of a model over rows that lie one behind the other without padding, none of them made twice."""
+"""Training and scoring passes over packed rows: concatenated without padding, and no work done twice."""

@@ -1,10 +1,10 @@
-"""Attention over sequences that lie one behind the other in one row of tokens, for any Hugging Face decoder.
+"""Attention over packed sequences (concatenated in one row of tokens), for any Hugging Face decoder.
 
     module(input_ids=[1, T], position_ids=[1, T], use_cache=False, sequences=Packed([3, 2, ...]))
 
-transformers hands the keyword `sequences` through to the attention function registered here, which leaves it
-to that object which token sees which: `Packed` for training, `kv.Prefill` and `kv.Decode` for generation. No
-mask is built, and nothing is padded outside attention.
+transformers passes the keyword `sequences` on to the attention function registered here, and that object
+decides which token attends to which: `Packed` in training and scoring, `kv.Prefill` and `kv.Step` in
+generation. The model itself sees neither a mask nor padding.
 
 T is the number of tokens of all sequences, H heads, K key-value heads, D the size of a head.
 """
@@ -21,21 +21,21 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from rlhf_lightning.engines.packed.flash import Spans, flashes
+from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention
 from rlhf_lightning.engines.packed.layer import Layer
 
 IMPLEMENTATION = "rlhf"
 """Name under which the attention function is registered with transformers."""
 
-TAKE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3, Mistral or GPT-2."
-"""What to do about a model that cannot be packed."""
+ADVICE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3, Mistral or GPT-2."
+"""What to do about a model whose sequences cannot be packed."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OPTIONS = ("sequences", "scaling", "sliding_window")
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 class Sequences(Protocol):
-    """Says where each token of a model call belongs, and so what it attends to."""
+    """Which tokens of a model call form a sequence, and so which token attends to which."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
@@ -43,11 +43,11 @@ class Sequences(Protocol):
 
 
 class Packed:
-    """Whole sequences, one behind the other: a token attends to its own sequence, up to itself.
+    """Whole sequences, concatenated: a token attends to its own sequence, up to and including itself.
 
-    Flash attention takes them as they are. Elsewhere those that are computed together form a group, padded to
-    its longest. With `waste` 0 a group holds neighbours of one length, so that it is a view of the tokens;
-    with more, sequences of like length.
+    Flash attention takes them as they are. Without it, sequences are computed in groups, each padded to its
+    longest. With `waste` 0 a group is a run of neighbours of equal length, a view of the tokens without any
+    padding; with more, a group holds sequences of similar length.
 
     Example:
         `Packed([3, 2]).position_ids` is `[[0, 1, 2, 0, 1]]`.
@@ -62,27 +62,29 @@ class Packed:
         """Plan the groups.
 
         Args:
-            lengths: Tokens of each sequence.
-            device: Where the tokens are.
-            waste: Most padded tokens per token of a group; None takes 0 on a CPU, where calls are cheap and
-                copies are not, and 0.25 elsewhere.
+            lengths: number of tokens of each sequence.
+            device: where the tokens are.
+            waste: most padding of a group per token of it; None: 0 on a CPU, where calls are cheap and copies
+                are not, and 0.25 elsewhere.
         """
         self.lengths = tuple(int(length) for length in lengths)
         if min(self.lengths, default=1) < 1:
-            raise ValueError(f"Packed(lengths={self.lengths}): a sequence has a token. Leave the row out.")
+            raise ValueError(
+                f"Packed(lengths={self.lengths}): a sequence has at least 1 token. Leave empty rows out."
+            )
         self._device = torch.device(device)
         self.position_ids = _aranges(self.lengths)[None].to(device)
-        """[1, T] int64, the place of each token in its sequence."""
+        """[1, T] int64, the position of each token in its sequence."""
         self._waste = (0.0 if self._device.type == "cpu" else 0.25) if waste is None else waste
         self._bands: dict[tuple[int, int], Tensor] = {}
-        self.spoken: Tensor | None = None
-        """[any] int64, the tokens whose outputs are read; None: all, or as good as all."""
+        self.needed: Tensor | None = None
+        """[any] int64, the tokens whose outputs are needed, see `last_mlp`; None: all or nearly all."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
         if not self.lengths:
             return query.transpose(1, 2)
-        if flashes(query, value):
+        if has_flash_attention(query, value):
             q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
             return self._spans.attend(q, k, v, layer)[None]
         groups, place = self._grouped
@@ -103,14 +105,14 @@ class Packed:
 
     @cached_property
     def _grouped(self) -> tuple[list[tuple[int, int]], Tensor | None]:
-        """(count, padded length) of each group, and where each token goes among the padded ones."""
+        """(count, padded length) of each group, and [T] the index of each token among the padded ones."""
         if not self._waste:
             return _runs(self.lengths), None
         groups, place = _padded(self.lengths, self._waste)
         return groups, None if place is None else place.to(self._device)
 
     def _spread(self, x: Tensor) -> Tensor:
-        """[1, H, T, D] -> [H, P, D] with P the tokens of all groups, padding included."""
+        """[1, H, T, D] -> [H, P, D], with P the number of tokens of all groups, padding included."""
         groups, place = self._grouped
         if place is None:
             return x[0]
@@ -119,13 +121,13 @@ class Packed:
         return padded.index_copy(0, place, tokens).transpose(0, 1)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
-        """Causal attention of [count, H, length, D]; beyond the window a band replaces the triangle."""
+        """Causal attention of [count, H, length, D]; a mask only where a window is shorter than `length`."""
         groups, length = query.shape[1] // key.shape[1], query.shape[2]
         band = self._band(length, layer.window, query.device) if 0 < layer.window < length else None
         if groups > 1 and query.is_cuda and (band is not None or query.dtype == torch.float32):
-            # No fused kernel takes grouped heads there, and the plain one keeps length x length numbers.
+            # In these cases no fused kernel takes grouped heads, and the unfused one stores length x length.
             key, value, groups = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), 1
-        dtype = torch.float32 if query.is_cpu else query.dtype  # a CPU's kernels are slower in bfloat16
+        dtype = torch.float32 if query.is_cpu else query.dtype  # on a CPU bfloat16 kernels are slower
         output = scaled_dot_product_attention(
             query.to(dtype),
             key.to(dtype),
@@ -138,7 +140,7 @@ class Packed:
         return output.to(query.dtype)
 
     def _band(self, length: int, window: int, device: torch.device) -> Tensor:
-        """[length, length] bool: j is seen from i if i - window < j <= i."""
+        """[length, length] bool: token i attends to j if i - window < j <= i."""
         if (length, window) not in self._bands:
             place = torch.arange(length, device=device)
             distance = place[:, None] - place
@@ -152,12 +154,12 @@ def _aranges(lengths: Sequence[int]) -> Tensor:
 
 
 def _runs(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(count, length) of the neighbours of one length."""
+    """(count, length) of each run of neighbours of equal length."""
     return [(len(list(run)), length) for length, run in groupby(lengths)]
 
 
 def _padded(lengths: Sequence[int], waste: float) -> tuple[list[tuple[int, int]], Tensor | None]:
-    """(count, padded length) of groups of similar length, and where each token goes among the padded ones."""
+    """(count, padded length) of groups of similar length, and [T] each token's index among padded ones."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     groups: list[tuple[int, int]] = []
     start = [0] * len(lengths)
@@ -183,22 +185,22 @@ def _attention(
     attention_mask: Tensor | None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every attention layer, with its signature.
+    """The attention function that transformers calls in every layer, with the signature that it requires.
 
-    Dropout is left out: the old and the new probabilities of a policy have to come from one function.
+    There is no dropout: a policy ratio compares two passes, which must compute the same function.
     """
     name = type(module).__name__
     sequences, scaling, window = (options.get(option) for option in _OPTIONS)
     if sequences is None:
         raise ValueError(
             f"{name} was called without `sequences`: attention {IMPLEMENTATION!r} does not know which tokens"
-            " belong together. Pass sequences=Packed(lengths) and position_ids to the model. If you did, the"
-            f" model does not hand them on. {TAKE}"
+            " form a sequence. Pass sequences=Packed(lengths) and position_ids to the model. If you did, the"
+            f" model does not pass them on to its attention. {ADVICE}"
         )
     unknown = [option for option in _UNSUPPORTED if options.get(option) is not None]
     if attention_mask is not None or options.get("is_causal") is False or unknown:
         raise ValueError(
-            f"{name} asks for {unknown or 'a mask of its own'}, which packed attention lacks. {TAKE}"
+            f"{name} asks for {unknown or 'a mask of its own'}, which packed attention lacks. {ADVICE}"
         )
     layer = Layer(
         number=cast(int, module.layer_idx),
@@ -209,25 +211,25 @@ def _attention(
 
 
 AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(_attention))
-# Of Hopper on, torch prefers a kernel that is planned for each shape, and keeps every plan: packs and caches
-# of rows have a new shape at almost every call.
+# From Hopper on, torch prefers cuDNN, which plans a kernel for each shape and keeps every plan. Packed rows
+# and key-value caches have a new shape at almost every call.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def use_interface(module: PreTrainedModel) -> None:
-    """Make every attention layer of the model ask the `sequences` of the call.
+    """Make every attention layer of the model attend through the `sequences` of a call.
 
     Raises:
-        ValueError: the model computes its attention in a way that cannot be packed.
+        ValueError: the model's attention cannot take packed sequences.
     """
     config = module.config
-    if reason := unpacked(config) or _refusal(module):
-        raise ValueError(f"{type(module).__name__} (model_type={config.model_type}) {reason}. {TAKE}")
+    if reason := why_not_packed(config) or _refusal(module):
+        raise ValueError(f"{type(module).__name__} (model_type={config.model_type}) {reason}. {ADVICE}")
     module.set_attn_implementation(IMPLEMENTATION)
 
 
-def unpacked(config: PreTrainedConfig) -> str:
-    """Why models of a configuration cannot be packed, as far as that says; empty if they can."""
+def why_not_packed(config: PreTrainedConfig) -> str:
+    """Why models of this configuration cannot take packed sequences; empty where it gives no reason."""
     config = config.get_text_config()
     types = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     softcap = getattr(config, "attn_logit_softcapping", None)
@@ -241,7 +243,7 @@ def unpacked(config: PreTrainedConfig) -> str:
 
 
 def _refusal(module: PreTrainedModel) -> str:
-    """Why the model cannot be packed, whatever its configuration says; empty if it can."""
+    """Why this model's class cannot take packed sequences; empty if it can."""
     reasons = {
         "keeps a state beside keys and values": module._is_stateful,
         "computes its attention by itself, not through transformers' AttentionInterface": not (

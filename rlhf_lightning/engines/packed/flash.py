@@ -1,6 +1,6 @@
-"""Flash attention over sequences of any lengths, where a GPU has it: nothing is padded, and no mask is built.
+"""Variable-length flash attention on GPUs that have it: sequences of any lengths, no padding, no mask.
 
-T is the number of queries, S of keys, H heads, K key-value heads, D the size of a head, n of sequences.
+T is the number of queries, S of keys, H of heads, K of key-value heads, n of sequences, D the size of a head.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rlhf_lightning.engines.packed.layer import Layer
 
 _LARGEST_HEAD = 256
 _OLDEST = (8, 0)
-"""Compute capability of the first GPUs that have it: Ampere."""
+"""Least compute capability: flash attention needs Ampere or later."""
 
 
-def flashes(query: Tensor, value: Tensor) -> bool:
-    """Whether flash attention computes with a query and a value like these, [any, any, D]."""
+def has_flash_attention(query: Tensor, value: Tensor) -> bool:
+    """Whether flash attention takes a query and a value like these: device, dtype, size D [any, any, D]."""
     size = query.shape[-1]
     return (
         query.is_cuda
@@ -32,23 +32,26 @@ def flashes(query: Tensor, value: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Where sequences begin and end, known to the GPU."""
+    """Where sequences begin and end, in tensors on the GPU."""
 
     queries: Tensor
-    """[n + 1] int32, the first query of each sequence, and T."""
+    """[n + 1] int32, the index of each sequence's first query, then T."""
     keys: Tensor
-    """[n + 1] int32, the first key of each, and S."""
+    """[n + 1] int32, the index of each sequence's first key, then S."""
     most_queries: int
-    """Of one sequence."""
+    """Most queries of a sequence."""
     most_keys: int
-    """Of one sequence."""
+    """Most keys of a sequence."""
     used: Tensor | None = None
-    """[n] int32, how many of the keys of each are there; None: all."""
+    """[n] int32, how many keys of each sequence are valid; None: all."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
-        """Attend causally: query [T, H, D], key and value [S, K, D] -> [T, H, D]; all end together."""
+        """Attend causally: query [T, H, D], key and value [S, K, D] -> [T, H, D].
+
+        A sequence's last query stands at its last valid key.
+        """
         window = layer.window - 1 if 0 < layer.window < self.most_keys else -1
-        # One query sees all of its keys; where nothing is hidden the heads of a group are computed at once.
+        # A single query sees all its keys: without a causal mask the kernel computes a group's heads at once.
         after = -1 if self.most_queries == 1 and window == -1 else 0
         output = varlen_attn(
             query,

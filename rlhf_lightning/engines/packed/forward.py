@@ -1,4 +1,4 @@
-"""One pass of a model over the packed rows of a micro-batch: what it says about each response token."""
+"""One forward pass over the packed rows of a micro-batch: log-probabilities or values of response tokens."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def forward(
     entropy: bool,
     record: Record | None = None,
 ) -> dict[str, Tensor]:
-    """Outputs of a micro-batch, differentiable.
+    """Compute the outputs of a micro-batch, differentiably.
 
     Args:
         root: a causal language model, or a `ScalarModel`.
         rows: prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R], on the model's device.
-        head: which outputs.
+        head: which outputs; `lm` gives log-probabilities.
         temperature: divides the logits; 0 (greedy) counts as 1.
         entropy: whether `lm` computes the entropy too.
-        record: products that need not be computed, of `lm`.
+        record: matrix products of `lm` that a generation has computed already.
 
     Returns:
         log_probs and, if asked for, entropy; or values: [n, R] float32, 0 where the response mask is False.
@@ -43,17 +43,17 @@ def forward(
         return {"values": packed.unpack(root(packed.input_ids, keep=packed.keep, **places)[:, 0])}
     with record.given(packed) if record is not None else nullcontext():
         logits = root(packed.input_ids, use_cache=False, logits_to_keep=packed.keep, **places).logits
-    log_probs, entropies = _judged(logits, packed, temperature=temperature or 1.0, entropy=entropy)
+    log_probs, entropies = _evaluated(logits, packed, temperature=temperature or 1.0, entropy=entropy)
     outputs = {"log_probs": packed.unpack(log_probs)}
     return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs
 
 
-def _judged(
+def _evaluated(
     logits: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies [K] from logits [1, K, V]; tensor ranks may have V / t of them each."""
+    """Log-probabilities and entropies [K] from logits [1, K, V]; t tensor ranks have [1, K, V / t] each."""
     mine = logits.to_local() if isinstance(logits, DTensor) else logits
-    whole = mine.squeeze(0)  # unlike an index it costs nothing on the way back
+    whole = mine.squeeze(0)  # its backward pass is free, that of an index is not
     kept = whole if len(whole) == len(packed.keep) else whole[packed.keep]
     if not isinstance(logits, DTensor):
         return token_log_probs(kept, packed.targets, temperature=temperature, entropy=entropy)

@@ -1,4 +1,4 @@
-"""What an attention layer says of itself."""
+"""What the attention functions need to know about a layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class Layer(NamedTuple):
     """One of a model's attention layers."""
 
     number: int
-    """Its place in the model, from 0."""
+    """Its index in the model, from 0."""
     scaling: float
-    """Factor of query times key."""
+    """Factor of the products of queries and keys."""
     window: int
-    """A token sees this many tokens, itself included; 0: all before it."""
+    """A token attends to at most so many tokens, itself included; 0: to all before it."""

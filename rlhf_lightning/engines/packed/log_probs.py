@@ -1,6 +1,8 @@
-"""Log-probabilities and entropies of tokens, without a second table of the logits' size in float32.
+"""Log-probabilities and entropies of tokens from logits, without a float32 copy of all the logits.
 
-K is the number of tokens, V the vocabulary.
+Both passes work in chunks of tokens, and the gradient overwrites the logits where nothing else reads them.
+
+K is the number of tokens, V the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
-"""On a CPU a chunk and what is made of it stay in the cache of a core: three times as fast as the whole."""
+"""Logits in a chunk. On a CPU a chunk fits a core's cache: three times as fast as all logits at once."""
 _VIEWS = ("SqueezeBackward", "UnsafeViewBackward", "ViewBackward")
-_FREE = ("MmBackward0", "AddmmBackward0", "IndexBackward0", "_KnownBackward")
-"""Operations whose output is the same memory, but for the digits of their names; those that keep none."""
+"""Autograd nodes of views, without the digits of their names: input and output share memory."""
+_OUTPUT_UNUSED = ("MmBackward0", "AddmmBackward0", "IndexBackward0", "_KnownBackward")
+"""Autograd nodes that do not read their operation's output in the backward pass."""
 
 
 def token_log_probs(
@@ -24,7 +27,7 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target under softmax(logits / temperature), and the distribution's entropy.
 
-    On the way back the gradient takes the place of logits that come straight from an output layer.
+    In the backward pass, the gradient overwrites logits that come straight from an output layer.
 
     Args:
         logits: [K, V], any floating type; the arithmetic is float32.
@@ -39,12 +42,12 @@ def token_log_probs(
     return apply(logits, targets, 1.0 / temperature, entropy)
 
 
-def _only_ours(logits: Tensor) -> bool:
-    """Whether nothing on the way back from logits looks at them: no softcap, and no leaf."""
+def _can_overwrite(logits: Tensor) -> bool:
+    """Whether no other backward pass reads the logits: they are no leaf and no output of, say, a softcap."""
     node = logits.grad_fn
     while node is not None and node.name().rstrip("0123456789") in _VIEWS:
         node = node.next_functions[0][0]
-    return node is not None and node.name() in _FREE
+    return node is not None and node.name() in _OUTPUT_UNUSED
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -68,14 +71,14 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, targets, norms, entropies)
         ctx.scale, ctx.entropy = scale, entropy  # type: ignore[attr-defined]
-        ctx.in_place = _only_ours(logits)  # type: ignore[attr-defined]
+        ctx.in_place = _can_overwrite(logits)  # type: ignore[attr-defined]
         return log_probs, entropies
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
         """Gradients: d log p_t / dx = onehot - p and d H / dx = -p (log p + H), both times the scale.
 
-        An entropy that is only looked at has no gradient (None), and costs nothing here.
+        An entropy that no loss reads has no gradient (None), and costs nothing here.
         """
         logits, targets, norms, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
         scale: float = ctx.scale  # type: ignore[attr-defined]
@@ -94,11 +97,11 @@ class _TokenLogProbs(torch.autograd.Function):
 
 
 def times(logits: Tensor, scale: float) -> Tensor:
-    """Logits in fp32, times `scale`."""
+    """The logits times `scale`, in float32."""
     return logits.float() if scale == 1 else logits.float() * scale
 
 
 def chunks(logits: Tensor) -> list[slice]:
-    """Runs of tokens whose logits in fp32 take little memory."""
+    """Slices of the tokens, of about `_CHUNK_ELEMENTS` logits each."""
     size = max(1, _CHUNK_ELEMENTS.get(logits.device.type, 1 << 22) // logits.shape[1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]

@@ -1,7 +1,9 @@
 """Rows of a batch -> micro-batches of a token budget -> one row of tokens without padding, and back.
 
-n is the number of rows, P the prompt width, R the response width, T the tokens of all rows (a prompt that
-several rows answer counts once), K the valid response tokens.
+Every training and scoring pass begins and ends here.
+
+n is the number of rows, P the prompt width, R the response width, T the number of tokens of all rows (a
+prompt that several rows answer counts once), K the number of valid response tokens.
 """
 
 from __future__ import annotations
@@ -15,36 +17,36 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.packed.attention import Packed
+from rlhf_lightning.engines.packed.last_mlp import needed_tokens
 from rlhf_lightning.engines.packed.sharing import Shared, share
-from rlhf_lightning.engines.packed.spoken import spoken
 from rlhf_lightning.functional import row_ends
 
 Place = Literal["before", "after"]
-"""Which place speaks for a response token: the one that predicts it, or its own."""
+"""The position whose output belongs to a response token: the one before it, which predicts it, or its own."""
 COLUMNS = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
-"""What every pass reads."""
+"""The columns that every pass reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Rows of a micro-batch, one behind the other, and the places whose outputs are wanted."""
+    """Rows of a micro-batch, concatenated, and the positions whose outputs are needed."""
 
     input_ids: Tensor
     """[1, T] int64."""
     sequences: Packed | Shared
     """Which of the T tokens form a sequence."""
     keep: Tensor
-    """[K] int64, for each valid response token the place that speaks for it."""
+    """[K] int64, for each valid response token the index among the T whose output belongs to it (`Place`)."""
     targets: Tensor
     """[K] int64, the valid response tokens."""
     mask: Tensor
-    """[n, R] bool, where they stand."""
+    """[n, R] bool, where in the rows the valid response tokens are."""
     whole_ids: Tensor
-    """[W] int64, the tokens of all sequences as if nothing were shared."""
+    """[W] int64, the tokens of all sequences as if no prompt were shared."""
     lengths: tuple[int, ...]
-    """Tokens of each."""
+    """Number of tokens of each sequence, as if no prompt were shared; their sum is W."""
     computed: Tensor | None
-    """[T] int64, which of them are computed; None for all."""
+    """[T] int64, which of the W tokens are computed; None for all."""
 
     def unpack(self, values: Tensor) -> Tensor:
         """[K] -> [n, R] float32, 0 where the mask is False; differentiable."""
@@ -55,10 +57,10 @@ class PackedRows:
 def select(
     rows: TensorDict, index: list[int], columns: Sequence[str], *, filler: int = 1, device: torch.device
 ) -> dict[str, Tensor]:
-    """`COLUMNS` and others of some rows, on the device; `filler` fully masked rows where there are none.
+    """Select `COLUMNS` and others of some rows, on the device; without rows, `filler` fully masked ones.
 
     Raises:
-        ValueError: there is no such column, or it is none of numbers.
+        ValueError: a column is missing, or does not hold numbers.
     """
     names, have = (*COLUMNS, *columns), set(rows.keys())
     missing = [name for name in names if name not in have]
@@ -77,18 +79,21 @@ def select(
 
 
 def row_lengths(prompt_mask: Tensor, response_mask: Tensor) -> list[int]:
-    """Tokens of each row that a model reads; 0 for a fully masked row, which nothing is computed for."""
+    """Number of tokens of each row; 0 for a fully masked response, for which nothing is computed."""
     ends = row_ends(response_mask)
     return ((prompt_mask.sum(1) + ends) * (ends > 0)).tolist()
 
 
 def micro_batches(lengths: Sequence[int], budget: int, *, together: int = 1) -> list[list[int]]:
-    """Row numbers of each micro-batch, groups of like length together and the longest first.
+    """Distribute rows over micro-batches: the row numbers of each, groups of similar length together.
 
     Args:
-        lengths: tokens of each row; groups without a token are left out.
+        lengths: number of tokens of each row; groups without a token are left out.
         budget: most tokens in a micro-batch; a group longer than this is a micro-batch of its own.
-        together: neighbouring rows that form a group, which stays whole.
+        together: number of neighbouring rows that form a group, which is never divided.
+
+    Returns:
+        The micro-batches, the longest rows first.
     """
     groups = [range(first, first + together) for first in range(0, len(lengths), together)]
     sizes = [sum(lengths[row] for row in group) for group in groups]
@@ -106,14 +111,16 @@ def micro_batches(lengths: Sequence[int], budget: int, *, together: int = 1) -> 
 
 
 def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
-    """Pack rows; where no row has a valid token, one filler token stands for them, so that a model can run.
+    """Concatenate rows without padding.
+
+    Where no row has a valid token there is one filler token, so that the model can run.
 
     Args:
         rows: prompt_ids, prompt_mask [n, P] and response_ids, response_mask [n, R].
-        place: the place whose output belongs to a response token.
+        place: the position whose output belongs to a response token.
 
     Raises:
-        ValueError: a response has no prompt in front, and so nothing that predicts its first token.
+        ValueError: a response has no prompt, and so no position that predicts its first token.
     """
     mask, prompt_mask = rows["response_mask"], rows["prompt_mask"]
     ends, starts = row_ends(mask), prompt_mask.sum(1)
@@ -121,7 +128,7 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
     if place == "before" and bool(unpredictable.any()):
         row = int(unpredictable.nonzero()[0])
         raise ValueError(f"prompt_mask: row {row} has a response but no prompt. Add a prompt token.")
-    # The last token predicts nothing that is wanted: it is read only where its own place speaks.
+    # The last token predicts nothing that is needed: it is packed only where its own output counts.
     read = ends if place == "after" else (ends - 1).clamp(min=0)
     present = torch.arange(mask.shape[1], device=mask.device) < read[:, None]
     present = torch.cat([prompt_mask & (ends > 0)[:, None], present], 1)
@@ -137,7 +144,7 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
     shared = share(whole, present, rows["prompt_ids"])
     keep, input_ids = (shared.source[keep], ids[shared.computed]) if shared else (keep, ids)
     sequences = shared or whole
-    sequences.spoken = spoken(keep, tokens=len(input_ids))
+    sequences.needed = needed_tokens(keep, tokens=len(input_ids))
     return PackedRows(
         input_ids=input_ids[None],
         sequences=sequences,

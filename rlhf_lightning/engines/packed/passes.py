@@ -1,7 +1,8 @@
 """Rows -> micro-batches of a token budget -> forward and backward passes, in step on the ranks of a group.
 
-Ranks agree on the number of micro-batches, since a sharded layer is gathered on all ranks or on none. A rank
-that has run out of rows computes on one filler token that no loss sees.
+FSDP and DeepSpeed compute with it. Ranks that shard a model agree on the number of micro-batches, since a
+layer is gathered on all ranks or on none; a rank that has run out of rows computes one filler token, which no
+loss counts.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Passes:
 
     Args:
         root: a causal language model, a `ScalarModel`, or what can be called like one.
-        head: what it computes per response token.
-        group: ranks that compute in step; None for one.
-        device: where it computes.
+        head: what the model computes per response token.
+        group: ranks that compute the same number of micro-batches; None where ranks need not agree.
+        device: where the model computes.
         budget: most tokens in a micro-batch.
-        kept: keeps passes of `infer` for `accumulate`; None where ranks compute in step.
+        kept: keeps passes of `infer` for `accumulate`; None: nothing is kept.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class Passes:
         for index in self._plan(rows):
             part = select(rows, index, (), device=self._device)
             kept = keep and self._kept.admits(part)
-            wide = entropy or kept  # the loss of the update may read the entropy
+            needed = entropy or kept  # the loss of the update may read the entropy
             with torch.set_grad_enabled(kept):
-                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=wide)
+                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=needed)
             if kept:
                 self._kept.add(index, outputs)
             for name in names if index else ():
@@ -87,11 +88,11 @@ class Passes:
         """See `TrainEngine.accumulate`.
 
         Args:
-            rows: as there.
-            loss: as there.
-            counts: as there.
-            temperature: as there.
-            backward: called once a micro-batch.
+            rows: see there.
+            loss: see there.
+            counts: see there.
+            temperature: see there.
+            backward: called once per micro-batch.
         """
         plan, entropy = self._plan(rows, loss), loss.needs_entropy
         totals: dict[str, Tensor] = {}
@@ -114,9 +115,9 @@ class Passes:
         return {name: total.cpu() for name, total in totals.items()}
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
-        """Row numbers of each micro-batch: equally many on all ranks, empty where a rank has no rows left.
+        """Row numbers of each micro-batch: as many on all ranks, empty ones where a rank has no rows left.
 
-        With a loss there is at least one, so that every rank has a gradient.
+        With a loss there is at least one micro-batch, so that every rank has gradients.
         """
         lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
         parts = micro_batches(lengths, self._budget, together=loss.rows_together if loss else 1)

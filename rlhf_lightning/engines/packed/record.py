@@ -51,8 +51,8 @@ class Record:
         """Tokens in the record."""
         self._products: dict[tuple[int, Product], list[Tensor]] = {}
         """[T, O] of each call, by a layer's number and a product of it; the output layer's number is -1."""
-        self._spoken: list[Tensor] = []
-        """[K] int64 of each call, the tokens that the output layer had."""
+        self._logits_of: list[Tensor] = []
+        """[K] int64 of each call, the tokens whose logits were computed."""
         self._where = torch.empty(0, 0, dtype=torch.int64)
         """[B, longest row] int64, where in the record each token of a row is; -1: nowhere."""
         self._rows: dict[bytes, int] = {}
@@ -83,8 +83,8 @@ class Record:
     def keep_logits(self, logits: Tensor, at: Tensor | None) -> None:
         """Record the logits [K, V] of the next tokens at `at` [K] int64; None: of all of them."""
         self.keep(-1, "output", logits)
-        spoken = torch.arange(len(logits)) if at is None else at
-        self._spoken += [spoken + self.size] if self.open else []
+        tokens = torch.arange(len(logits)) if at is None else at
+        self._logits_of += [tokens + self.size] if self.open else []
 
     def advance(self, count: int) -> None:
         """Finish the next `count` tokens: all their products are recorded."""
@@ -106,7 +106,7 @@ class Record:
         """Free everything."""
         self.open, self.size = False, 0
         self._products.clear()
-        self._spoken.clear()
+        self._logits_of.clear()
         self._rows.clear()
 
     @contextmanager
@@ -115,10 +115,10 @@ class Record:
         places = self._find(packed)
         try:
             if places is not None:
-                last, read = self._module.config.num_hidden_layers - 1, packed.sequences.spoken
-                wanted = {(-1, "output"): self._said(places[packed.keep])}
-                if read is not None:
-                    wanted |= dict.fromkeys([(last, "fc1"), (last, "fc2")], places[read])
+                last, needed = self._module.config.num_hidden_layers - 1, packed.sequences.needed
+                wanted = {(-1, "output"): self._logit_rows(places[packed.keep])}
+                if needed is not None:  # the last MLP computes these tokens only
+                    wanted |= dict.fromkeys([(last, "fc1"), (last, "fc2")], places[needed])
                 for key, outputs in self._products.items():
                     outputs[:] = [torch.cat(outputs)] if len(outputs) > 1 else outputs
                     self._give(*key, outputs[0].index_select(0, wanted.get(key, places)))
@@ -141,12 +141,12 @@ class Record:
         whole = torch.cat(places)
         return whole if packed.computed is None else whole[packed.computed]
 
-    def _said(self, tokens: Tensor) -> Tensor:
-        """[K] int64, where the logits of these tokens are among all."""
-        number = torch.empty(self.size, dtype=torch.int64)
-        spoken = torch.cat(self._spoken)
-        number[spoken] = torch.arange(len(spoken))
-        return number[tokens]
+    def _logit_rows(self, tokens: Tensor) -> Tensor:
+        """[K] int64, the rows of these tokens among all recorded logits."""
+        row = torch.empty(self.size, dtype=torch.int64)
+        known = torch.cat(self._logits_of)
+        row[known] = torch.arange(len(known))
+        return row[tokens]
 
     def _give(self, number: int, product: Product, found: Tensor) -> None:
         parts = self._conversion.split(_weight(number, product), found, dim=1)

@@ -1,13 +1,13 @@
-"""Rows that answer the same prompt have it computed once.
+"""Computes a prompt once for all rows that answer it, in training and scoring.
 
     rows        A B C 1 2      packed       A B C 1 2 3 4 5      attention, per row     A B C 1 2
                 A B C 3 4 5                                                             A B C 3 4 5
 
-Only attention sees a copy of the prompt for every row, taken from the one computed, where its gradient goes.
-What is saved is all the rest of a decoder: projections, feed-forward layers and norms.
+Only attention sees a copy of the prompt in every row, gathered from the computed one, to which the gradients
+of all copies are added. Projections, feed-forward layers and norms compute each distinct prompt once.
 
-n is the number of rows, P the prompt width, R the response width, T the tokens of all rows, S <= T those that
-are computed, H heads, K key-value heads, D the size of a head.
+n is the number of rows, P the prompt width, R the response width, T the number of tokens of all rows, S <= T
+of those that are computed, H of heads, K of key-value heads, D the size of a head.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.layer import Layer
 
 _WORTH = 0.1
-"""Least share of tokens saved for which rows are shared: the copies in attention cost something too."""
+"""Least share of tokens that sharing must save: the copies for attention take time too."""
 
 
 class Shared:
-    """Sequences that share tokens: those computed are spread to whole sequences for attention alone."""
+    """Sequences that share prompts: attention gathers whole sequences from the computed tokens."""
 
     def __init__(self, whole: Packed, *, computed: Tensor, source: Tensor) -> None:
-        """Attend as `whole` does, the sequences as if nothing were shared."""
+        """Attend as `whole` does, the sequences as if no prompt were shared."""
         self._whole = whole
         self.computed = computed
-        """[S] int64, the places of `whole` that are computed."""
+        """[S] int64, which tokens of `whole` are computed."""
         self.source = source
-        """[T] int64, for each place of `whole` the computed token that stands there."""
+        """[T] int64, for each token of `whole` the index of the computed token that it is a copy of."""
         self.position_ids = whole.position_ids[:, computed]
-        """[1, S] int64, the place of each computed token in its sequence."""
-        self.spoken: Tensor | None = None
-        """See `Packed.spoken`; of the computed tokens."""
+        """[1, S] int64, the position of each computed token in its sequence."""
+        self.needed: Tensor | None = None
+        """See `Packed.needed`; indices among the computed tokens."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, S, D], key and value [1, K, S, D] -> [1, S, H, D]."""
@@ -46,17 +46,17 @@ class Shared:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index]; as an embedding, since a GPU adds the gradient of index_select up in no fixed order."""
+    """x[index], as an embedding: on a GPU index_select sums gradients in no fixed order."""
     return embedding(index, x.flatten(1)).view(-1, *x.shape[1:])
 
 
 def share(whole: Packed, present: Tensor, prompt_ids: Tensor) -> Shared | None:
-    """Share the prompts of the rows that have the same; None where too little would be saved.
+    """Share equal prompts between rows; None where too little would be saved.
 
     Args:
-        whole: the sequences as if nothing were shared.
-        present: [n, P + R] bool, the places of the rows that hold the tokens of these sequences.
-        prompt_ids: [n, P] int64; prompts of one length stand in the same places.
+        whole: the sequences as if no prompt were shared.
+        present: [n, P + R] bool, where in the rows the tokens of these sequences are.
+        prompt_ids: [n, P] int64; prompts of equal length are at the same columns.
     """
     width = prompt_ids.shape[1]
     first = _first_alike(prompt_ids.where(present[:, :width], -1))
@@ -72,7 +72,7 @@ def share(whole: Packed, present: Tensor, prompt_ids: Tensor) -> Shared | None:
 
 
 def _first_alike(x: Tensor) -> Tensor:
-    """For each row the first row that is equal: [n, P] -> [n] int64."""
+    """For each row the number of the first row that equals it: [n, P] -> [n] int64."""
     number = torch.unique(x, dim=0, return_inverse=True)[1]
     rows = torch.arange(len(x), device=x.device)
     return torch.full_like(rows, len(x)).scatter_reduce_(0, number, rows, "amin")[number]

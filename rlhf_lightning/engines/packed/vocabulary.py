@@ -1,8 +1,10 @@
-"""Log-probabilities and entropies of tokens whose logits are divided over ranks by vocabulary.
+"""Log-probabilities and entropies of tokens whose logits are divided over t tensor ranks by vocabulary.
 
 rank 0: logits of words 0 .. V/t       rank 1: logits of words V/t .. 2 V/t       ...
-Ranks exchange three numbers per token (a sum of exponentials, the target's logit, a product for the entropy)
-and its largest logit; no rank sees another's logits. K is the number of tokens, S = V/t the words of a shard.
+Ranks exchange four numbers per token and never their logits: the largest logit, the sum of exponentials, the
+target's logit, and for the entropy a sum of products.
+
+K is the number of tokens, S = V/t the number of words of a shard.
 """
 
 from __future__ import annotations
@@ -27,18 +29,19 @@ def parallel_token_log_probs(
     entropy: bool,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """As `token_log_probs`, of logits that the ranks of a group hold in shards of equal size.
+    """As `token_log_probs`, from logits that the ranks of a group hold in shards of equal size.
 
-    Every rank calls it with the same targets, gets the same results, and is given the gradient of its own
-    logits; the ranks compute the same loss, so nothing is summed over them in the backward pass.
+    Every rank calls it with the same targets and gets the same results, and in the backward pass the gradient
+    of its own logits. All ranks compute the same loss, so no gradient is summed over them.
 
     Args:
-        logits: [K, S], the words from rank * S on, any floating type; the arithmetic is float32.
+        logits: [K, S], this rank's words, from word rank * S on; any floating type, the arithmetic is
+            float32.
         targets: [K] int64, below `vocabulary`.
-        vocabulary: words; columns beyond are padding, which has no probability.
+        vocabulary: number of words; columns beyond them are padding, which has no probability.
         temperature: divides the logits.
         entropy: whether to compute the entropy; else it is 0.
-        group: ranks in the order of their shards.
+        group: the ranks, in the order of their shards.
 
     Returns:
         log_probs [K] and entropy [K], float32, in nats.
@@ -62,7 +65,7 @@ class _Wanted(NamedTuple):
 class _ParallelTokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: Tensor, places: Tensor, wanted: _Wanted) -> tuple[Tensor, Tensor]:
-        """`places` [K]: of the targets among these words, which may lie outside of them."""
+        """`places` [K]: the targets' columns in this shard; outside [0, S) they are another rank's words."""
         scale, entropy, group = wanted
         words = logits.shape[1]
         tops = logits.new_full((len(logits),), -torch.inf, dtype=torch.float32)

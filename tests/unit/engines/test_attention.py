@@ -69,7 +69,7 @@ def test_flash_attention_is_each_sequence_alone(kind: str, monkeypatch: pytest.M
     apart = packed_logits(module, sequences, Packed(lengths))
     expected = gradients(module, apart)
     monkeypatch.setattr(flash, "varlen_attn", plain)
-    monkeypatch.setattr(attention, "flashes", lambda *_: True)
+    monkeypatch.setattr(attention, "has_flash_attention", lambda *_: True)
     together = packed_logits(module, sequences, Packed(lengths))
     torch.testing.assert_close(together, apart, atol=CLOSE, rtol=CLOSE)
     found = gradients(module, together)

@@ -34,7 +34,7 @@ def flashing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flash attention for everyone."""
     monkeypatch.setattr(flash, "varlen_attn", plain)
     for module in (attention, kv_gpu):
-        monkeypatch.setattr(module, "flashes", lambda *_: True)
+        monkeypatch.setattr(module, "has_flash_attention", lambda *_: True)
 
 
 class Turn(NamedTuple):
@@ -91,7 +91,7 @@ def test_flash_attention_sees_what_a_mask_shows(
 ) -> None:
     found = stepped(heads, group, window, on_gpu=True)
     for module in (attention, kv_gpu):
-        monkeypatch.setattr(module, "flashes", lambda *_: False)
+        monkeypatch.setattr(module, "has_flash_attention", lambda *_: False)
     expected = stepped(heads, group, window, on_gpu=False)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -133,8 +133,10 @@ def test_flash_attention_is_for_some_heads_types_and_gpus(  # noqa: PLR0917
     with pretended():
         q, v = (torch.zeros(1, 1, size, dtype=dtype, device=GPU) for size in (query, value))
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
-        assert flash.flashes(q, v) == expected
-    assert not flash.flashes(torch.zeros(1, 1, query, dtype=dtype), torch.zeros(1, 1, value, dtype=dtype))
+        assert flash.has_flash_attention(q, v) == expected
+    assert not flash.has_flash_attention(
+        torch.zeros(1, 1, query, dtype=dtype), torch.zeros(1, 1, value, dtype=dtype)
+    )
 
 
 def test_keys_are_stored_in_the_type_that_was_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""The last layer's feed-forward part sees the tokens alone whose outputs are read."""
+"""The MLP of the last layer computes only the tokens whose outputs are needed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.engines.fsdp.shards import layers_of
+from rlhf_lightning.engines.packed.last_mlp import needed_tokens
 from rlhf_lightning.engines.packed.packing import pack
-from rlhf_lightning.engines.packed.spoken import spoken
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
 
@@ -79,7 +79,7 @@ def test_what_is_learned_is_what_whole_layers_teach(
         loss, gradients = learned(engine, batch)
     whole = ROWS * (PROMPT + RESPONSE - 1)
     assert set(tokens) == {(0, whole), (1, ROWS * RESPONSE)}
-    monkeypatch.setattr("rlhf_lightning.engines.packed.spoken._WORTH", 1.0)
+    monkeypatch.setattr("rlhf_lightning.engines.packed.last_mlp._WORTH", 1.0)
     plain = made(path, checkpointing=checkpointing)
     with seen(plain) as tokens:
         expected, others = learned(plain, batch)
@@ -97,7 +97,7 @@ def test_every_head_reads_what_whole_layers_say(
     with seen(engine) as found:
         outputs = engine.infer(batch, temperature=1.0)
     assert found == [(0, ROWS * tokens), (1, ROWS * RESPONSE)]
-    monkeypatch.setattr("rlhf_lightning.engines.packed.spoken._WORTH", 1.0)
+    monkeypatch.setattr("rlhf_lightning.engines.packed.last_mlp._WORTH", 1.0)
     for name, values in engine.infer(batch, temperature=1.0).items():
         torch.testing.assert_close(outputs[name], values, atol=1e-6, rtol=1e-5)
 
@@ -109,11 +109,11 @@ def test_short_prompts_are_not_worth_it(tmp_path: Path) -> None:
     assert found == [(0, ROWS * 13), (1, ROWS * 13)]
 
 
-def test_a_prompt_that_rows_share_speaks_once() -> None:
+def test_a_shared_prompt_is_needed_once() -> None:
     batch = rows()
     batch["prompt_ids"] = batch["prompt_ids"][:1].expand(ROWS, -1)
     packed = pack(batch, place="before")
-    places = packed.sequences.spoken
+    places = packed.sequences.needed
     assert places is not None
     assert len(packed.keep) == ROWS * RESPONSE
     assert places.tolist() == sorted(set(packed.keep.tolist()))
@@ -123,16 +123,16 @@ def test_a_prompt_that_rows_share_speaks_once() -> None:
 def test_what_is_computed_counts() -> None:
     """A shared prompt of 4 and three responses of 11 tokens, of which one each is in no pass: 34, 31 read."""
     batch = rows(prompt=4, response=11)
-    assert pack(batch, place="before").sequences.spoken is not None
+    assert pack(batch, place="before").sequences.needed is not None
     batch["prompt_ids"] = batch["prompt_ids"][:1].expand(ROWS, -1)
     packed = pack(batch, place="before")
     assert packed.input_ids.shape == (1, 34)
-    assert packed.sequences.spoken is None
+    assert packed.sequences.needed is None
 
 
 @pytest.mark.parametrize(("tokens", "left_out"), [(10, True), (9, False)])
 def test_a_tenth_is_worth_it(tokens: int, left_out: bool) -> None:
-    assert (spoken(torch.arange(9), tokens=tokens) is not None) == left_out
+    assert (needed_tokens(torch.arange(9), tokens=tokens) is not None) == left_out
 
 
 def test_compiled_layers_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
