@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native import replayed
+from rlhf_lightning.engines.native import cuda_graphs
+from rlhf_lightning.engines.native.cuda_graphs import GraphCapture
 from rlhf_lightning.engines.native.decoder import Decoder, Output, WholeDecoder
 from rlhf_lightning.engines.native.kv import Cached
-from rlhf_lightning.engines.native.replayed import Recorder
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
@@ -92,14 +92,14 @@ def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int
         config=Native(slots=slots),
     )
     graphs: list[Replay] = []
-    record = Recorder.record
+    record = GraphCapture.capture
 
-    def counted(self: Recorder, compute: Replay) -> Replay:
+    def counted(self: GraphCapture, compute: Replay) -> Replay:
         graphs.append(record(self, compute))
         return graphs[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recorder, "record", counted)
+        patch.setattr(GraphCapture, "capture", counted)
         rows = prompts(native.decoder.config.vocab_size)
         answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW, stop_strings=ENDS), seed=5)
     assert bool(graphs) == (device.type == "cuda")
@@ -159,9 +159,9 @@ def test_what_asks_the_gpu_goes_on_without_being_replayed(gpu: torch.device) -> 
         native = NativeGenerator(Asking(module), device=device, ends=Ends(pad_token_id=0, eos_token_ids=(3,)))
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            patch.setattr(replayed, "_refused", set())
+            patch.setattr(cuda_graphs, "_not_capturable", set())
             answers.append(native.generate(rows, sampling=sampling, seed=5))
-        assert any("cannot be recorded" in str(each.message) for each in told) == (device == gpu)
+        assert any("cannot be captured" in str(each.message) for each in told) == (device == gpu)
     assert torch.cuda.current_stream(gpu) == before
     same(answers[1], answers[0])
 

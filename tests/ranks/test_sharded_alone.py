@@ -67,7 +67,7 @@ def test_it_says_what_its_cache_takes(kind: str) -> None:
     text = whole(kind).config
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     expected = 2 * text.num_hidden_layers * text.num_key_value_heads * size
-    found = alone(kind)[0].kept_bytes
+    found = alone(kind)[0].kv_bytes_per_token
     assert (found(None), found(torch.bfloat16)) == (4 * expected, 2 * expected)
 
 

@@ -214,7 +214,9 @@ def pretended() -> Iterator[None]:
             stack.enter_context(mock.patch(f"torch.cuda.{name}", kind))
         stack.enter_context(mock.patch.object(Tensor, "record_stream", _record_stream))
         # A graph that is computed anew each time, from and to the memory of the first.
-        stack.enter_context(mock.patch("rlhf_lightning.engines.native.replayed.Recorder.record", _recorded))
+        stack.enter_context(
+            mock.patch("rlhf_lightning.engines.native.cuda_graphs.GraphCapture.capture", _recorded)
+        )
         where = {"is_cuda": property(_is_there), "device": property(lambda s: GPU if _is_there(s) else _CPU)}
         for name, field in where.items():
             stack.enter_context(mock.patch.object(torch.UntypedStorage, name, field, create=True))

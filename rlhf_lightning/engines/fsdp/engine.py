@@ -47,7 +47,7 @@ from rlhf_lightning.engines.huggingface.models import (
 )
 from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
 from rlhf_lightning.engines.native.decoder import Decoder
-from rlhf_lightning.engines.native.fused import decoder_of, fuses
+from rlhf_lightning.engines.native.fused import can_fuse, decoder_of
 from rlhf_lightning.engines.offload import Away
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
@@ -286,7 +286,7 @@ class FSDPEngine(TrainEngine):
         # In bfloat16 keeping and finding them takes as long as the products do.
         wanted = tokens and self._head == "lm" and self._dtype == torch.float32 and not anew
         wanted = wanted and self._device.type == "cpu"  # a GPU's steps are replayed, and leave nothing behind
-        return Record(self._model, tokens) if wanted and fuses(self._model) else None
+        return Record(self._model, tokens) if wanted and can_fuse(self._model) else None
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         assert self._spec.lora is not None

@@ -1,1 +1,1 @@
-"""The native generator: it decodes with the weights of a training engine as they are, in plain PyTorch."""
+"""The native generator: decodes with a training engine's own weights, in plain PyTorch."""

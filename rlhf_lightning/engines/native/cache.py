@@ -1,11 +1,11 @@
-"""Where keys and values of the rows being generated are kept: a block of slots a layer.
+"""The key-value cache of a generation: for each layer a block of slots, one slot per row being decoded.
 
     slot 0 | prompt ......... response ..     |
     slot 1 | prompt ... response ........     |   [slots, K, capacity, D] for keys, the same for values
     slot 2 | prompt ..... response .          |
 
-K is the number of key-value heads, D the size of a head, T the tokens of the prompts, n the rows being
-decoded, which hold the slots 0..n-1.
+K is the number of key-value heads, D the size of a head, T the number of tokens of the prompts, n of rows
+being decoded, which have the slots 0..n-1.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 
 
 class Cache:
-    """Keys and values by layer, slot and place; a layer's block is made at its first write."""
+    """Keys and values by layer, slot and position; a layer's blocks are allocated at its first write."""
 
     def __init__(self, slots: int, capacity: int, *, dtype: torch.dtype | None = None) -> None:
-        """Hold `slots` rows of at most `capacity` tokens, in `dtype` (None: as the model computes them)."""
+        """Make room for `slots` rows of at most `capacity` tokens, in `dtype` (None: that of the model)."""
         self.slots, self.capacity, self.dtype = slots, capacity, dtype
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        """Keys [slots, K, capacity, D] and values of each layer; 0 where nothing was written, never NaN."""
+        """Keys and values [slots, K, capacity, D] of each layer; 0, not NaN, where nothing was written."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, places: Places) -> None:
-        """Write key and value [T, K, D] at the places of T tokens."""
+        """Write the key and value [T, K, D] of T tokens at their places."""
         place = places.of(key.shape[1]).view(-1)
         for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
             rows = tokens.flatten(0, 1).to(block.dtype)
@@ -47,7 +47,7 @@ class Cache:
         return tokens.new_zeros(self.slots, heads, self.capacity, size, dtype=self.dtype or tokens.dtype)
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
-        """Copy the first `length` places of the slots `source` over the slots `target`, which are others."""
+        """Copy the first `length` positions of the slots `source` to the slots `target`, all distinct."""
         for blocks in self.layers.values():
             for block in blocks:
                 used = block[:, :, :length]
@@ -55,15 +55,15 @@ class Cache:
 
 
 class Places:
-    """Where tokens go in a cache: (slot, position) to the place in a block, for any number of heads."""
+    """Where tokens go in a cache: (slot, position) as indices of a block, for any number of heads."""
 
     def __init__(self, slot: Tensor, position: Tensor, *, capacity: int) -> None:
-        """Token i goes to slot[i] and position[i], both [T] int64."""
+        """Token i goes to position[i] of slot[i], both [T] int64."""
         self._slot, self._position, self._capacity = slot, position, capacity
         self._places: dict[int, Tensor] = {}
 
     def of(self, heads: int) -> Tensor:
-        """[T, heads] int64, of a block as [slots * heads * capacity, D]."""
+        """[T, heads] int64, indices of a block viewed as [slots * heads * capacity, D]."""
         if heads not in self._places:
             rows = self._slot[:, None] * heads + torch.arange(heads, device=self._slot.device)
             self._places[heads] = rows * self._capacity + self._position[:, None]
@@ -71,5 +71,5 @@ class Places:
 
     @cached_property
     def flat(self) -> Tensor:
-        """[T] int64, of a block as [slots * capacity, heads, D]."""
+        """[T] int64, indices of a block viewed as [slots * capacity, heads, D]."""
         return self._slot * self._capacity + self._position

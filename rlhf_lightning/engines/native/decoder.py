@@ -1,4 +1,9 @@
-"""What the native generator asks of a model: a whole Hugging Face module, or a rank's part of one."""
+"""The contract between the native generator and a model, which is whole on a rank or divided over several.
+
+WholeDecoder     a Hugging Face module as it is
+FusedDecoder     a Llama or Qwen2 on one rank, with fused weights               (`fused`)
+ShardedDecoder   one rank's generation shard under Megatron's names, in place   (`sharded`)
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_lightning.engines.host_linear import packed
 from rlhf_lightning.engines.native.kv import Cached
-from rlhf_lightning.engines.native.rotary import is_steady
+from rlhf_lightning.engines.native.rotary import has_static_angles
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
 from rlhf_lightning.engines.packed.record import Record
 from rlhf_lightning.spec import EXPERTS
 
 
 class Drawn(NamedTuple):
-    """The next tokens of n rows."""
+    """The tokens drawn for n rows."""
 
     token: Tensor
     """[n] int64."""
@@ -28,30 +33,38 @@ class Drawn(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a decoder computed."""
+    """The result of a decoder's call."""
 
     logits: Tensor | None
-    """[1, K, V] of the K kept tokens; None on a rank that does not draw."""
+    """[1, K, V], of the K kept tokens; None on a rank that does not draw."""
 
 
 class _Copy(Protocol):
-    """Communication between the ranks that share one copy of a model."""
+    """Communication between the ranks that share one copy of a model; collective."""
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
-        """The `count` tokens that one rank drew, on every rank of the copy; None on the others."""
+        """Send the `count` tokens that one rank drew to every rank of the copy.
+
+        Args:
+            drawn: the tokens, on the rank that drew them; None on the others.
+            count: number of tokens.
+        """
         ...
 
     def least(self, number: int) -> int:
-        """The smallest of the numbers of all ranks of the copy."""
+        """The smallest of the numbers that the ranks of the copy pass."""
         ...
 
 
 class Decoder(_Copy, Protocol):
-    """A causal language model or one rank's part of it; all ranks that share a copy call it alike."""
+    """A causal language model, or one rank's part of it.
+
+    All ranks of a copy make the same calls with the same arguments.
+    """
 
     @property
     def config(self) -> PreTrainedConfig:
-        """Of the whole model."""
+        """The whole model's configuration."""
         ...
 
     def __call__(
@@ -62,30 +75,30 @@ class Decoder(_Copy, Protocol):
         Args:
             input_ids: [1, T] int64.
             position_ids: [1, T] int64.
-            sequences: what each token attends to; it keeps keys and values.
-            keep: [K] int64, the tokens whose logits are wanted; None for all.
+            sequences: decides what each token attends to, and caches keys and values.
+            keep: [K] int64, the tokens whose logits are needed; None for all.
         """
         ...
 
     @property
     def record(self) -> Record | None:
-        """Records matrix products that an update may reuse; None: nothing is recorded."""
+        """Where matrix products are recorded for an update to reuse; None: they are not."""
         ...
 
     @property
-    def replays(self) -> bool:
-        """Whether its steps can be captured in a CUDA graph: they wait for no other rank or GPU result."""
+    def capturable(self) -> bool:
+        """Whether a step fits in a CUDA graph: the host waits neither for the GPU nor for another rank."""
         ...
 
-    def kept_bytes(self, dtype: torch.dtype | None) -> int:
-        """Bytes of one token's keys and values on this rank, stored in a dtype; None: as computed."""
+    def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
+        """Bytes of one token's keys and values on this rank, if stored in `dtype`; None: the model's."""
         ...
 
-    def evaluating(self, *, beside_bytes: int = 0) -> AbstractContextManager[None]:
-        """Without dropout and gradient checkpointing, and ready for steps of few tokens, for a while.
+    def evaluating(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
+        """Within this context: no dropout, no gradient checkpointing, weights prepared for short steps.
 
         Args:
-            beside_bytes: memory of a GPU that will be needed for keys and values; 0: what is left then.
+            cache_bytes: GPU memory that keys and values will need; 0: they take what is left.
         """
         ...
 
@@ -93,16 +106,16 @@ class Decoder(_Copy, Protocol):
 def logits_of(
     decoder: Decoder, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
 ) -> Tensor | None:
-    """One forward of tokens [T] at places [T]: the logits [kept tokens, V], on the rank that draws."""
+    """Compute tokens [T] at positions [T]: their logits [K, V]; None on a rank that does not draw."""
     output = decoder(input_ids=ids[None], position_ids=places[None], sequences=sequences, keep=keep)
     return None if output.logits is None else output.logits[0]
 
 
 class WholeDecoder:
-    """A Hugging Face causal language model prepared by `use_interface`, whole on this rank.
+    """A Hugging Face causal language model, whole on this rank.
 
     Raises:
-        ValueError: it is not prepared.
+        ValueError: the module was not prepared by `use_interface`.
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
@@ -115,14 +128,14 @@ class WholeDecoder:
 
     @property
     def record(self) -> Record | None:
-        """Nobody wants its products."""
+        """None: products are recorded by `FusedDecoder` only."""
         return None
 
     @property
-    def replays(self) -> bool:
-        """See `Decoder.replays`; experts are chosen by the host, but for some kernels of some GPUs."""
+    def capturable(self) -> bool:
+        """See `Decoder.capturable`; of experts, most implementations wait for the GPU's choice."""
         config = self.config.get_text_config()
-        return is_steady(config) and not any(getattr(config, name, None) for name in EXPERTS)
+        return has_static_angles(config) and not any(getattr(config, name, None) for name in EXPERTS)
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -136,14 +149,14 @@ class WholeDecoder:
         output = self.module(
             input_ids=input_ids,
             position_ids=position_ids,
-            use_cache=False,  # the sequences are one
+            use_cache=False,  # the sequences have a cache of their own
             sequences=sequences,
             logits_to_keep=0 if keep is None else keep,
         )
         return Output(cast(Tensor, output.logits))
 
-    def kept_bytes(self, dtype: torch.dtype | None) -> int:
-        """See `Decoder.kept_bytes`."""
+    def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
+        """See `Decoder.kv_bytes_per_token`."""
         text = self.config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -151,18 +164,18 @@ class WholeDecoder:
         return int(2 * text.num_hidden_layers * heads * size * element)
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
-        """What this rank drew."""
+        """See `Decoder.share`; this rank is alone."""
         assert drawn is not None
         return drawn
 
     def least(self, number: int) -> int:
-        """This rank's."""
+        """See `Decoder.least`; this rank is alone."""
         return number
 
     @contextmanager
-    def evaluating(self, *, beside_bytes: int = 0) -> Iterator[None]:
+    def evaluating(self, *, cache_bytes: int = 0) -> Iterator[None]:
         """See `Decoder.evaluating`."""
-        del beside_bytes  # nothing is copied there
+        del cache_bytes  # on a GPU no weights are copied
         training = self.module.training
         self.module.train(False)
         try:

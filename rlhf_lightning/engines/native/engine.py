@@ -1,4 +1,4 @@
-"""The native generator as a generation engine."""
+"""The native generator as a `GenerationEngine`: generates with the training engine's own weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class NativeEngine(GenerationEngine):
         source: the training engine.
         seat: this rank's place.
         ends: what ends a response.
-        config: use of memory.
+        config: options of the generator.
     """
 
     def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
         self.source: TrainEngine = source
         self._device, self._ends, self._config = seat.device, ends, config
         self._version: int | None = None
-        self._kept: Decoder | None = None
+        self._held: Decoder | None = None
+        """The decoder within `weights_held`."""
 
     def finished(
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
@@ -52,22 +53,22 @@ class NativeEngine(GenerationEngine):
         at_once: int = 0,
     ) -> TensorDict:
         """See `GenerationEngine.resume`."""
-        if self._kept is None:
+        if self._held is None:
             with self.weights_held():
                 return self.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
-        generator = self._over(self._kept)
+        generator = self._over(self._held)
         return generator.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
 
     @contextmanager
     def weights_held(self) -> Iterator[None]:
         """See `GenerationEngine.weights_held`."""
         with self.source.generating() as decoder:
-            self._kept = decoder
+            self._held = decoder
             del decoder  # must not outlive the context, which frees its tensors
             try:
                 yield
             finally:
-                self._kept = None
+                self._held = None
         self._version = self.source.version
 
     def _over(self, decoder: Decoder) -> NativeGenerator:

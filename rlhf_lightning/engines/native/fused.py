@@ -1,8 +1,10 @@
-"""A Llama or Qwen2 that decodes in few and large operations: `ShardedDecoder` on one rank.
+"""A Llama or Qwen2 that decodes in few large matrix products: `ShardedDecoder` over fused weight copies.
 
-on a CPU    few tokens over a second copy of the weights, fused, and laid out for few; many tokens through
-            the Hugging Face module
-on a GPU    all tokens over copies of the weights that are fused, where there is room for them
+on a CPU    calls of few tokens use fused copies in oneDNN's layout; calls of many tokens use the Hugging Face
+            module
+on a GPU    all calls use fused copies, where there is memory for them
+
+The copies are made at the start of each generation and freed at its end.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from rlhf_lightning.engines.native.kv_gpu import free_bytes
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.record import Record
 
-_BESIDE = 3
-"""The fused weights are copied where a GPU has room for so many times all weights beside them."""
+_ROOM_FOR_CACHE = 3
+"""A GPU must have room for the copies and, beside them, so many times the weights for keys and values."""
 
 
 class FusedDecoder(WholeDecoder):
-    """A model for which `fuses` holds.
+    """A model that `can_fuse` accepts.
 
     A step costs a tenth less than through its own layers on a CPU, and a third less on a GPU.
     """
@@ -39,7 +41,7 @@ class FusedDecoder(WholeDecoder):
 
     @property
     def record(self) -> Record | None:
-        """See `Decoder.record`; passes of many tokens are not recorded."""
+        """See `Decoder.record`; calls of many tokens are not recorded."""
         return self._record
 
     def __call__(
@@ -51,13 +53,13 @@ class FusedDecoder(WholeDecoder):
         return compute(input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
 
     @contextmanager
-    def evaluating(self, *, beside_bytes: int = 0) -> Iterator[None]:
-        """See `Decoder.evaluating`; fuses the weights that the module has now."""
+    def evaluating(self, *, cache_bytes: int = 0) -> Iterator[None]:
+        """See `Decoder.evaluating`; fuses the module's present weights."""
         training = self.module.training
         self.module.train(False)
         layers = range(self.module.config.num_hidden_layers)
         try:
-            if self._has_room(beside_bytes):
+            if self._has_room(cache_bytes):
                 self._steps = ShardedDecoder(
                     self._conversion, self._fused(), layers=[layers], chunks=1, tensor=None, pipeline=None
                 )
@@ -69,13 +71,13 @@ class FusedDecoder(WholeDecoder):
                 self._record.open = False
             self.module.train(training)
 
-    def _has_room(self, beside_bytes: int) -> bool:
-        """Whether a GPU has room for copies, and for keys and values or several times the weights beside."""
+    def _has_room(self, cache_bytes: int) -> bool:
+        """Whether a GPU has room for the copies beside keys and values; a CPU always has."""
         weights = list(self.module.parameters())
         if weights[0].is_cpu:
             return True
         size = sum(weight.nbytes for weight in weights)
-        return size + max(beside_bytes, _BESIDE * size) <= free_bytes(weights[0].device)
+        return size + max(cache_bytes, _ROOM_FOR_CACHE * size) <= free_bytes(weights[0].device)
 
     def _fused(self) -> dict[str, Tensor]:
         theirs = {name: p.detach() for name, p in self.module.named_parameters(remove_duplicate=False)}
@@ -89,8 +91,8 @@ class FusedDecoder(WholeDecoder):
         return fused
 
 
-def fuses(module: PreTrainedModel) -> bool:
-    """Whether a model is one of those, whole, of one type, and without adapters."""
+def can_fuse(module: PreTrainedModel) -> bool:
+    """Whether a model is a Llama or Qwen2 whose parameters are whole, of one dtype, and have no adapters."""
     config = module.config
     if config.model_type not in FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         return False
@@ -102,5 +104,5 @@ def fuses(module: PreTrainedModel) -> bool:
 
 
 def decoder_of(module: PreTrainedModel, record: Record | None = None) -> WholeDecoder:
-    """What decodes with a module prepared by `use_interface`; with a record, with one that `fuses`."""
-    return FusedDecoder(module, record) if record is not None or fuses(module) else WholeDecoder(module)
+    """The decoder of a module that `use_interface` has prepared; with a record, `can_fuse` must accept it."""
+    return FusedDecoder(module, record) if record is not None or can_fuse(module) else WholeDecoder(module)

@@ -25,11 +25,11 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.ends import Ends, StopTexts
 from rlhf_lightning.engines.host_linear import FEW
 from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.decoder import Decoder, Drawn, logits_of
 from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.native.kv_gpu import GPUCache, free_bytes
-from rlhf_lightning.engines.native.replayed import Steps
 from rlhf_lightning.engines.native.responses import Responses
 from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.record import Record
@@ -100,7 +100,7 @@ class NativeGenerator:
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
         numbers, prompts = self._numbers(rows, sampling, seed), self._prompts(rows, sampling)
-        with self.decoder.evaluating(beside_bytes=self._planned_bytes(prompts, sampling)):
+        with self.decoder.evaluating(cache_bytes=self._planned_bytes(prompts, sampling)):
             slots = self._slots(prompts, sampling)
             for size in shares(len(rows), parts):
                 while len(slots.ended) < size:
@@ -122,7 +122,7 @@ class NativeGenerator:
         """See `GenerationEngine.resume`."""
         numbers, rows = self._numbers(rows, sampling, seed), begun(rows, width=sampling.max_new_tokens)
         ended, prompts = rows["ended"].cpu().clone(), self._prompts(rows, sampling)
-        with self.decoder.evaluating(beside_bytes=self._planned_bytes(prompts, sampling)):
+        with self.decoder.evaluating(cache_bytes=self._planned_bytes(prompts, sampling)):
             slots = self._slots(prompts, sampling, at_once=at_once)
             slots.go_on(rows)
             while not pause(ended) and not bool(ended.all()):
@@ -147,7 +147,7 @@ class NativeGenerator:
     def _planned_bytes(self, prompts: Sequence[Prompt], sampling: Sampling) -> int:
         """Most bytes of keys and values, where the number of slots is configured; else 0."""
         slots = min(self.config.slots, len(prompts))
-        return slots * capacity_of(prompts, sampling) * self.decoder.kept_bytes(self.cache_dtype)
+        return slots * capacity_of(prompts, sampling) * self.decoder.kv_bytes_per_token(self.cache_dtype)
 
     def most_slots(self, capacity: int, dtype: torch.dtype | None) -> int:
         """Most rows of `capacity` tokens decoded at once, with keys and values in `dtype`; 0: any number."""
@@ -168,7 +168,7 @@ class NativeGenerator:
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
     """Rows of `capacity` tokens for whose keys and values a GPU has room; equal on all ranks of a copy."""
-    room = int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kept_bytes(dtype)))
+    room = int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kv_bytes_per_token(dtype)))
     return decoder.least(max(1, room))
 
 
@@ -215,14 +215,14 @@ class _Slots:
         """`ended`: finished rows, in the order in which they ended; `steps`: decoding steps so far."""
         self.stops = self._tensor(generator.ends.tokens(sampling))
         self.texts = generator.ends.texts(sampling)
-        self.record, self.replayed = self._recorded(), self._replayed()
+        self.record, self.graphed = self._recorded(), self._graphed()
 
-    def _replayed(self) -> Steps | None:
+    def _graphed(self) -> GraphedSteps | None:
         """Decoding steps on a GPU, captured in graphs that read the rows' positions from `state`."""
         if self.device.type != "cuda":
             return None
         _, _, places, tokens = self.state
-        return Steps(self.decoder, self.cache, places=places, tokens=tokens)
+        return GraphedSteps(self.decoder, self.cache, places=places, tokens=tokens)
 
     def _recorded(self) -> Record | None:
         """The record of this generation's products, if there is one; nobody learns from greedy answers."""
@@ -329,8 +329,8 @@ class _Slots:
     def _decode(self) -> Tensor | None:
         """Feed the last token of every row and return the logits [n, V] of the next."""
         row, _, place, token = self.state[:, : len(self.occupants)]
-        if self.replayed is not None:
-            logits = self.replayed(len(row))
+        if self.graphed is not None:
+            logits = self.graphed(len(row))
         else:
             starts = [occupant.start for occupant in self.occupants]
             shortest, longest = min(starts) + self.steps, max(starts) + self.steps
@@ -369,7 +369,7 @@ class _Slots:
             for slot, hole in zip(movers, holes, strict=True):
                 self.occupants[hole] = self.occupants[slot]
         del self.occupants[kept:]
-        if self.replayed is not None:
+        if self.graphed is not None:
             self.state[2, kept:count] = 0  # a larger graph computes these slots too: let it read little
 
     def _read(self, texts: StopTexts, stopped: list[bool]) -> None:

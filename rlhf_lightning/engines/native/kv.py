@@ -1,7 +1,9 @@
-"""What rows that are generated attend to: `Prefill` fills a cache of keys and values, a `Step` reads it.
+"""Attention in generation: `Prefill` writes the keys and values of prompts to a cache, a `Step` reads them.
 
-K is the number of key-value heads, H of heads, D the size of a head, T the tokens of the prompts, n the rows
-being decoded, which hold the slots 0..n-1.
+    prompts ── Prefill ──> cache <── append one token per row, attend to its slot ── Step, again and again
+
+K is the number of key-value heads, H of heads, D the size of a head, T the number of tokens of the prompts,
+n of rows being decoded, which have the slots 0..n-1.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.layer import Layer
 
 _ROUND = 16
-"""Ragged rows attend to a multiple of this many places, so that kernels see few shapes."""
+"""Rows of different lengths attend to a multiple of so many positions, so that kernels see few shapes."""
 
 
 class Prefill:
-    """Packed prompts, whose keys and values go into slots; rows may share a prompt, computed once."""
+    """Packed prompts whose keys and values go into slots; equal prompts of several rows are computed once."""
 
     def __init__(
         self, packed: Packed, cache: Cache, *, slot: Tensor, position: Tensor, source: Tensor | None = None
     ) -> None:
-        """Write token `source[i]` of the pack (None: token i) to slot[i] and position[i] of the cache."""
+        """Write packed token `source[i]` (None: token i) to position[i] of slot[i] of the cache."""
         self._packed, self._cache, self._source = packed, cache, source
         self._places = Places(slot, position, capacity=cache.capacity)
         self._layers: set[int] = set()
@@ -35,8 +37,8 @@ class Prefill:
         """Attend within each prompt: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
         if layer.number in self._layers:
             raise ValueError(
-                f"layer {layer.number} computes attention twice a token, and the cache holds one key. Take"
-                " a decoder with plain causal attention, such as Llama."
+                f"layer {layer.number} computes attention twice a token, and the cache holds one key a token."
+                " Take a decoder with plain causal attention, such as Llama."
             )
         self._layers.add(layer.number)
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
@@ -52,7 +54,7 @@ class Prefill:
 
 
 class Step(ABC):
-    """One new token in each of the slots 0..n-1, which sees everything before it in its slot."""
+    """One new token in each of the slots 0..n-1, which attends to all tokens before it in its slot."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend within each slot: query [1, H, n, D], key and value [1, K, n, D] -> [1, n, H, D]."""
@@ -65,15 +67,15 @@ class Step(ABC):
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend within each slot: query [n, K, H / K, D], key and value [n, K, D] -> [n, H D].
 
-        Heads that share a key are handed over as if they were queries of one sequence: nothing is repeated.
+        The H / K heads that share a key are passed like queries of one sequence, so no key is repeated.
         """
 
 
 class Decode(Step):
-    """A step on a CPU, over the places that rows have come to by now."""
+    """A step on a CPU: reads the cache only as far as the rows have come."""
 
     def __init__(self, cache: Cache, position: Tensor, *, shortest: int, longest: int) -> None:
-        """Decode at `position` [n] int64, whose bounds are known."""
+        """Decode at `position` [n] int64, which lies in [shortest, longest]."""
         self._cache, self._position = cache, position
         self._shortest, self._longest = shortest, longest
         slots = torch.arange(len(position), device=position.device)
@@ -96,7 +98,7 @@ class Decode(Step):
             block.narrow(0, 0, rows).narrow(2, begin, end - begin).float()
             for block in self._cache.layers[layer.number]
         )
-        # Between half and all of the time of the fused kernel, which is made for many queries.
+        # Takes half to all of the time of the fused kernel, which is made for many queries.
         output = self._weighted(self._weights(query.float(), keys, mask, layer), values)
         return output.view(rows, -1).to(query.dtype)
 
@@ -107,7 +109,7 @@ class Decode(Step):
             added, beta = _nothing(query.dtype), 0.0
         else:
             added, beta = self._mask(mask, layer.window, heads=keys.shape[1]), 1.0
-        if query.shape[2] == 1:  # one query a key: the other way round takes up to twice as long
+        if query.shape[2] == 1:  # one query per key: queries times keys would take up to twice as long
             column = added.transpose(1, 2)
             scores = torch.baddbmm(column, rows, queries.transpose(1, 2), beta=beta, alpha=layer.scaling)
             return scores.view(len(rows), 1, -1).softmax(-1)
@@ -115,31 +117,32 @@ class Decode(Step):
         return scores.softmax(-1)
 
     def _mask(self, mask: Tensor, window: int, *, heads: int) -> Tensor:
-        """The mask of each key head's row: [n K, 1, L]."""
+        """The mask [n, 1, 1, L] repeated for each key head: [n K, 1, L]."""
         found = self._masks.get((window, heads))
         if found is None:
             found = self._masks[window, heads] = mask[:, 0].repeat_interleave(heads, 0)
         return found
 
     def _weighted(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Sums of values: weights [n K, G, L] and values [n, K, L, D] -> [n K G, D].
+        """Weighted sums of values: weights [n K, G, L] and values [n, K, L, D] -> [n K G, D].
 
-        Each is a bag of embeddings, which torch adds up twice as fast as many products with one row each.
+        Computed as bags of embeddings (a bag is one weighted sum of rows of a table, here the cache), which
+        takes half the time of many products with a single row.
         """
-        size, apart = values.shape[3], values.stride(1) // values.shape[3]
+        size, stride = values.shape[3], values.stride(1) // values.shape[3]
         count, group, length = weights.shape
-        bags = count, group, length, apart
+        bags = count, group, length, stride
         if bags not in self._bags:  # in the first layer of a step
-            first = (torch.arange(count, dtype=torch.int32) * apart).repeat_interleave(group)
+            first = (torch.arange(count, dtype=torch.int32) * stride).repeat_interleave(group)
             places = first[:, None] + torch.arange(length, dtype=torch.int32)
             self._bags[bags] = places.view(-1), torch.arange(0, places.numel(), length, dtype=torch.int32)
-        table = values.as_strided(((count - 1) * apart + length, size), (size, 1))
+        table = values.as_strided(((count - 1) * stride + length, size), (size, 1))
         places, starts = self._bags[bags]
-        # What `functional.embedding_bag` calls with the sums of rows; it makes the starts anew each time.
+        # `functional.embedding_bag` calls the same, but makes the starts anew each time.
         return torch.embedding_bag(table, places, starts, per_sample_weights=weights.view(-1))[0]
 
     def _view(self, window: int) -> tuple[int, int, Tensor | None]:
-        """First place anyone sees, one past the last, and the mask of each row: [n, 1, 1, end - begin]."""
+        """The range [begin, end) of positions that any row attends to, and a mask [n, 1, 1, end - begin]."""
         begin = max(0, self._shortest - window + 1) if window else 0
         if self._shortest == self._longest:
             return begin, self._longest + 1, None
@@ -152,9 +155,9 @@ class Decode(Step):
 
 @cache
 def _nothing(dtype: torch.dtype) -> Tensor:
-    """What is added 0 times."""
+    """A placeholder for the first argument of baddbmm, which beta = 0 ignores."""
     return torch.zeros(1, 1, 1, dtype=dtype)
 
 
 Cached = Prefill | Step
-"""What the tokens of a generation attend to; a layer's keys and values stay in its cache."""
+"""What the tokens of a decoder's call attend to; both write their keys and values to a cache."""

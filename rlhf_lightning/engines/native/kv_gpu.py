@@ -1,9 +1,9 @@
-"""Keys and values of the rows being generated, on a GPU: a step is one and the same, whatever rows have said.
+"""The key-value cache and decoding steps on a GPU, in which the host never waits for a result.
 
-    [slots, capacity, K, D] in memory: the heads of a token lie together, as flash attention wants them
+    [slots, capacity, K, D] in memory: the heads of a token are adjacent, as flash attention needs them
 
-Nothing in a step depends on numbers that only the GPU knows, so that it can be replayed (`replayed`). In half
-precision a row reads what it has of its slot; in float32, all of it behind a mask.
+So a step can be captured in a CUDA graph (`cuda_graphs`): its kernels and shapes are the same at any response
+lengths. In half precision a row reads the valid part of its slot; in float32 the whole slot, masked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlhf_lightning.engines.packed.layer import Layer
 
 
 class GPUCache(Cache):
-    """See the head of the module; its blocks are views [slots, K, capacity, D] as everywhere."""
+    """See the head of the module; `layers` are views [slots, K, capacity, D], as in `Cache`."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, places: Places) -> None:
         """See `Cache.write`."""
@@ -33,7 +33,7 @@ class GPUCache(Cache):
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that nobody has, what torch keeps for itself among it."""
+    """Free memory of a GPU, including what torch has reserved and no tensor uses."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -44,10 +44,10 @@ def by_place(block: Tensor) -> Tensor:
 
 
 class GPUDecode(Step):
-    """One new token in each of the slots 0..n-1, which sees everything before it in its slot."""
+    """A step on a GPU."""
 
     def __init__(self, cache: Cache, position: Tensor) -> None:
-        """Decode at `position` [n] int64; that of a slot which nobody has may be behind its end."""
+        """Decode at `position` [n] int64; in a slot without a row it may lie beyond the capacity."""
         count, device = len(position), position.device
         self._cache, self._position = cache, position.clamp(max=cache.capacity - 1)
         self._places = Places(torch.arange(count, device=device), self._position, capacity=cache.capacity)
@@ -56,26 +56,23 @@ class GPUDecode(Step):
         self._masks: dict[int, Tensor] = {}
 
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
-        """Attend within each slot: query [n, K, H / K, D], key and value [n, K, D] -> [n, H D].
-
-        It is computed in the type that keys are stored in.
-        """
+        """See `Step.attend_by_token`; computes in the dtype that keys are stored in."""
         self._cache.write(layer.number, key, value, self._places)
         keys, values = self._cache.layers[layer.number]
-        asked = query.to(keys.dtype)
-        if has_flash_attention(asked, values):
+        queries = query.to(keys.dtype)
+        if has_flash_attention(queries, values):
             spans = self._spans_of(layer.window)
-            output = spans.attend(asked.flatten(1, 2), by_place(keys), by_place(values), layer)
+            output = spans.attend(queries.flatten(1, 2), by_place(keys), by_place(values), layer)
         else:
             rows, mask = len(query), self._mask(layer.window)
             output = scaled_dot_product_attention(
-                asked, keys[:rows], values[:rows], attn_mask=mask, scale=layer.scaling
+                queries, keys[:rows], values[:rows], attn_mask=mask, scale=layer.scaling
             )
-        # A kernel may lay out its result as [n, G, K, D].
+        # Not `view`: a kernel's result may be [n, H / K, K, D] in memory.
         return output.reshape(len(query), -1).to(query.dtype)
 
     def _spans_of(self, window: int) -> Spans:
-        """The keys that each row sees: they begin where a window does, so that nothing has to be hidden."""
+        """The keys that each row attends to; they begin where its window does, so no mask is needed."""
         if window not in self._spans:
             keys, used = self._starts * self._cache.capacity, self._position.int() + 1
             if window:
@@ -91,7 +88,7 @@ class GPUDecode(Step):
         return self._spans[window]
 
     def _mask(self, window: int) -> Tensor:
-        """[n, 1, 1, capacity] bool, the places that each row sees."""
+        """[n, 1, 1, capacity] bool, the positions that each row attends to."""
         if window not in self._masks:
             places = torch.arange(self._cache.capacity, device=self._position.device)
             distance = self._position[:, None] - places

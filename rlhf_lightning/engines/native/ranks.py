@@ -1,4 +1,4 @@
-"""The ranks of one group, and what they say to each other while they generate; a rank alone says nothing."""
+"""Collectives of `ShardedDecoder` over the ranks of one group; for a rank alone they do nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Ranks:
-    """A process group, or one rank alone.
+    """A process group that this rank is in, or this rank alone.
 
     Args:
-        group: None, or one that this rank is in.
+        group: the group; None for one rank.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -19,16 +19,16 @@ class Ranks:
         self.size = 1 if group is None else dist.get_world_size(group)
         """Number of ranks."""
         self.index = 0 if group is None else dist.get_rank(group)
-        """Of this rank, from 0."""
+        """This rank's number in the group, from 0."""
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, in place of `x`."""
+        """Sum the tensors of all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(x, group=self._group)
         return x
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers, which are the host's."""
+        """The smallest number of all ranks."""
         if self.size == 1:
             return number
         numbers = torch.tensor(number)
@@ -36,7 +36,7 @@ class Ranks:
         return int(numbers)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[ranks, *x.shape] on every rank."""
+        """The tensors of all ranks, [ranks, *x.shape], on every rank."""
         if self.size == 1:
             return x[None]
         every = x.new_empty(self.size * x.shape[0], *x.shape[1:])
@@ -44,7 +44,7 @@ class Ranks:
         return every.view(self.size, *x.shape)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
-        """All ranks' tensors on the first rank, None on the others."""
+        """The tensors of all ranks, on the first rank; None on the others."""
         if self.size == 1:
             return [x]
         every = [torch.empty_like(x) for _ in range(self.size)] if self.index == 0 else None
@@ -52,12 +52,12 @@ class Ranks:
         return every
 
     def broadcast(self, x: Tensor, source: int) -> None:
-        """Overwrite `x` with that of rank `source`."""
+        """Overwrite `x` with the tensor of rank `source`."""
         if self.size > 1:
             dist.broadcast(x, group=self._group, group_src=source)
 
     def send(self, x: Tensor, target: int) -> None:
-        """Give `x` to another rank, which calls `receive`."""
+        """Send `x` to another rank, which calls `receive`."""
         dist.send(x, group=self._group, group_dst=target)
 
     def receive(self, x: Tensor, source: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings with the angles that transformers computes (RoFormer, Su et al. 2021, eq. 34).
+"""Rotary position embeddings (RoFormer, Su et al. 2021, eq. 34) for decoding, by transformers' own angles.
 
 T is the number of tokens, D the size of a head.
 """
@@ -12,19 +12,19 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 _MODULES = {"llama": LlamaRotaryEmbedding, "qwen2": Qwen2RotaryEmbedding}
-_STEADY = ("default", "linear", "llama3", "yarn")
-"""Kinds of angles that depend on a token's place alone."""
+_STATIC = ("default", "linear", "llama3", "yarn")
+"""Values of `rope_type` whose angles depend on a token's position only."""
 
 
-def is_steady(config: PreTrainedConfig) -> bool:
-    """Whether a model's angles, if it has any, depend on a token's place alone, not on who else is there."""
+def has_static_angles(config: PreTrainedConfig) -> bool:
+    """Whether a model's angles, if any, depend on a token's position only, not on the batch's length."""
     found = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [found, *(kind for kind in found.values() if isinstance(kind, dict))]
-    return all(kind.get("rope_type", "default") in _STEADY for kind in kinds)
+    return all(kind.get("rope_type", "default") in _STATIC for kind in kinds)
 
 
 class Rotary:
-    """The angles of one model, scaled as its configuration says.
+    """Computes the angles of one model; on a CPU static angles are looked up in a table.
 
     Args:
         config: of a Llama or Qwen2 model.
@@ -33,9 +33,9 @@ class Rotary:
 
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
         self._module = _MODULES[config.model_type](config).to(device)
-        self._tabled = device.type == "cpu" and is_steady(config)
+        self._tabled = device.type == "cpu" and has_static_angles(config)
         self._table: Angles | None = None
-        """Of the places from 0 on, as many as have been asked for."""
+        """The angles of the positions from 0 on, as many as were needed so far."""
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> Angles:
         """The angles of [1, T] positions."""
@@ -55,24 +55,24 @@ class Rotary:
 
 
 class Angles:
-    """Turns heads by the angles of their tokens.
+    """The angles of T tokens, which rotate their heads.
 
     Args:
         cos: [T, 1, 1, D], its halves equal.
-        sin: [T, 1, 1, D], its halves equal but for the sign, which is minus in the first.
+        sin: [T, 1, 1, D], its halves equal but for the sign, which is negative in the first.
     """
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self._sin = cos, sin
 
     def of(self, tokens: Tensor) -> Angles:
-        """Those of some tokens [any] int64."""
+        """The angles of some of the tokens, [any] int64."""
         return Angles(self.cos.index_select(0, tokens), self._sin.index_select(0, tokens))
 
     def turn(self, heads: Tensor) -> Tensor:
-        """[T, any, any, D] -> the same shape: (a, b) becomes (a cos - b sin, b cos + a sin)."""
+        """Rotate heads [T, any, any, D]: halves (a, b) become (a cos - b sin, b cos + a sin)."""
         half = heads.shape[-1] // 2
-        # On a GPU one operation where a roll takes two; on a CPU the slower.
+        # On a GPU `cat` takes one operation and `roll` two; on a CPU `roll` is faster.
         swapped = (
             torch.cat((heads[..., half:], heads[..., :half]), -1) if heads.is_cuda else heads.roll(half, -1)
         )

@@ -1,16 +1,16 @@
-"""Computes a Llama or Qwen2 decoder with one rank's generation shard, in place, as Megatron has it fused.
+"""Decodes a Llama or Qwen2 with one rank's generation shard, in place, in Megatron's fused layout.
 
-    stage 0 ── hidden states ──> stage 1 ── ... ──> last stage, tensor rank 0: logits, which draws
+    stage 0 ── hidden states ──> stage 1 ── ... ──> last stage; its tensor rank 0 has logits, and draws
        ^                            ^                          |
        └──────── tokens ────────────┴──────────────────────────┘   to its tensor ranks, then to all stages
-    within a stage, tensor ranks: embedding, linear_proj and linear_fc2 are summed, linear_qkv is gathered
-    where there are fewer groups than ranks
+    tensor ranks of a stage sum the outputs of embedding, linear_proj and linear_fc2, and gather those of
+    linear_qkv where there are more ranks than groups
 
-One rank draws, so that no rounding can make two ranks of a copy differ about a token or about a row's end.
+Only one rank draws, so that rounding cannot make ranks of a copy disagree about a token or a row's end.
 
-T is the number of tokens, H the hidden size, D the size of a head, G the groups (key-value heads) of this
-rank, Q the query heads of a group on this rank, F the inner size of this rank, k the training shards in a
-generation shard, V the size of the vocabulary.
+T is the number of tokens, H the hidden size, D the size of a head, G the number of groups (key-value heads)
+of this rank, Q of query heads per group on this rank, F the inner size of this rank, k the number of training
+shards in a generation shard, V the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlhf_lightning.engines.native.decoder import Drawn, Output
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.norm import Norm
 from rlhf_lightning.engines.native.ranks import Ranks
-from rlhf_lightning.engines.native.rotary import Angles, Rotary, is_steady
+from rlhf_lightning.engines.native.rotary import Angles, Rotary, has_static_angles
 from rlhf_lightning.engines.packed.layer import Layer
 from rlhf_lightning.engines.packed.record import Product, Record
 from rlhf_lightning.parallel.sharding import holds
@@ -43,21 +43,21 @@ class ShardedDecoder:
     """See the head of the module.
 
     Args:
-        conversion: of the whole model.
-        weights: the generation shard of this rank by `Sharded.name`; divided along dimension 0, training
-            shard by training shard, or along dimension 1 as a transposed view of the same. None is copied.
-            An output layer that is the embedding may be given too, in a layout of its own.
-        layers: of each generation stage; one of an interleaved pipeline has several runs of layers.
+        conversion: names and shapes of the whole model.
+        weights: this rank's generation shard by `Sharded.name`, not copied. A tensor divided along dimension
+            0 is the concatenation of its training shards, one divided along dimension 1 the transpose of such
+            a concatenation. A tied output layer may be passed too, in another layout.
+        layers: the layers of each generation stage; in an interleaved pipeline not consecutive.
         chunks: k.
-        tensor: tensor ranks of this stage; None for one.
-        pipeline: stages, in order; None for one.
+        tensor: the tensor ranks of this stage; None for one.
+        pipeline: the ranks of the stages, in order; None for one.
 
     Raises:
         ValueError: the weights, the layers or the heads do not fit the groups.
     """
 
     record: Record | None = None
-    """See `Decoder.record`; of one rank that has all weights in oneDNN's layout."""
+    """See `Decoder.record`; only on one rank with all weights, in oneDNN's layout."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class ShardedDecoder:
         return self._config
 
     @property
-    def replays(self) -> bool:
-        """See `Decoder.replays`."""
-        return self._tensor.size == self._pipeline.size == 1 and is_steady(self._config)
+    def capturable(self) -> bool:
+        """See `Decoder.capturable`."""
+        return self._tensor.size == self._pipeline.size == 1 and has_static_angles(self._config)
 
     @torch.no_grad()
     def __call__(
@@ -116,15 +116,15 @@ class ShardedDecoder:
             self.record.advance(input_ids.shape[1])
         return Output(logits)
 
-    def kept_bytes(self, dtype: torch.dtype | None) -> int:
-        """See `Decoder.kept_bytes`."""
+    def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
+        """See `Decoder.kv_bytes_per_token`."""
         return 2 * len(self._layers) * self._heads.kept * (dtype or self._dtype).itemsize
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """See `Decoder.share`."""
         if self._tensor.size == self._pipeline.size == 1 and drawn is not None:
             return drawn
-        # Both numbers are exact in float64, and so go in one message.
+        # Tokens and float32 log-probabilities are exact in float64, so one message carries both.
         if drawn is None:
             both = torch.empty(2, count, dtype=torch.float64, device=self._device)
         else:
@@ -138,13 +138,13 @@ class ShardedDecoder:
         """See `Decoder.least`."""
         return self._pipeline.least(self._tensor.least(number))
 
-    def evaluating(self, *, beside_bytes: int = 0) -> AbstractContextManager[None]:
-        """Nothing to do: it neither drops nor recomputes, nor copies."""
-        del beside_bytes
+    def evaluating(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
+        """Nothing to do: there is no dropout or recomputation, and no weight is copied."""
+        del cache_bytes
         return nullcontext()
 
     def _first(self, ids: Tensor) -> Tensor:
-        """[T] -> [T, H], the embedding of tokens of which this rank knows some."""
+        """[T] -> [T, H], the embeddings of tokens; each tensor rank has those of some words."""
         table = _present(self._embedding)
         if self._tensor.size == 1:
             return embedding(ids, table)
@@ -154,12 +154,12 @@ class ShardedDecoder:
         return self._tensor.total(found.masked_fill_(unknown[:, None], 0))
 
     def _received(self, ids: Tensor, source: int) -> Tensor:
-        """[T, H] of another stage."""
+        """Receive hidden states [T, H] from another stage."""
         shape = (ids.shape[1], self._config.hidden_size)
         return self._pipeline.receive(torch.empty(shape, dtype=self._dtype, device=self._device), source)
 
     def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Cached) -> Tensor:
-        """[T, H] -> [T, H]; the memory of `hidden` is used."""
+        """[T, H] -> [T, H]; overwrites `hidden`."""
         weights = self._layers[number]
         fused = product(self._norm_of(hidden, weights.norm), weights.qkv, weights.qkv_bias)
         self._keep(number, "qkv", fused)
@@ -184,7 +184,7 @@ class ShardedDecoder:
     def _add(
         self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, kept: tuple[int, Product]
     ) -> Tensor:
-        """`hidden` + x weight^T + bias over all tensor ranks; the first adds what all of them have."""
+        """`hidden` + the sum over tensor ranks of x weight^T, + bias; only rank 0 adds `hidden` and bias."""
         if self._tensor.index > 0:
             return self._tensor.total(product(x, weight))
         if weight.is_mkldnn:
@@ -205,17 +205,17 @@ class ShardedDecoder:
 
 
 class _Run(NamedTuple):
-    """Layers that a stage computes without a break."""
+    """Consecutive layers that a stage computes."""
 
     layers: tuple[int, ...]
     source: int | None
-    """Stage that the hidden states come from; None: they are embedded here."""
+    """Stage that sends the hidden states; None: tokens are embedded here."""
     target: int | None
-    """Stage that they go to; None: the logits are made here."""
+    """Stage that receives the hidden states; None: logits are computed here."""
 
 
 class _Weights(NamedTuple):
-    """Of a layer."""
+    """The weights of one layer."""
 
     norm: Tensor
     qkv: Tensor
@@ -228,7 +228,7 @@ class _Weights(NamedTuple):
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], number: int) -> _Weights:
-        """Look them up."""
+        """Look up the weights of layer `number` by their names."""
         prefix = f"decoder.layers.{number}."
         return cls(
             norm=weights[prefix + "input_layernorm.weight"],
@@ -243,7 +243,7 @@ class _Weights(NamedTuple):
 
 
 class _Heads:
-    """The heads of this rank; ranks share a group where there are more of them than groups."""
+    """Selects this rank's heads; where there are more ranks than groups, several ranks share a group."""
 
     def __init__(self, conversion: Conversion, tensor: Ranks) -> None:
         heads, groups, t = conversion.heads, conversion.groups, tensor.size
@@ -256,12 +256,12 @@ class _Heads:
         self._tensor, self._sharing = tensor, max(1, t // groups)
         self._shape = (heads // groups + 2, conversion.head_size)
         self.kept = max(1, groups // t) * conversion.head_size
-        """Numbers of a token's key in a layer."""
+        """Numbers in the cached keys of one token in one layer."""
         own = heads // groups // self._sharing
         self._queries = tensor.index % self._sharing * own, own
 
     def split(self, fused: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's [T, G (Q + 2) D] -> turned query [T, G, Q, D] and key, and value, [T, G, D]."""
+        """[T, G (Q + 2) D] -> query [T, G, Q, D] and key [T, G, D], rotated, and value [T, G, D]."""
         if self._sharing > 1:
             fused = self._group(fused)
         mixed = fused.view(len(fused), -1, *self._shape)
@@ -270,7 +270,7 @@ class _Heads:
         return turned.narrow(2, *self._queries), turned.select(2, count - 2), mixed.select(2, count - 1)
 
     def _group(self, fused: Tensor) -> Tensor:
-        """The whole group that this rank has a part of."""
+        """Gather the group that this rank has a part of."""
         first = self._tensor.index // self._sharing * self._sharing
         return self._tensor.all_gather(fused)[first : first + self._sharing].transpose(0, 1).flatten(1)
 
@@ -281,7 +281,7 @@ def _present(weight: Tensor | None) -> Tensor:
 
 
 def _runs(layers: Sequence[Sequence[int]], *, stages: int, count: int) -> list[list[_Run]]:
-    """The runs of each stage, in order."""
+    """The runs of layers of each stage, in order."""
     owner = {number: stage for stage, numbers in enumerate(layers) for number in numbers}
     walk = [
         (stage, tuple(numbers))
@@ -312,7 +312,7 @@ def _check(
     stage: int,
     t: int,
 ) -> None:
-    """Refuse a shard that is not this rank's."""
+    """Refuse weights that are not the generation shard of this stage."""
     for param in conversion.parameters:
         if not holds(param, stages, stage):
             continue

@@ -39,7 +39,7 @@ class Record:
     """See the head of the module.
 
     Args:
-        module: a model that `fuses`.
+        module: a model that `can_fuse` accepts.
         tokens: most tokens of a generation; one that may have more is not recorded.
     """
 

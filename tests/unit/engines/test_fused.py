@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines import NativeGenerator
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native.decoder import WholeDecoder
-from rlhf_lightning.engines.native.fused import FusedDecoder, decoder_of, fuses
+from rlhf_lightning.engines.native.fused import FusedDecoder, can_fuse, decoder_of
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.packed.forward import forward
 from rlhf_lightning.spec import Sampling
@@ -151,12 +151,12 @@ def test_other_families_types_and_adapted_models_are_not_fused() -> None:
         module = decoder(kind)
         use_interface(module)
         assert type(decoder_of(module)) is WholeDecoder
-    assert not fuses(made("llama", {}).half())
+    assert not can_fuse(made("llama", {}).half())
     mixed = made("llama", {}).bfloat16()
     mixed.model.norm.float()
-    assert not fuses(mixed)
-    assert not fuses(nn.Module.to(made("llama", {}), "meta"))
+    assert not can_fuse(mixed)
+    assert not can_fuse(nn.Module.to(made("llama", {}), "meta"))
     peft = pytest.importorskip("peft")
     adapted = made("llama", {})
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), adapted)
-    assert not fuses(adapted)
+    assert not can_fuse(adapted)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_lightning.engines.native import kv_gpu, replayed
+from rlhf_lightning.engines.native import cuda_graphs, kv_gpu
 from rlhf_lightning.engines.native.cache import Cache, Places
+from rlhf_lightning.engines.native.cuda_graphs import GraphCapture, GraphedSteps
 from rlhf_lightning.engines.native.decoder import Output
 from rlhf_lightning.engines.native.kv import Cached, Decode, Prefill
 from rlhf_lightning.engines.native.kv_gpu import GPUCache, GPUDecode
-from rlhf_lightning.engines.native.replayed import Recorder, Steps
 from rlhf_lightning.engines.packed import attention, flash
 from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.flash import Spans
@@ -184,7 +184,7 @@ def test_the_same_places_in_both_layouts() -> None:
 class Counting:
     """A decoder whose logits are what it was fed, and which notes how many rows it computed."""
 
-    replays = True
+    capturable = True
 
     def __init__(self, kind: str = "counting") -> None:
         self.sizes: list[int] = []
@@ -206,19 +206,19 @@ class Counting:
 SLOTS = 100
 
 
-def steps(decoder: Counting) -> tuple[Steps, Tensor, Tensor]:
+def steps(decoder: Counting) -> tuple[GraphedSteps, Tensor, Tensor]:
     places, tokens = torch.arange(SLOTS), torch.arange(SLOTS) + 1000
-    return Steps(decoder, GPUCache(SLOTS, 4), places=places, tokens=tokens), places, tokens  # type: ignore[arg-type]
+    return GraphedSteps(decoder, GPUCache(SLOTS, 4), places=places, tokens=tokens), places, tokens  # type: ignore[arg-type]
 
 
 def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, records = Counting(), []
 
-    def recorded(_: Recorder, compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+    def recorded(_: GraphCapture, compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         records.append(compute)
         return compute
 
-    monkeypatch.setattr(Recorder, "record", recorded)
+    monkeypatch.setattr(GraphCapture, "capture", recorded)
     step, places, tokens = steps(decoder)
     for count in (100, 65, 64, 33, 9, 8, 3, 1, 2):
         logits = step(count)
@@ -232,14 +232,14 @@ def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPa
 def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Counting("unrecordable")
 
-    def refuse(_: Recorder, __: object) -> None:
+    def refuse(_: GraphCapture, __: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(Recorder, "record", refuse)
-    monkeypatch.setattr(replayed, "_refused", set())
+    monkeypatch.setattr(GraphCapture, "capture", refuse)
+    monkeypatch.setattr(cuda_graphs, "_not_capturable", set())
     step, _, _ = steps(decoder)
     step(5)
-    with pytest.warns(UserWarning, match="steps of unrecordable cannot be recorded.*not permitted"):
+    with pytest.warns(UserWarning, match="steps of unrecordable cannot be captured.*not permitted"):
         step(5)
     step(5)
     assert decoder.sizes == [8, 8, 5]
@@ -255,8 +255,8 @@ def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPa
 
 def test_ranks_that_wait_for_others_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Counting()
-    decoder.replays = False
-    monkeypatch.setattr(Recorder, "record", None)
+    decoder.capturable = False
+    monkeypatch.setattr(GraphCapture, "capture", None)
     step, _, _ = steps(decoder)
     for _ in range(3):
         step(5)
@@ -305,11 +305,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_recordings_share_memory_that_is_cleared_before_the_first(graphs: list[object]) -> None:
-    recorder, output = Recorder(torch.device("cuda", 7)), torch.ones(2)
-    replay = recorder.record(lambda: output)
+    capture, output = GraphCapture(torch.device("cuda", 7)), torch.ones(2)
+    replay = capture.capture(lambda: output)
     assert graphs == ["synchronize", "empty_cache", "aside", (None, "thread_local"), "end", "back"]
     graphs.clear()
-    recorder.record(lambda: None)
+    capture.capture(lambda: None)
     assert graphs == ["synchronize", "aside", ("pool", "thread_local"), "end", "back"]
     graphs.clear()
     assert replay() is output
@@ -325,5 +325,5 @@ def test_a_recording_that_fails_comes_back_to_its_stream(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="previous error during capture"):
-        Recorder(torch.device("cuda", 7)).record(asks)
+        GraphCapture(torch.device("cuda", 7)).capture(asks)
     assert graphs[-2:] == ["end", "back"]

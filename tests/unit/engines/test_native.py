@@ -312,14 +312,14 @@ def test_a_decoder_says_what_its_cache_takes(
     generate(module, table(token_lists([3, 5])), Sampling(max_new_tokens=4), config=Native(cache_dtype=dtype))
     taken = sum(block.nbytes for blocks in made[0].layers.values() for block in blocks)
     chosen = None if dtype == "model" else torch.bfloat16
-    assert taken == made[0].slots * made[0].capacity * decoder_of(module).kept_bytes(chosen)
+    assert taken == made[0].slots * made[0].capacity * decoder_of(module).kv_bytes_per_token(chosen)
 
 
 def test_a_gpu_has_as_many_slots_as_it_has_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     module = decoder(KINDS[0])
     use_interface(module)
     found = decoder_of(module)
-    row = 50 * found.kept_bytes(None)
+    row = 50 * found.kv_bytes_per_token(None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6 * row, 100 * row))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 12 * row)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 * row)

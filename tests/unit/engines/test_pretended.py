@@ -18,10 +18,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.native.fused import FusedDecoder
 from rlhf_lightning.engines.native.kv import Cached
-from rlhf_lightning.engines.native.replayed import Steps
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit.engines import tiny
@@ -151,9 +151,9 @@ def test_keys_and_values_that_were_planned_leave_no_room_for_copies(
     asked: list[int] = []
     has_room = FusedDecoder._has_room
 
-    def noted(self: FusedDecoder, beside_bytes: int) -> bool:
-        asked.append(beside_bytes)
-        return has_room(self, beside_bytes)
+    def noted(self: FusedDecoder, cache_bytes: int) -> bool:
+        asked.append(cache_bytes)
+        return has_room(self, cache_bytes)
 
     monkeypatch.setattr(FusedDecoder, "_has_room", noted)
     spec, sampling = tiny.spec(models["lm"]), Sampling(max_new_tokens=6)
@@ -180,7 +180,7 @@ def test_keys_and_values_that_were_planned_leave_no_room_for_copies(
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "replays"),
+    ("kind", "options", "capturable"),
     [
         ("llama", {}, True),
         ("qwen3", {}, True),
@@ -190,26 +190,26 @@ def test_keys_and_values_that_were_planned_leave_no_room_for_copies(
         ("qwen3_moe", {}, False),
     ],
 )
-def test_steps_are_replayed_where_the_host_decides_nothing(
-    kind: str, options: dict[str, object], *, replays: bool
+def test_steps_are_captured_where_the_host_decides_nothing(
+    kind: str, options: dict[str, object], *, capturable: bool
 ) -> None:
     config = AutoConfig.for_model(kind, **options)
     module = SimpleNamespace(config=config, parameters=list)
     config._attn_implementation = IMPLEMENTATION
-    assert WholeDecoder(cast(PreTrainedModel, module)).replays == replays
+    assert WholeDecoder(cast(PreTrainedModel, module)).capturable == capturable
 
 
 def test_slots_that_nobody_has_are_computed_over_one_place(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed: list[tuple[int, Tensor]] = []
-    call = Steps.__call__
+    call = GraphedSteps.__call__
 
-    def noted(self: Steps, count: int) -> Tensor | None:
+    def noted(self: GraphedSteps, count: int) -> Tensor | None:
         fed.append((count, self._places.clone()))
         return call(self, count)
 
-    monkeypatch.setattr(Steps, "__call__", noted)
+    monkeypatch.setattr(GraphedSteps, "__call__", noted)
     sampling = Sampling(max_new_tokens=6, stop_token_ids=tuple(range(3, 30)))
     with pretended():
         answers = said(tiny.spec(models["lm"]), GPU, slots=6, sampling=sampling)

@@ -1,0 +1,117 @@
+"""Decoding steps on a GPU as CUDA graphs: captured once for each number of rows, then replayed.
+
+In a step of a small model the GPU waits nine tenths of the time for the host to launch the next kernel; a
+graph launches all of them at once. Graphs are captured for 8, 16, 32 ... rows. A step of fewer rows also
+computes the slots behind them, and their results are dropped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.decoder import Decoder, logits_of
+from rlhf_lightning.engines.native.kv_gpu import GPUDecode
+
+_FEWEST = 8
+"""Rows of the smallest graph: fewer take as long, since every step reads all weights."""
+
+_not_capturable = set[str]()
+"""Types of models whose steps could not be captured in this process."""
+
+
+class GraphedSteps:
+    """The decoding steps of one generation.
+
+    Args:
+        decoder: computes them.
+        cache: keys and values of all slots.
+        places: [slots] int64, the position of the token to feed next; read in each step.
+        tokens: [slots] int64, that token.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Cache, *, places: Tensor, tokens: Tensor) -> None:
+        self._decoder, self._cache, self._places, self._tokens = decoder, cache, places, tokens
+        self._graphs: dict[int, Callable[[], Tensor | None]] = {}
+        self._capture = GraphCapture(tokens.device)
+        self._captures = decoder.capturable and decoder.config.model_type not in _not_capturable
+        self._computed: set[int] = set()
+        """Numbers of rows that were computed once without a graph: by then all kernels are loaded."""
+
+    def __call__(self, count: int) -> Tensor | None:
+        """Feed the slots 0..count-1.
+
+        Returns:
+            The logits [count, V], valid until the next call, on the rank that draws; None on others.
+        """
+        padded = min(len(self._tokens), max(_FEWEST, 1 << (count - 1).bit_length()))
+        size = padded if self._captures else count
+        if self._captures and size in self._computed and size not in self._graphs:
+            self._capture_step(size)
+        logits = self._graphs.get(size, partial(self._compute, size))()
+        self._computed.add(size)
+        return None if logits is None else logits[:count]
+
+    def _capture_step(self, size: int) -> None:
+        try:
+            self._graphs[size] = self._capture.capture(partial(self._compute, size))
+        except RuntimeError as error:
+            kind = self._decoder.config.model_type
+            warnings.warn(
+                f"decoding steps of {kind} cannot be captured in a CUDA graph, and take longer: {error}",
+                stacklevel=2,
+            )
+            _not_capturable.add(kind)
+            self._captures = False
+
+    def _compute(self, size: int) -> Tensor | None:
+        places = self._places[:size]
+        return logits_of(self._decoder, self._tokens[:size], places, GPUDecode(self._cache, places))
+
+
+class GraphCapture:
+    """Captures work on one device in CUDA graphs, which read and write the same memory at each replay.
+
+    All graphs of a capture share memory for intermediate results: only one of them may run at a time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: torch.cuda._POOL_HANDLE | None = None
+
+    def capture(self, compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Capture what `compute` does, without running it, and return a function that replays it.
+
+        Raises:
+            RuntimeError: `compute` waits for the GPU, or reads a number from it.
+        """
+        # Not `torch.cuda.graph`: it also frees torch's cache of pinned memory, which offloading uses, and
+        # stays on its own stream where the capture fails.
+        torch.cuda.synchronize(self._device)
+        if self._pool is None:
+            torch.cuda.empty_cache()  # frees the memory of the previous generation's graphs
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(_side_stream(self._device)):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = compute()
+            finally:
+                graph.capture_end()
+        self._pool = graph.pool()
+
+        def replay() -> Tensor | None:
+            graph.replay()
+            return output
+
+        return replay
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream for all captures on a device: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream(device)
