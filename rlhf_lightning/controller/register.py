@@ -85,7 +85,7 @@ class Remote(ABC):
     def reload(self) -> None:  # noqa: B027
         """Bring back to the device whatever was offloaded; nothing by default."""
 
-    def away_bytes(self) -> int:
+    def reload_bytes(self) -> int:
         """Bytes that `reload` would bring back; 0 by default."""
         return 0
 

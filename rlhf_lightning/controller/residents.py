@@ -104,7 +104,7 @@ class Residents:
         role, taken = self._roles[key[0]], self._taken.get(key)
         if self._gauge is None or not taken or role.takes_all(key[1]):
             return False
-        return role.away_bytes() + max(taken) <= self._gauge.free_bytes()
+        return role.reload_bytes() + max(taken) <= self._gauge.free_bytes()
 
     def _by_next_use(self, key: tuple[str, str]) -> list[str]:
         """The other roles here, those needed last first, judged by what followed the previous such call."""

@@ -4,8 +4,8 @@ from rlhf_lightning.engines.choice import generation_engine, train_engine
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.fsdp.base_model import shared_base_model
 from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
-from rlhf_lightning.engines.fsdp.unadapted import unadapted
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.adapters import saved_lora
@@ -66,6 +66,6 @@ __all__ = [
     "read_config",
     "require_vllm",
     "saved_lora",
+    "shared_base_model",
     "train_engine",
-    "unadapted",
 ]

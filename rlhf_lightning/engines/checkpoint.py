@@ -1,8 +1,8 @@
-"""A directory of safetensors shards and a JSON file: written by some number of ranks, read by any other.
+"""Checkpoints of training engines: written by any number of ranks, read by any other number and any engine.
 
     engine.json                      counters, and the names and shapes of all tensors; written last
-    shard-0000i-model-*.safetensors  what rank i held, half a gigabyte of whole tensors a file
-Nothing in it is pickled, so that loading a stranger's checkpoint runs nothing of theirs.
+    shard-0000i-model-*.safetensors  the tensors or shards that rank i wrote, about half a gigabyte a file
+Nothing is pickled, so loading a stranger's checkpoint runs none of their code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def save_checkpoint(
     *,
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Write tensors, whole or sharded, and a JSON state, over a checkpoint that stands there."""
+    """Write tensors, whole or sharded, and a JSON state; replaces a checkpoint in the directory."""
     first = group is None or dist.get_rank(group) == 0
     if first:
         _begin(directory)
@@ -47,7 +47,7 @@ def save_checkpoint(
     writer = HuggingFaceStorageWriter(
         str(directory), fqn_to_index_mapping=_files(tensors), save_distributed=True
     )
-    with _one_process_is_meant(), _named_failures():
+    with _without_warning_of_one_process(), _named_failures():
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
     if first:
         _end(directory, state, {name: tensor.shape for name, tensor in tensors.items()})
@@ -63,15 +63,15 @@ def save_gathered(
     rank: int,
     wait: Callable[[], None],
 ) -> None:
-    """Write the same files from tensors that are gathered whole, one after the other; all ranks call it.
+    """Write the same files from whole tensors that are gathered one after the other; all ranks call it.
 
     Args:
-        directory: over what stands there.
-        parts: what this rank writes, on the host; gathering may be collective.
+        directory: where to write; a checkpoint there is replaced.
+        parts: the tensors that this rank writes, on the host; iterating may be collective.
         state: plain numbers.
         shapes: of all tensors of all ranks.
-        rank: of those that write.
-        wait: meets all of them.
+        rank: this rank's number among those that write.
+        wait: a barrier of all of them.
     """
     if rank == 0:
         _begin(directory)
@@ -93,7 +93,7 @@ def save_gathered(
 
 
 def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """The JSON state of a checkpoint, which must hold these tensors.
+    """Read the JSON state of a checkpoint, and check that it holds these tensors, by name and shape.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model, with other tensors or shapes.
@@ -118,16 +118,16 @@ def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, obje
 
 
 def check_files(directory: Path) -> None:
-    """Refuse a checkpoint whose files are not whole or not all there, by their headers.
+    """Refuse a checkpoint of which files are truncated or missing; reads only their headers.
 
     Raises:
-        ValueError: as said, or there is no complete checkpoint.
+        ValueError: a file is truncated or missing, or there is no complete checkpoint.
     """
     shapes = cast(dict[str, list[int]], read_state(directory, {})[_SHAPES])
-    there: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     for file in sorted(directory.glob(_SHARDS)):
-        there.update({name: prod(shape) for name, shape in read_header(file).items()})
-    lacking = [name for name, shape in shapes.items() if there[name] < prod(shape)]
+        found.update({name: prod(shape) for name, shape in read_header(file).items()})
+    lacking = [name for name, shape in shapes.items() if found[name] < prod(shape)]
     if lacking:
         raise ValueError(
             f"{directory}: lacks {lacking[0]}, or a part of it, and so for {len(lacking)} of {len(shapes)} "
@@ -140,12 +140,12 @@ def load_checkpoint(
 ) -> None:
     """Fill tensors, whole or sharded, in place."""
     reader = HuggingFaceStorageReader(str(directory))
-    with _one_process_is_meant(), _named_failures():
+    with _without_warning_of_one_process(), _named_failures():
         load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
 
 
 def _begin(directory: Path) -> None:
-    """Make room: what stands there is no checkpoint from here on."""
+    """Remove a checkpoint from the directory, its engine.json first: from then on it counts as none."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _FILE).unlink(missing_ok=True)
     for stale in directory.glob(_SHARDS):
@@ -153,7 +153,7 @@ def _begin(directory: Path) -> None:
 
 
 def _end(directory: Path, state: Mapping[str, object], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Say what is there, which makes it a checkpoint."""
+    """Write engine.json, which makes the directory a checkpoint."""
     text = json.dumps({**state, _SHAPES: {name: list(shape) for name, shape in shapes.items()}}, indent=1)
     (directory / _FILE).write_text(text, encoding="utf-8")
 
@@ -163,7 +163,7 @@ def _file_name(rank: int, number: int) -> str:
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Number of the file for each tensor: a file is put together in memory, so none may be much of it."""
+    """The number of each tensor's file; files are small since the writer assembles each in memory."""
     files, size = {}, 0
     for name, tensor in tensors.items():
         files[name] = 1 + size // _FILE_BYTES
@@ -172,7 +172,7 @@ def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 @contextmanager
-def _one_process_is_meant() -> Iterator[None]:
+def _without_warning_of_one_process() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -180,7 +180,7 @@ def _one_process_is_meant() -> Iterator[None]:
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """What failed on the first rank instead of an exception that is none, and that no handler would catch."""
+    """Raise the first rank's own exception instead of CheckpointException, which is no `Exception`."""
     try:
         yield
     except CheckpointException as err:

@@ -6,8 +6,8 @@ from importlib import import_module
 
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.fsdp.base_model import register_adapted
 from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
-from rlhf_lightning.engines.fsdp.unadapted import note_adapted
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.native.engine import NativeEngine
@@ -20,13 +20,13 @@ from rlhf_lightning.spec import ModelSpec
 
 
 def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfig) -> TrainEngine:
-    """Load a model's part for one rank.
+    """Make the training engine of one rank, and load its part of the model.
 
     Raises:
-        ValueError: the model cannot be loaded, or not be divided so.
+        ValueError: the model cannot be loaded, or the layout cannot divide it.
     """
     if isinstance(config, ZeRO) and not model.weights_change and not config.offload_parameters:
-        # DeepSpeed would give it masters and moments.
+        # DeepSpeed would allocate masters and moments even for a frozen model.
         assert seat.groups is not None
         return FSDPEngine(
             model, head=head, group=seat.groups.data, device=seat.device, config=config.for_frozen()
@@ -37,7 +37,7 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
             model, head=head, group=seat.dp_group, tensor=tensor, device=seat.device, config=config
         )
         if model.lora is not None and head == "lm":
-            note_adapted(model, fsdp, seat=seat)
+            register_adapted(model, fsdp, seat=seat)
         return fsdp
     # Megatron-core and DeepSpeed take seconds to import, and only their own engines need them.
     package = "deepspeed" if isinstance(config, ZeRO) else "megatron"

@@ -1,11 +1,14 @@
-"""Llama's and Qwen2's parameters under Megatron's names, and back: fused, with grouped heads, padded.
+"""Converts Llama's and Qwen2's parameters between Hugging Face's names and layout and Megatron's.
 
     linear_qkv [G (Q + 2) D, H]   for each of G groups: Q query heads, one key head, one value head, D wide
     linear_fc1 [2 F, H]           gate, then up
-    word_embeddings [V, H]        the vocabulary padded with rows of 0
+    word_embeddings [V, H]        the vocabulary, padded with rows of 0
 
-G is the number of key-value heads, Q that of query heads for each, D the size of a head, H the hidden size.
-Values, gradients and moments of an optimizer are all converted alike.
+Megatron trains and saves by it, and `ShardedDecoder` generates by it. Moments of an optimizer are converted
+like values.
+
+G is the number of key-value heads, Q of query heads for each, D the size of a head, H the hidden size, F the
+inner size, V the padded vocabulary.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.parallel.sharding import Place, Sharded
 
 FAMILIES = ("llama", "qwen2")
-"""Values of `model_type` that are converted."""
+"""Values of `model_type` that can be converted."""
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 _LAYER = "decoder.layers."
 Read = Callable[[str], Tensor]
-"""Gives a parameter under its Hugging Face name."""
+"""Returns the parameter with a Hugging Face name."""
 
 
 class Conversion:
-    """The names, shapes and values of one model, both ways.
+    """Converts names, shapes and values of one model, both ways.
 
     Args:
         config: of the Hugging Face model.
@@ -38,7 +41,7 @@ class Conversion:
         vocabulary_multiple: the vocabulary is padded to a multiple of this.
 
     Raises:
-        ValueError: the model is of another family, or has a part that is not converted.
+        ValueError: the model is of another family, or has biases in its MLPs.
     """
 
     def __init__(self, config: PreTrainedConfig, *, head: Head = "lm", vocabulary_multiple: int = 1) -> None:
@@ -49,7 +52,7 @@ class Conversion:
             )
         if getattr(config, "mlp_bias", False):
             raise ValueError(
-                "mlp_bias=true: the Megatron engine converts no such model. Take the FSDP engine."
+                "mlp_bias=true: the Megatron engine takes no biases in MLPs. Take the FSDP engine."
             )
         self.config, self.head = config, head
         self.tied = bool(config.tie_word_embeddings) and head == "lm"
@@ -62,7 +65,7 @@ class Conversion:
 
     @property
     def parameters(self) -> list[Sharded]:
-        """All parameters of the whole model, in order; a tied output layer is the embedding, at both ends."""
+        """All parameters of the whole model, in order; a tied embedding is one parameter, at both ends."""
         hidden, vocabulary = self.config.hidden_size, (self.vocabulary, self.config.hidden_size)
         found = [Sharded(EMBEDDING, vocabulary, "ends" if self.tied else "first", 0)]
         for layer in range(self.config.num_hidden_layers):
@@ -95,7 +98,7 @@ class Conversion:
         return found
 
     def names(self, name: str) -> tuple[str, ...]:
-        """The Hugging Face names of what a parameter is made of, in order."""
+        """The Hugging Face names of the parameters that a Megatron parameter consists of, in order."""
         ends = {
             EMBEDDING: "model.embed_tokens.weight",
             "decoder.final_layernorm.weight": "model.norm.weight",
@@ -116,7 +119,7 @@ class Conversion:
         return tuple(f"model.layers.{layer}.{theirs}.{kind}" for theirs in inside[part])
 
     def from_hugging_face(self, param: Sharded, read: Read) -> Tensor:
-        """A whole parameter out of Hugging Face's."""
+        """A whole Megatron parameter from Hugging Face's."""
         parts = [read(name) for name in self.names(param.name)]
         if "linear_qkv" in param.name:
             grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
@@ -126,13 +129,13 @@ class Conversion:
         return torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])]) if missing else whole
 
     def to_hugging_face(self, param: Sharded, whole: Tensor) -> dict[str, Tensor]:
-        """Hugging Face's parameters out of a whole one."""
+        """Hugging Face's parameters, by name, from a whole Megatron parameter."""
         is_table = param.name == EMBEDDING or (param.name == OUTPUT and self.head == "lm")
         known = whole[: self.config.vocab_size] if is_table else whole
         return dict(zip(self.names(param.name), self.split(param.name, known), strict=True))
 
     def split(self, name: str, whole: Tensor, *, dim: int = 0) -> Sequence[Tensor]:
-        """The parts, as `names` has them, of a parameter, or along `dim` of what was computed with it."""
+        """Split a parameter, or along `dim` outputs computed with it, into the parts that `names` lists."""
         if "linear_qkv" in name:
             per_group = whole.unflatten(dim, (self.groups, -1))
             queries = self.heads // self.groups * self.head_size

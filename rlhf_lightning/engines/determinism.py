@@ -1,4 +1,4 @@
-"""Runs that repeat bit by bit: what a device's process has to be told."""
+"""Runs that repeat bit by bit: settings of a device's process, and cumulative sums that are deterministic."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Deterministic = bool | Literal["warn"]
-"""As of Lightning's `Trainer`: refuse operations without a deterministic version, or only warn of them."""
+"""As in Lightning's `Trainer`: refuse operations without a deterministic version, or only warn of them."""
 _BLOCK = 256
-"""Numbers whose sums up to each are one product."""
+"""Numbers whose cumulative sums are one matrix product."""
 
 
 def be_deterministic(mode: Deterministic, *, seed: int) -> None:
-    """Use deterministic operations only in this process from now on, and seed its generators.
+    """Use only deterministic operations in this process from now on, and seed its generators.
 
-    Nothing here draws from those: it is for what a loss or a reward function of a user does.
+    This package does not draw from these generators: they are for losses and reward functions of users.
 
     Args:
         mode: False changes nothing.
@@ -37,16 +37,16 @@ def be_deterministic(mode: Deterministic, *, seed: int) -> None:
 
 
 def deterministic_here() -> Deterministic:
-    """What this process has been told, by Lightning's `--trainer.deterministic` on the controller."""
+    """The mode of this process; on the controller, that of Lightning's `--trainer.deterministic`."""
     if not torch.are_deterministic_algorithms_enabled():
         return False
     return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else True
 
 
 def cumulated(x: Tensor) -> Tensor:
-    """Sums up to each place of the last dimension, in float64.
+    """Cumulative sums along the last dimension, in float64.
 
-    On a GPU torch has no deterministic scan of floats: where it is told to be, they are matrix products.
+    On a GPU torch has no deterministic scan of floats; in deterministic mode they are matrix products.
     """
     if x.is_cuda and torch.are_deterministic_algorithms_enabled():
         return cumulated_by_products(x.double())
@@ -54,7 +54,7 @@ def cumulated(x: Tensor) -> Tensor:
 
 
 def cumulated_by_products(x: Tensor) -> Tensor:
-    """The same of [..., n] float64: within blocks first, and then what stands before each block."""
+    """Cumulative sums of [..., n] float64: within blocks, plus the total of all blocks before."""
     size = x.shape[-1]
     width = min(_BLOCK, size)
     blocks = torch.unflatten(pad(x, (0, -size % width)), -1, (-1, width))

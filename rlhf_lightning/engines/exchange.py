@@ -1,4 +1,8 @@
-"""Copies or averages the weights of one model into another: parameter by parameter, or as one flat vector."""
+"""Copies or averages the weights of one model into another of the same architecture.
+
+A model that generates elsewhere copies the actor's weights parameter by parameter; a reference that follows
+the actor averages them in, from one flat vector.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from rlhf_lightning.engines.huggingface.adapters import is_factor, plain_name
 from rlhf_lightning.engines.optimizer import local
 
 
-def take(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, path: str) -> None:
-    """Copy the weights of a model of the same architecture; adapters are set to add nothing.
+def copy_weights(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, path: str) -> None:
+    """Copy the weights of another model; adapters are set to 0, so that they add nothing.
 
     Args:
-        stored: whole parameters by name, to write to.
-        weights: the other model's, under plain names; each is valid until the next.
+        stored: the whole parameters of this model by name, to write to.
+        weights: those of the other, under their names without adapters; each is valid until the next.
         path: the model's, for messages.
 
     Raises:
@@ -38,11 +42,13 @@ def take(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *,
             if is_factor(name):
                 tensor.zero_()
     if expected:
-        raise ValueError(f"{path}: was sent no {next(iter(expected))}.")
+        raise ValueError(
+            f"{path}: was sent no {next(iter(expected))}. Sender and receiver must be of one architecture."
+        )
 
 
-def joined(weights: Iterable[Tensor], *, size: int) -> Tensor:
-    """Flatten weights into one vector, [size] float32 on the host; with size 0 they are only iterated."""
+def flattened(weights: Iterable[Tensor], *, size: int) -> Tensor:
+    """Concatenate flattened weights: [size] float32 on the host; with size 0 they are read and dropped."""
     found, at = torch.empty(size), 0
     for weight in weights:
         if size:
@@ -51,11 +57,11 @@ def joined(weights: Iterable[Tensor], *, size: int) -> Tensor:
     return found
 
 
-def cut(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Tensor, ...]:
+def split_flat(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Tensor, ...]:
     """Split a flat vector of weights into parameters, still flat.
 
     Args:
-        weights: [N], of another model.
+        weights: [N], those of another model.
         sizes: numel of each parameter of this model.
         path: this model's, for messages.
 
@@ -65,13 +71,13 @@ def cut(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Tensor, ..
     if len(weights) != sum(sizes):
         raise ValueError(
             f"{path}: has {sum(sizes)} weights and cannot follow a model of {len(weights)}. "
-            "Give both the same architecture."
+            "Type models of the same architecture."
         )
     parts: tuple[Tensor, ...] = weights.split(list(sizes))
     return parts
 
 
-def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path: str) -> None:
+def average_weights(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path: str) -> None:
     """Average in place: decay * own weights + (1 - decay) * those of another model.
 
     Args:
@@ -83,7 +89,7 @@ def follow(masters: Mapping[str, Tensor], weights: Tensor, *, decay: float, path
     Raises:
         ValueError: they are the weights of another architecture.
     """
-    parts = cut(weights, [master.numel() for master in masters.values()], path=path)
+    parts = split_flat(weights, [master.numel() for master in masters.values()], path=path)
     with torch.no_grad():
         for master, part in zip(masters.values(), parts, strict=True):
             mine = local(master.detach())

@@ -1,4 +1,4 @@
-"""What a safetensors file holds, and whether it is all there: read from its header alone."""
+"""The header of a safetensors file: which tensors it holds, and whether the file is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_THE_FILE = "__metadata__"
 
 
 def read_header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor, by name.
+    """The shape of each tensor, by name; reads the header only.
 
     Raises:
         ValueError: the file is truncated or corrupt.

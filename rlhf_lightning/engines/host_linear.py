@@ -1,8 +1,9 @@
-"""Weights on a CPU that are laid out for products with few tokens while a model decodes.
+"""Linear layers on a CPU: weights reordered for decoding, and outputs that a generation has computed already.
 
-A decoding step multiplies some tens of tokens by every weight: in oneDNN's own layout that runs at 75 to 90
-GFLOP/s a core where torch's reaches 40 to 55. The layout is a second copy of the weights. I is the inputs of
-a layer, O its outputs.
+A decoding step multiplies some tens of tokens by every weight. With weights in oneDNN's own layout, which is
+a second copy of them, that runs at 75 to 90 GFLOP/s a core, with torch's layout at 40 to 55.
+
+I is the number of inputs of a layer, O of its outputs.
 """
 
 from __future__ import annotations
@@ -16,48 +17,48 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear
 
-FEW = 4096
-"""Tokens from which the plain layout is taken: what the other gains is smaller, and shapes are many."""
-_STEPS = {1: 1, 2: 2, 4: 4, 256: 8, FEW: 128}
-"""Up to so many tokens, they are padded to a multiple: oneDNN keeps half a megabyte for every shape."""
-_TYPICAL = 32
-"""Tokens that weights are laid out for."""
+MANY_TOKENS = 4096
+"""From so many tokens on, torch's layout is used: oneDNN's gains less there, and shapes are many."""
+_MULTIPLES = {1: 1, 2: 2, 4: 4, 256: 8, MANY_TOKENS: 128}
+"""Most tokens -> what their number is padded to a multiple of: oneDNN keeps 0.5 MB for every shape."""
+_TYPICAL_TOKENS = 32
+"""Number of tokens that oneDNN chooses its layout for."""
 
 
 class HostLinear(nn.Linear):
-    """A linear layer that `use_host_linears` has changed: the same parameters."""
+    """A linear layer on a CPU, with the parameters of the layer that `use_host_linears` changed."""
 
-    packed: Tensor | None = None
-    """The weight [O, I] in oneDNN's layout, while `packed` lasts."""
-    known: Tensor | None = None
-    """What the next pass is to give, [..., O], where it was computed before; its gradients are as ever."""
+    reordered: Tensor | None = None
+    """The weight [O, I] in oneDNN's layout, within `reordered_weights`."""
+    known_output: Tensor | None = None
+    """What the next forward pass returns, [..., O], if it was computed before; gradients are as usual."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        if self.known is not None:
-            return given(input, self.weight, self.bias, self.known)
-        if self.packed is None or input.numel() >= FEW * self.in_features:
+        if self.known_output is not None:
+            return linear_with_output(input, self.weight, self.bias, self.known_output)
+        if self.reordered is None or input.numel() >= MANY_TOKENS * self.in_features:
             return linear(input, self.weight, self.bias)
-        return product(input, self.packed, self.bias)
+        return product(input, self.reordered, self.bias)
 
 
-def given(x: Tensor, weight: Tensor, bias: Tensor | None, known: Tensor) -> Tensor:
-    """`known`, which is `linear(x, weight, bias)`, with the gradients of that."""
-    apply = cast(Callable[..., Tensor], _Known.apply)
-    return apply(x, weight, bias, known)
+def linear_with_output(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> Tensor:
+    """`linear(x, weight, bias)`, which must be equal to `output`: not computed, but differentiable."""
+    apply = cast(Callable[..., Tensor], _KnownOutput.apply)
+    return apply(x, weight, bias, output)
 
 
-class _Known(torch.autograd.Function):
+class _KnownOutput(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, input: Tensor, weight: Tensor, bias: Tensor | None, known: Tensor
+        ctx: FunctionCtx, input: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
-        return known.view_as(known)
+        return output.view_as(output)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input, the weight and the bias, as far as they are wanted."""
+        """Gradients of the input, the weight and the bias, as far as they are needed."""
         input, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         wanted = ctx.needs_input_grad  # type: ignore[attr-defined]
         rows = grad.flatten(0, -2)
@@ -74,27 +75,28 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not weight.is_mkldnn:
         return linear(x, weight, bias)
     tokens = x.shape[-2]
-    missing = -tokens % next(step for most, step in _STEPS.items() if tokens <= most or most == FEW)
+    multiple = next(m for most, m in _MULTIPLES.items() if tokens <= most or most == MANY_TOKENS)
+    missing = -tokens % multiple
     padded = torch.constant_pad_nd(x, (0, 0, 0, missing)) if missing else x
     output = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
     return cast(Tensor, output[..., :tokens, :] if missing else output)
 
 
-def lays_out(weight: Tensor) -> bool:
-    """Whether this machine has products of a weight's type with few tokens, where the weight is."""
+def can_reorder(weight: Tensor) -> bool:
+    """Whether a weight can be reordered: it is on a CPU that multiplies its dtype with oneDNN."""
     if not weight.is_cpu or not torch.backends.mkldnn.is_available():
         return False
     fast = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.dtype == torch.float32 or fast
 
 
-def laid_out(weight: Tensor) -> Tensor:
-    """A copy of a weight [O, I] for products with few tokens; `lays_out` says whether there is one."""
-    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL))
+def reordered(weight: Tensor) -> Tensor:
+    """A copy of a weight [O, I] in oneDNN's layout, where `can_reorder` allows it."""
+    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_TOKENS))
 
 
 def use_host_linears(model: nn.Module) -> None:
-    """Change the linear layers of a model on a CPU; nothing where torch has no oneDNN."""
+    """Make the linear layers of a model on a CPU `HostLinear`s; nothing where torch has no oneDNN."""
     if torch.backends.mkldnn.is_available():
         for module in model.modules():
             if type(module) is nn.Linear:
@@ -102,14 +104,14 @@ def use_host_linears(model: nn.Module) -> None:
 
 
 @contextmanager
-def packed(model: nn.Module) -> Iterator[None]:
-    """Lay the weights of changed layers out for products with few tokens, for a while."""
+def reordered_weights(model: nn.Module) -> Iterator[None]:
+    """Within this context, calls of few tokens use reordered copies of the weights of all `HostLinear`s."""
     layers = [module for module in model.modules() if isinstance(module, HostLinear)]
-    layers = [layer for layer in layers if lays_out(layer.weight)]
+    layers = [layer for layer in layers if can_reorder(layer.weight)]
     try:
         for layer in layers:
-            layer.packed = laid_out(layer.weight)
+            layer.reordered = reordered(layer.weight)
         yield
     finally:
         for layer in layers:
-            layer.packed = None
+            layer.reordered = None

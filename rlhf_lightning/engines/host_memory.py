@@ -1,4 +1,4 @@
-"""Host memory that tensors have freed, kept for the next ones."""
+"""Keeps memory that tensors on the host have freed for the next ones, in the training engines on a CPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LARGE = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of freed tensors below 1 GiB; nothing where the C library is another.
+    """Let this process keep the memory of freed tensors below 1 GiB; does nothing without glibc.
 
-    glibc gives large blocks back to the system at once, and the next tensor of that size is mapped anew, page
-    by page: about a tenth of the time of a training step on a CPU, whose activations are such blocks.
+    By default glibc returns large blocks to the system at once, and the next tensor of that size is mapped
+    page by page. Activations are such blocks: it takes about a tenth of a training step on a CPU.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,8 +1,10 @@
-"""The 3D-HybridEngine of one rank: its model trains in (p, t, d) and generates in (pg, tg), held once.
+"""The 3D-HybridEngine of one rank (HybridFlow, section 5): trains in (p, t, d) and generates in (pg, tg).
 
 train ── generating(): gather within the micro-DP group ──> a decoder over the generation shard
   ^                                                              │
-  └──────────── on exit: what others train is freed ─────────────┘
+  └──────── on exit: free the slices of other ranks ─────────────┘
+
+The rank's training shard is a part of its generation shard, in the same memory, so it exists once.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ class HybridEngine:
     """See the head of the module.
 
     Args:
-        conversion: of the whole model.
-        stages: layers of each training stage.
-        seat: the rank's place; its layout says how the model generates.
-        parameters: the rank's training shards by `Sharded.name`; their memory is laid out anew.
+        conversion: names and shapes of the whole model.
+        stages: the layers of each training stage.
+        seat: the rank's place; its layout has both the training and the generation sizes.
+        parameters: the rank's training shards by `Sharded.name`; they are moved into one buffer.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class HybridEngine:
 
     @contextmanager
     def lending(self) -> Iterator[Shard]:
-        """The generation shard, in which the training parameters lie.
+        """Gather the generation shard, of which the training parameters are views.
 
-        Whoever asks lets go of it before the end, or the memory of other ranks' parameters stays.
+        The borrower must drop it before the context ends; otherwise the memory of gathered slices stays.
         """
         before, started = self._buffer.size_bytes, time.perf_counter()
         shard = self._buffer.gather()
@@ -79,9 +81,9 @@ class HybridEngine:
 
     @contextmanager
     def generating(self) -> Iterator[Decoder]:
-        """The generation shard, as a decoder that the ranks of one copy call alike.
+        """Gather the generation shard, as a decoder; all ranks of a copy make the same calls.
 
-        Whoever asks lets go of it before the end, as for `lending`.
+        The caller must drop it before the context ends, as for `lending`.
         """
         with self.lending() as shard:
             decoder = ShardedDecoder(

@@ -18,7 +18,7 @@ Tensors = Callable[[Part], list[Tensor]]
 """Returns the tensors of a part of a model; those that are on the host anyway stay there."""
 
 
-class Away:
+class OffloadedParts:
     """The offloaded parts of one model.
 
     On a CPU nothing moves, but using an offloaded part is refused all the same.
@@ -93,7 +93,7 @@ class Parked:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         found = storages(tensors)
         self._leaving = _Leaving(found[0].device) if found and found[0].is_cuda else None
-        self._parked = [(storage, self._away(storage)) for storage in found]
+        self._parked = [(storage, self._moved(storage)) for storage in found]
 
     @property
     def size_bytes(self) -> int:
@@ -117,7 +117,7 @@ class Parked:
             self._leaving.settle()
         self._parked.clear()
 
-    def _away(self, storage: torch.UntypedStorage) -> list[Tensor]:
+    def _moved(self, storage: torch.UntypedStorage) -> list[Tensor]:
         whole = _bytes(storage)
         with nullcontext() if self._leaving is None else self._leaving.of(whole):
             host = _on_host(whole)

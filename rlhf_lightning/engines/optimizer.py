@@ -1,4 +1,8 @@
-"""AdamW with a schedule and a global gradient norm, over whole or sharded parameters."""
+"""AdamW with a learning-rate schedule and clipping by global norm, over whole or sharded parameters.
+
+The FSDP engine steps with `ClippedAdamW`. Those of Megatron and DeepSpeed wrap torch's AdamW themselves, and
+use the schedule and the counters of this module.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,17 @@ from torch.distributed.tensor import DTensor
 from rlhf_lightning.spec import OptimizerSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each parameter, by its names."""
+"""AdamW's names for the state that it keeps of each parameter."""
 _BUCKET_BYTES = 1 << 26
-"""Of tensors that are added up in one message, and so the memory that this takes."""
+"""Most bytes of small tensors that are summed over ranks in one message."""
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
-    """Rate of the optimizer step that comes after `step` others.
+    """Learning rate of the optimizer step that comes after `step` others.
 
-    The n-th of w warm-up steps takes n / (w + 1) of the peak, so that none is lost and the step after them is
-    the first at the peak. `linear` and `cosine` fall from the peak to min_lr_ratio of it, which they reach
-    after total_steps.
+    The n-th of w warm-up steps takes n / (w + 1) of the peak, so that no step has a rate of 0 and the step
+    after them is the first at the peak. `linear` and `cosine` fall from the peak to min_lr_ratio of it, which
+    they reach after total_steps.
     """
     if step < spec.warmup_steps:
         return spec.lr * (step + 1) / (spec.warmup_steps + 1)
@@ -39,13 +43,14 @@ def gradient_norm(
 ) -> Tensor:
     """L2 norm of all gradients, over the ranks of the group that hold shards of them: scalar, float32.
 
-    A shard that several of these ranks hold counts once. The ranks meet on their devices, with or without.
+    A shard that several of these ranks hold counts once. All ranks of the group call it, also those without
+    gradients; they communicate on `device`.
     """
     shards: dict[int, list[Tensor]] = {1: []}
     for gradient in gradients:
         if local(gradient).numel():
             shards.setdefault(_holders(gradient, group), []).append(local(gradient))
-    # The norm of nothing is on the CPU.
+    # `to`: without gradients the norm is on the CPU.
     norms = {count: nn.utils.get_total_norm(held).to(device) for count, held in shards.items()}
     if group is None:
         return norms[1]
@@ -55,7 +60,7 @@ def gradient_norm(
 
 
 def _holders(tensor: Tensor, group: dist.ProcessGroup | None) -> int:
-    """How many ranks of the group hold the same shard of a tensor as this one."""
+    """Number of ranks of the group that hold the same shard of a tensor as this one."""
     if group is None or not isinstance(tensor, DTensor):
         return 1
     axes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
@@ -68,7 +73,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:
-    """Make each tensor the sum of those of all ranks of a group, in place and with the same bits on all."""
+    """Sum each tensor over the ranks of a group, in place; all ranks get the same bits."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bucket])
         dist.all_reduce(flat, group=group)
@@ -77,7 +82,7 @@ def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of at most `_BUCKET_BYTES` together, or one that is larger."""
+    """Runs of neighbours of at most `_BUCKET_BYTES` together; a larger tensor is a run of its own."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -91,7 +96,7 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class Counters:
-    """Optimizer steps so far, the rate that follows from them, and what is said of each.
+    """Counts optimizer steps, sets the learning rate that follows from them, and reports each step.
 
     Args:
         spec: rates and schedule.
@@ -101,15 +106,15 @@ class Counters:
         self._spec, self.steps, self.skipped_steps = spec, 0, 0
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer take its next step at the rate of the schedule."""
+        """Set an optimizer's learning rate for its next step."""
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate(self._spec, self.steps)
 
     def count(self, norm: float, *, stepped: bool) -> dict[str, float]:
-        """Count a step, or one that was left out, and report it.
+        """Count a step, or one that was skipped, and report it.
 
         Returns:
-            grad_norm, lr and skipped_steps so far.
+            grad_norm and lr of this step, and skipped_steps so far.
         """
         rate = learning_rate(self._spec, self.steps)
         self.steps += stepped
@@ -117,35 +122,39 @@ class Counters:
         return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
 
     def state(self, moment_steps: dict[str, int]) -> dict[str, object]:
-        """Plain numbers that `restore` continues from.
+        """Plain numbers for `restore`.
 
         Args:
-            moment_steps: steps that each parameter's moments have seen.
+            moment_steps: number of steps in each parameter's moments, by name.
         """
         return {"steps": self.steps, "skipped_steps": self.skipped_steps, "moment_steps": moment_steps}
 
     def restore(self, state: Mapping[str, object], *, known: Iterable[str]) -> dict[str, int]:
-        """Take over the numbers of `state`.
+        """Continue from `state`.
 
         Returns:
-            The steps that each parameter's moments have seen.
+            The number of steps in each parameter's moments, by name.
 
         Raises:
-            ValueError: it is the state of other parameters than those known.
+            ValueError: it is the state of other parameters than `known`.
         """
         steps, skipped, moments = (state.get(key) for key in ("steps", "skipped_steps", "moment_steps"))
         if not (isinstance(steps, int) and isinstance(skipped, int) and isinstance(moments, dict)):
             raise ValueError(
-                "optimizer state: steps, skipped_steps or moment_steps is missing. Type a checkpoint."
+                "optimizer state: steps, skipped_steps or moment_steps is missing. Type the directory of a "
+                "checkpoint that a training engine has written."
             )
         if unknown := sorted(set(moments) - set(known)):
-            raise ValueError(f"optimizer state: of another model, this one has no {unknown[0]}.")
+            raise ValueError(
+                f"optimizer state: of another model, this one has no {unknown[0]}. Type a checkpoint of this "
+                "model."
+            )
         self.steps, self.skipped_steps = steps, skipped
         return moments
 
 
 class ClippedAdamW:
-    """AdamW on float32 parameters; a step whose gradient is not finite is left out and counted.
+    """AdamW on float32 parameters; a step whose gradient is not finite is skipped and counted.
 
     Args:
         parameters: by name; DTensors where they are sharded.
@@ -166,7 +175,7 @@ class ClippedAdamW:
         devices = (local(parameter.detach()).device for parameter in self._parameters.values())
         self._device = next(devices, torch.device("cpu"))
         self._adamw = torch.optim.AdamW(
-            [{"params": list(self._parameters.values())}],  # there may be none
+            [{"params": list(self._parameters.values())}],  # a group, since a bare list must not be empty
             lr=spec.lr,
             betas=spec.betas,
             eps=spec.eps,
@@ -187,7 +196,7 @@ class ClippedAdamW:
         return self._counters.count(norm, stepped=math.isfinite(norm))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The moments by name, as far as they exist: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`."""
+        """The moments that exist, by name: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`."""
         state = self._adamw.state
         return {
             f"{moment}.{name}": state[parameter][moment]
@@ -197,14 +206,14 @@ class ClippedAdamW:
         }
 
     def state(self) -> dict[str, object]:
-        """Plain numbers that `restore` continues from."""
+        """Plain numbers for `restore`."""
         state = self._adamw.state
         return self._counters.state(
             {name: int(state[p]["step"]) for name, p in self._parameters.items() if p in state}
         )
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Take over the numbers of `state`, and make moments of 0 to be loaded in place.
+        """Continue from `state`; the moments are zeros, to be loaded in place.
 
         Raises:
             ValueError: it is the state of other parameters.

@@ -1,4 +1,4 @@
-"""Prompts without their padding, refused where a model cannot answer them."""
+"""The rows that a generation starts from: prompts without padding, and the responses begun before."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def read_prompts(rows: TensorDict, *, positions: int, new_tokens: int, owner: str) -> list[Prompt]:
-    """The token ids of every prompt.
+    """The token ids of every prompt, without padding.
 
     Args:
         rows: prompt_ids [B, P] int64, prompt_mask [B, P] bool, row_ids [B] int64.
         positions: most tokens of a prompt and its response.
         new_tokens: most tokens of a response.
-        owner: who has the positions, for errors.
+        owner: the model or engine that has the positions, for errors.
 
     Raises:
         ValueError: a prompt is empty, or too long.
@@ -43,7 +43,7 @@ def read_prompts(rows: TensorDict, *, positions: int, new_tokens: int, owner: st
 
 
 def begun(rows: TensorDict, *, width: int) -> TensorDict:
-    """The rows with what each has said so far, which is nothing where they have no such columns.
+    """The rows with the response of each so far: columns of empty responses are added where there are none.
 
     Args:
         rows: [B] rows; those that were begun before have `response_ids`, `response_mask`, `log_probs` [B, R]
@@ -60,6 +60,6 @@ def begun(rows: TensorDict, *, width: int) -> TensorDict:
         return TensorDict({**rows, **said}, batch_size=[len(rows)])
     if (found := rows["response_ids"].shape[1]) != width:
         raise ValueError(
-            f"sampling.max_new_tokens={width}: the responses were begun with {found}. Go on with {found}."
+            f"sampling.max_new_tokens={width}: the responses were begun with {found}. Continue with {found}."
         )
     return rows

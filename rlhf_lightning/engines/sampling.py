@@ -1,4 +1,6 @@
-"""Drawing tokens so that what a row says depends on the seed, its id and the position, not on its neighbours.
+"""Draws tokens in generation; each depends on the seed, the row's id and the position, not on other rows.
+
+So a row gets the same response in any batch, on any rank, and after any pause.
 
 n is the number of rows, V the size of the vocabulary.
 """
@@ -18,7 +20,7 @@ _FORK = 8
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 (Steele et al. 2014); int64 arithmetic wraps, shifts are made unsigned."""
+    """The finaliser of splitmix64 (Steele et al. 2014) on int64, which wraps; `_shifted` shifts unsigned."""
     x = x + _GOLDEN
     x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
@@ -30,12 +32,12 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def uniform(seed: int, row_ids: Tensor, position: Tensor) -> Tensor:
-    """One number in [0, 1) for every (seed, row, position), a multiple of 2^-48.
+    """A random number in [0, 1) for every (seed, row, position), a multiple of 2^-48.
 
     Args:
-        seed: Any integer; it is taken modulo 2^64.
+        seed: any integer; taken modulo 2^64.
         row_ids: int64, the rows' ids.
-        position: int64, broadcast against `row_ids`: the place in the response.
+        position: int64, broadcast against `row_ids`: the position in the response.
 
     Returns:
         float64 of the broadcast shape.
@@ -51,12 +53,12 @@ def _fraction(state: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Draw a token a row.
+    """Draw a token for each row.
 
     Args:
         logits: [n, V], any floating type.
-        u: [n] float64 in [0, 1).
-        sampling: Temperature and truncation.
+        u: [n] float64 in [0, 1), as from `uniform`; the token depends on it alone.
+        sampling: temperature and truncation.
 
     Returns:
         token: [n] int64.
@@ -66,12 +68,12 @@ def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tenso
     greedy = sampling.temperature == 0
     scaled = logits.float() if greedy or sampling.temperature == 1 else logits.float() / sampling.temperature
     probs = scaled.softmax(-1)
-    token = scaled.argmax(-1) if greedy else _descended(_truncated(probs, sampling), u)
+    token = scaled.argmax(-1) if greedy else _drawn(_truncated(probs, sampling), u)
     return token, probs.gather(-1, token[:, None])[:, 0].log()
 
 
 def _truncated(probs: Tensor, sampling: Sampling) -> Tensor:
-    """`probs` with 0 for what min-p, top-k and top-p leave out; tokens like the last one kept stay."""
+    """`probs` with 0 for tokens that min-p, top-k and top-p exclude; ties with the last one kept stay."""
     if sampling.min_p > 0:
         probs = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0)
     if 0 < sampling.top_k < probs.shape[-1]:
@@ -82,10 +84,10 @@ def _truncated(probs: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """[n, 1], the probability of the last token kept: those likelier hold less than `top_p` of the mass."""
+    """[n, 1], the least probability kept by top-p: all likelier tokens together have less than `top_p`."""
     target = top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
     size = probs.shape[-1]
-    for count in (64, 512, size):  # few tokens are enough for a trained model, and the whole sort is slow
+    for count in (64, 512, size):  # for a trained model few tokens are enough, and sorting all is slow
         ranked = probs.topk(min(count, size)).values
         heights = cumulated(ranked)
         if count >= size or bool((heights[:, -1:] >= target).all()):
@@ -94,11 +96,11 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     return ranked.gather(-1, kept.clamp(min=1) - 1)
 
 
-def _descended(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw a token [n] by inverse CDF down a tree, with a number of its own at every fork.
+def _drawn(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw a token [n] by inverse CDF at every fork of a tree over the vocabulary, with a number for each.
 
-    One walk along the whole vocabulary would let a rounding error of 1e-6, such as another batch size makes,
-    move everything behind it, and change one token in some thousands; here an error stays within its fork.
+    In one cumulative sum over the vocabulary a rounding error of 1e-6, as of another batch size, would shift
+    all tokens behind it, and change one draw in some thousands. Here it stays within its fork.
     """
     levels: list[Tensor] = []
     sizes: list[int] = []

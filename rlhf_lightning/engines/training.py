@@ -74,8 +74,8 @@ class WeightSource(ABC):  # noqa: B024 - each says what it can give
 class TrainEngine(WeightSource):
     """One model, trained and evaluated by the ranks of one group, each with rows of its own.
 
-    Every method but `offload`, `reload`, `away_bytes` and `memory` is collective: all ranks of the group call
-    it, with any number of rows, zero included. Rows are TensorDicts of the columns that
+    Every method but `offload`, `reload`, `reload_bytes` and `memory` is collective: all ranks of the group
+    call it, with any number of rows, zero included. Rows are TensorDicts of the columns that
     `docs/own_algorithm.md` lists.
     """
 
@@ -181,12 +181,12 @@ class TrainEngine(WeightSource):
     def reload(self, parts: Iterable[Part]) -> None:
         """Bring these parts back to the device; those that are there stay as they are."""
 
-    def away_bytes(self) -> int:
+    def reload_bytes(self) -> int:
         """Bytes that `reload` of all parts would bring back to the device."""
         return 0
 
     @property
-    def lies_in(self) -> TrainEngine:
+    def memory_owner(self) -> TrainEngine:
         """The engine that owns the memory it computes in; itself by default."""
         return self
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import BROADCAST, DP, Worker, register
-from rlhf_lightning.engines import unadapted
+from rlhf_lightning.engines import shared_base_model
 from rlhf_lightning.workers.actor import SEQUENCES, Actor
 from rlhf_lightning.workers.role import Role
 
@@ -41,11 +41,11 @@ class Reference(Role):
 
     def build(self, worker: Worker) -> None:
         """Load the model, unless this device has it already as the base model of the actor's adapters."""
-        below = None if self.weights_change else unadapted(self, seat=worker)
-        if below is None:
+        base = None if self.weights_change else shared_base_model(self, seat=worker)
+        if base is None:
             super().build(worker)
         else:
-            self.binding.worker, self.binding.engine = worker, below
+            self.binding.worker, self.binding.engine = worker, base
 
     @register(transfer=BROADCAST, reads=("weights",), returns=("followed",))
     def follow(self, rows: TensorDict) -> TensorDict:

@@ -321,15 +321,15 @@ class Role(ModelSpec, Remote):
         if self.path:
             self.engine.reload(PARTS)
 
-    def away_bytes(self) -> int:
-        """See `Remote.away_bytes`."""
+    def reload_bytes(self) -> int:
+        """See `Remote.reload_bytes`."""
         engine = self.binding.engine
-        return 0 if engine is None else engine.away_bytes()
+        return 0 if engine is None else engine.reload_bytes()
 
     def lies_in(self, other: Remote) -> bool:
         """See `Remote.lies_in`."""
         engine, its = self.binding.engine, other.binding.engine if isinstance(other, Role) else None
-        return engine is not None and engine.lies_in is its
+        return engine is not None and engine.memory_owner is its
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be divided, reading its config.json only.

@@ -222,14 +222,14 @@ def in_bfloat16(group: dist.ProcessGroup, spec: ModelSpec, other: str, directory
     with pytest.raises(RuntimeError, match=r"optimizer are offloaded. Call reload\(\['optimizer'\]\) first"):
         engine.optimizer_step()
     host = engine.memory()
-    moved = host["optimizer"] == 0 and host["host"] > 0 and engine.away_bytes() == 0
+    moved = host["optimizer"] == 0 and host["host"] > 0 and engine.reload_bytes() == 0
     engine.reload(["optimizer"])
-    engine._away.frees = True
+    engine._offloaded.frees = True
     before = engine.memory()
     engine.offload(PARTS)
-    moved = moved and engine.away_bytes() == sum(before.values())
+    moved = moved and engine.reload_bytes() == sum(before.values())
     engine.reload(PARTS)
-    moved = moved and engine.away_bytes() == 0 and engine.memory() == before
+    moved = moved and engine.reload_bytes() == 0 and engine.memory() == before
     return [followed, reset, moved, zero.step(engine, zero.own(group))["skipped_steps"] == 0]
 
 

@@ -173,7 +173,7 @@ def test_an_actor_takes_its_vllm_along_and_a_copy_keeps_it(
     expected = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     copy.offload()
     copy.reload()
-    assert (copy.away_bytes(), engine._asleep) == (0, False)
+    assert (copy.reload_bytes(), engine._asleep) == (0, False)
     assert all(cache.any() for cache in engine._runner.kv_caches)
     actor.offload()
     assert engine._asleep

@@ -206,7 +206,7 @@ def rested(group: dist.ProcessGroup | None, spec: ModelSpec, *, frees: bool) -> 
     found = []
     for rests in (False, True):
         engine = FSDPEngine(spec, group=group, config=FSDP(max_tokens_per_micro_batch=20))
-        engine._away.frees = frees
+        engine._offloaded.frees = frees
         step(engine, group)
         if rests:
             away(engine)
@@ -227,8 +227,8 @@ def away(engine: FSDPEngine) -> None:
     during = engine.memory()
     assert [during[part] for part in PARTS] == [0, 0, 0]
     assert during["host"] == sum(before[part] for part in PARTS) > 0
-    assert engine.away_bytes() == (during["host"] if engine._away.frees else 0)
-    if engine._away.frees:
+    assert engine.reload_bytes() == (during["host"] if engine._offloaded.frees else 0)
+    if engine._offloaded.frees:
         local = next(iter(engine._weights.masters.values())).detach()
         local = local.to_local() if isinstance(local, DTensor) else local
         assert local.untyped_storage().nbytes() == 0
@@ -237,7 +237,7 @@ def away(engine: FSDPEngine) -> None:
     with pytest.raises(RuntimeError, match="parameters, gradients, optimizer are offloaded"):
         engine.optimizer_step()
     engine.reload(PARTS)
-    assert engine.away_bytes() == 0
+    assert engine.reload_bytes() == 0
     assert engine.memory() == before
 
 

@@ -187,7 +187,7 @@ def kept(place: Place, spec: ModelSpec, directory: Path, given: Tensor) -> tuple
         engine.save(directory)
         engine.export(directory / "export")
     before, size = engine.give_weights(), engine.memory()
-    engine._away.frees = True
+    engine._offloaded.frees = True
     engine.offload(PARTS)
     assert engine.memory()["host"] == sum(size[part] for part in PARTS) > 0
     engine.reload(PARTS)

@@ -19,7 +19,7 @@ from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import export
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, check_model
-from rlhf_lightning.engines.fsdp.unadapted import Unadapted
+from rlhf_lightning.engines.fsdp.base_model import BaseModelEngine
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
@@ -94,7 +94,7 @@ def learned(path: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Watch,
 
 def test_the_reference_is_the_actor_without_its_adapters(learned: tuple[Watch, Path], path: str) -> None:
     watch, _ = learned
-    assert isinstance(watch.roles["reference"].engine, Unadapted)
+    assert isinstance(watch.roles["reference"].engine, BaseModelEngine)
     assert watch.kl[0] == pytest.approx(0, abs=1e-6)
     assert watch.kl[-1] > 1e-3
     assert not torch.equal(watch.weights["actor"], FSDPEngine(ModelSpec(path=path)).give_weights())
@@ -102,7 +102,7 @@ def test_the_reference_is_the_actor_without_its_adapters(learned: tuple[Watch, P
 
 def test_a_reference_of_its_own_sees_the_same(learned: tuple[Watch, Path], path: str, tmp_path: Path) -> None:
     same = fit(ppo(path, reference=Reference(decay=1.0)), tmp_path)
-    assert not isinstance(same.roles["reference"].engine, Unadapted)
+    assert not isinstance(same.roles["reference"].engine, BaseModelEngine)
     assert same.kl == pytest.approx(learned[0].kl, abs=1e-5)
     torch.testing.assert_close(same.weights["actor"], learned[0].weights["actor"], rtol=0, atol=1e-5)
 

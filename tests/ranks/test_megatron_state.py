@@ -159,7 +159,7 @@ def rested(group: dist.ProcessGroup, spec: ModelSpec, *, distributed: bool) -> l
     config = Megatron(max_tokens_per_micro_batch=20, distributed_optimizer=distributed)
     for kind in ("plain", "rests", "generates"):
         engine = three_d.megatron(seat, spec, "lm", config)
-        engine._away.frees = True
+        engine._offloaded.frees = True
         for _ in range(2):
             if kind == "generates":
                 with engine.generating():
@@ -180,7 +180,7 @@ def away(engine: MegatronEngine, *, gradients: bool) -> None:
     during = engine.memory()
     assert [during[part] for part in PARTS] == [0, 0, 0]
     assert during["host"] == sum(before.values()) - (0 if gradients else before["gradients"])
-    assert engine.away_bytes() == (sum(before.values()) if engine._away.frees else 0)
+    assert engine.reload_bytes() == (sum(before.values()) if engine._offloaded.frees else 0)
     assert {p.untyped_storage().nbytes() for p in engine.shards.values()} == {0}
     with pytest.raises(RuntimeError, match="parameters are offloaded"):
         engine.infer(tiny.rows(), temperature=1.0)

@@ -24,7 +24,7 @@ from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
 from rlhf_lightning.engines.deepspeed.state import load, save
-from rlhf_lightning.engines.exchange import cut, joined
+from rlhf_lightning.engines.exchange import flattened, split_flat
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.models import (
@@ -35,7 +35,7 @@ from rlhf_lightning.engines.huggingface.models import (
 )
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
-from rlhf_lightning.engines.offload import Away, size_bytes
+from rlhf_lightning.engines.offload import OffloadedParts, size_bytes
 from rlhf_lightning.engines.optimizer import Counters
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
@@ -78,14 +78,14 @@ class ZeROEngine(TrainEngine):
             device=self._device,
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
         )
-        self._away = Away(model.path, device=self._device)
+        self._offloaded = OffloadedParts(model.path, device=self._device)
         self._counters, self._version, self._last = Counters(model.optimizer), 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         with self._scope.entered():
             results = self._passes.infer(rows, temperature=temperature, entropy=entropy)
             if self._config.stage == 3:  # it may have begun to gather layers for a backward pass
@@ -96,7 +96,7 @@ class ZeROEngine(TrainEngine):
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
-        self._away.refuse(*PARTS[:2])
+        self._offloaded.refuse(*PARTS[:2])
         self._module.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
         with self._scope.entered():
             totals = self._passes.accumulate(
@@ -107,7 +107,7 @@ class ZeROEngine(TrainEngine):
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`; the norm of a step that is left out is inf."""
-        self._away.refuse(*PARTS)
+        self._offloaded.refuse(*PARTS)
         self._counters.set_rate(self._adamw)
         with self._scope.entered():
             self._module.step()
@@ -133,12 +133,12 @@ class ZeROEngine(TrainEngine):
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         return self._gathering.gathered()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         return self._gathering.whole()
 
     @property
@@ -152,18 +152,18 @@ class ZeROEngine(TrainEngine):
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         save(directory, self._masters, self._counters, group=self._group)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of another engine, or of other ranks, will do."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         load(directory, self._masters, self._counters)
         self._changed()
 
     def load_weights(self, directory: Path) -> None:
         """See `TrainEngine.load_weights`."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         load(directory, self._masters, self._counters, trained=False)
         self._changed()
 
@@ -173,35 +173,35 @@ class ZeROEngine(TrainEngine):
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         shapes = self._masters.shapes
         size = sum(shape.numel() for shape in shapes.values())
-        return joined((self._masters.read(name) for name in shapes), size=size if wanted else 0)
+        return flattened((self._masters.read(name) for name in shapes), size=size if wanted else 0)
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         shapes = self._masters.shapes
-        parts = cut(weights, [shape.numel() for shape in shapes.values()], path=self._spec.path)
+        parts = split_flat(weights, [shape.numel() for shape in shapes.values()], path=self._spec.path)
         for name, part in zip(shapes, parts, strict=True):
             self._masters.approach(name, part, weight=1 - decay)
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
-        self._away.offload(parts, self._tensors)
+        self._offloaded.offload(parts, self._tensors)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
-        self._away.reload(parts)
+        self._offloaded.reload(parts)
 
-    def away_bytes(self) -> int:
-        """See `TrainEngine.away_bytes`."""
-        return self._away.size_bytes
+    def reload_bytes(self) -> int:
+        """See `TrainEngine.reload_bytes`."""
+        return self._offloaded.size_bytes
 
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`; masters count as the optimizer's, buckets not at all."""
-        return self._away.memory(self._tensors)
+        return self._offloaded.memory(self._tensors)
 
     def _build(self) -> None:
         """Load the model and let DeepSpeed divide it."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
-from rlhf_lightning.engines.exchange import follow, joined, take
+from rlhf_lightning.engines.exchange import average_weights, copy_weights, flattened
 from rlhf_lightning.engines.fsdp.compilation import compile_layers, uncompiled
 from rlhf_lightning.engines.fsdp.config import FSDP
 from rlhf_lightning.engines.fsdp.mesh import Mesh, model_mesh
@@ -48,7 +48,7 @@ from rlhf_lightning.engines.huggingface.models import (
 from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import can_fuse, decoder_of
-from rlhf_lightning.engines.offload import Away
+from rlhf_lightning.engines.offload import OffloadedParts
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.last_mlp import shorten_last_mlp
@@ -98,14 +98,14 @@ class FSDPEngine(TrainEngine):
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
         self._record = self._recording() if mesh is None else None
         self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
-        self._away = Away(model.path, device=self._device)
+        self._offloaded = OffloadedParts(model.path, device=self._device)
         self._version, self._last = 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         self._root.train(keep and self._spec.gradient_checkpointing)
         results = self._passes.infer(rows, temperature=temperature, entropy=entropy, keep=keep)
         self._root.eval()
@@ -116,7 +116,7 @@ class FSDPEngine(TrainEngine):
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
-        self._away.refuse(*PARTS[:2])
+        self._offloaded.refuse(*PARTS[:2])
         self._root.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
         backward = self._weights.backward
         totals = self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
@@ -125,7 +125,7 @@ class FSDPEngine(TrainEngine):
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
-        self._away.refuse(*PARTS)
+        self._offloaded.refuse(*PARTS)
         self._weights.agree()
         report = self._optimizer.step()
         self._changed()
@@ -147,15 +147,15 @@ class FSDPEngine(TrainEngine):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         return self._merged(self._dtype) if self._spec.lora else self._weights.whole()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `TrainEngine.take_weights`; where one device has the model."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         if self._group is not None:
             raise NotImplementedError("FSDPEngine takes weights from other engines on one device only.")
-        take(self._weights.stored, weights, path=self._spec.path)
+        copy_weights(self._weights.stored, weights, path=self._spec.path)
         self._changed()
 
     @property
@@ -169,25 +169,25 @@ class FSDPEngine(TrainEngine):
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         return self._weights.gathered()
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         state = self._optimizer.state() | described(self._spec.lora)
         save_checkpoint(directory, self._saved(), state, group=self._group)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         self._optimizer.restore(self._state_of(directory))
         load_checkpoint(directory, self._saved(), group=self._group)
         self._changed()
 
     def load_weights(self, directory: Path) -> None:
         """See `TrainEngine.load_weights`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         self._state_of(directory)
         load_checkpoint(directory, self._saved_weights(), group=self._group)
         self._changed()
@@ -202,34 +202,34 @@ class FSDPEngine(TrainEngine):
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         stored = self._weights.stored
         merged = self._merged(torch.float32) if self._spec.lora else stored.items()
         size = sum(weight.numel() for name, weight in stored.items() if not is_factor(name))
-        return joined((whole(weight) for _, weight in merged), size=size if wanted else 0)
+        return flattened((whole(weight) for _, weight in merged), size=size if wanted else 0)
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._away.refuse("parameters")
-        follow(self._weights.masters, weights, decay=decay, path=self._spec.path)
+        self._offloaded.refuse("parameters")
+        average_weights(self._weights.masters, weights, decay=decay, path=self._spec.path)
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
         self._passes.forget()
-        self._away.offload(parts, self._tensors)
+        self._offloaded.offload(parts, self._tensors)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
-        self._away.reload(parts)
+        self._offloaded.reload(parts)
 
-    def away_bytes(self) -> int:
-        """See `TrainEngine.away_bytes`."""
-        return self._away.size_bytes
+    def reload_bytes(self) -> int:
+        """See `TrainEngine.reload_bytes`."""
+        return self._offloaded.size_bytes
 
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`."""
-        return self._away.memory(self._tensors)
+        return self._offloaded.memory(self._tensors)
 
     def _changed(self) -> None:
         self._passes.forget()

@@ -38,7 +38,7 @@ from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import load, save
 from rlhf_lightning.engines.megatron.weights import Weights, empty_model
 from rlhf_lightning.engines.native.decoder import Decoder
-from rlhf_lightning.engines.offload import Away
+from rlhf_lightning.engines.offload import OffloadedParts
 from rlhf_lightning.engines.packed.packing import PackedRows, Place
 from rlhf_lightning.engines.training import PARTS, Part, Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
@@ -80,7 +80,7 @@ class MegatronEngine(TrainEngine):
             self._build()
         self._weights = Weights(self.conversion, self.stages, seat=seat, optimizer=self._optimizer)
         self._weights.load(model)
-        self._away = Away(model.path, device=self._device)
+        self._offloaded = OffloadedParts(model.path, device=self._device)
         self._accumulated, self._last = False, Transition()
         self._hybrid: HybridEngine | None = None
         self._version = 0
@@ -89,7 +89,7 @@ class MegatronEngine(TrainEngine):
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`; zeros on stages before the last."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
         zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
         results = {name: zeros.clone() for name in names}
@@ -109,7 +109,7 @@ class MegatronEngine(TrainEngine):
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`; no metrics on ranks that give no output."""
-        self._away.refuse(*PARTS[:2])
+        self._offloaded.refuse(*PARTS[:2])
         parts, self._accumulated = self._plan(rows, loss), True
 
         def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
@@ -132,7 +132,7 @@ class MegatronEngine(TrainEngine):
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
-        self._away.refuse(*PARTS)
+        self._offloaded.refuse(*PARTS)
         with self._scope.entered():
             finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
             report = self._stepping.step()
@@ -143,14 +143,14 @@ class MegatronEngine(TrainEngine):
 
     def generating(self) -> AbstractContextManager[Decoder]:
         """See `TrainEngine.generating`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         if self._config.distributed_optimizer:
             return self._from_copies()
         return self._in_place().generating()
 
     def lending(self) -> AbstractContextManager[Shard] | None:
         """See `TrainEngine.lending`; ranks that share a key-value head have no shard of their own to lend."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         generating = self.layout.generating
         held = generating.rule == "hybridflow" and not self._config.distributed_optimizer
         return self._in_place().lending() if held and not self.conversion.groups % generating.t else None
@@ -172,7 +172,7 @@ class MegatronEngine(TrainEngine):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
-        self._away.refuse("parameters")
+        self._offloaded.refuse("parameters")
         return self._weights.everything(lambda name: self.shards[name].detach())
 
     @property
@@ -186,18 +186,18 @@ class MegatronEngine(TrainEngine):
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         save(directory, self._weights, self._stepping, seat=self._seat)
 
     def load(self, directory: Path) -> None:
         """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         load(directory, self._weights, self._stepping)
         self._version += 1
 
     def load_weights(self, directory: Path) -> None:
         """See `TrainEngine.load_weights`."""
-        self._away.refuse("parameters", "optimizer")
+        self._offloaded.refuse("parameters", "optimizer")
         load(directory, self._weights, self._stepping, trained=False)
         self._version += 1
 
@@ -213,7 +213,7 @@ class MegatronEngine(TrainEngine):
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._away.refuse(*self._mastered)
+        self._offloaded.refuse(*self._mastered)
         size = sum(shape.numel() for shape in self._weights.shapes.values())
         found = torch.empty(size if wanted else 0)
         places = self._weights.in_order(found, path=self._spec.path) if wanted else {}
@@ -224,7 +224,7 @@ class MegatronEngine(TrainEngine):
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._away.refuse(*self._mastered)
+        self._offloaded.refuse(*self._mastered)
         theirs = self._weights.in_order(weights, path=self._spec.path)
         for param in self._weights.held:
             own = self._optimizer.read(param.name).clone()
@@ -238,19 +238,19 @@ class MegatronEngine(TrainEngine):
         Gradients between a step and the next micro-batch are zeros, which are freed and made again.
         """
         zeros: list[Part] = [] if self._accumulated else ["gradients"]
-        self._away.offload(parts, self._tensors, zeros=zeros)
+        self._offloaded.offload(parts, self._tensors, zeros=zeros)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
-        self._away.reload(parts)
+        self._offloaded.reload(parts)
 
-    def away_bytes(self) -> int:
-        """See `TrainEngine.away_bytes`."""
-        return self._away.size_bytes
+    def reload_bytes(self) -> int:
+        """See `TrainEngine.reload_bytes`."""
+        return self._offloaded.size_bytes
 
     def memory(self) -> dict[str, int]:
         """See `TrainEngine.memory`; masters that are no parameters count as the optimizer's."""
-        return self._away.memory(self._tensors)
+        return self._offloaded.memory(self._tensors)
 
     def _build(self) -> None:
         """Make the runs of layers, their gradients' memory, the optimizer and the pipeline."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_lightning.engines.conversion import Conversion, Read
-from rlhf_lightning.engines.exchange import cut
+from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapters import HEAD
 from rlhf_lightning.engines.huggingface.models import check_model, fresh_head, load_causal_lm, load_scalar
 from rlhf_lightning.engines.huggingface.source import resolve, weight_files
@@ -133,7 +133,7 @@ class Weights:
         Raises:
             ValueError: they are of another architecture.
         """
-        parts = cut(weights, [shape.numel() for shape in self.shapes.values()], path=path)
+        parts = split_flat(weights, [shape.numel() for shape in self.shapes.values()], path=path)
         named = zip(self.shapes.items(), parts, strict=True)
         return {name: part.view(shape) for (name, shape), part in named}
 

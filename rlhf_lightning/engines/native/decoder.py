@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rlhf_lightning.engines.host_linear import packed
+from rlhf_lightning.engines.host_linear import reordered_weights
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.rotary import has_static_angles
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
@@ -179,7 +179,7 @@ class WholeDecoder:
         training = self.module.training
         self.module.train(False)
         try:
-            with packed(self.module):
+            with reordered_weights(self.module):
                 yield
         finally:
             self.module.train(training)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.conversion import EMBEDDING, FAMILIES, OUTPUT, Conversion
-from rlhf_lightning.engines.host_linear import FEW, laid_out, lays_out
+from rlhf_lightning.engines.host_linear import MANY_TOKENS, can_reorder, reordered
 from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.kv_gpu import free_bytes
@@ -48,7 +48,7 @@ class FusedDecoder(WholeDecoder):
         self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
     ) -> Output:
         """See `Decoder.__call__`."""
-        few = self._steps if input_ids.shape[1] < FEW or input_ids.is_cuda else None
+        few = self._steps if input_ids.shape[1] < MANY_TOKENS or input_ids.is_cuda else None
         compute = super().__call__ if few is None else few
         return compute(input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
 
@@ -85,9 +85,9 @@ class FusedDecoder(WholeDecoder):
         for param in self._conversion.parameters:
             weight = self._conversion.from_hugging_face(param, theirs.__getitem__)
             multiplied = weight.is_cpu and weight.dim() == 2 and param.name != EMBEDDING
-            fused[param.name] = laid_out(weight) if multiplied else weight
+            fused[param.name] = reordered(weight) if multiplied else weight
         if self._conversion.tied and fused[EMBEDDING].is_cpu:
-            fused[OUTPUT] = laid_out(fused[EMBEDDING])
+            fused[OUTPUT] = reordered(fused[EMBEDDING])
         return fused
 
 
@@ -100,7 +100,7 @@ def can_fuse(module: PreTrainedModel) -> bool:
     conversion = Conversion(config)
     names = [name for param in conversion.parameters for name in conversion.names(param.name)]
     plain = all(name in weights and weights[name].dtype == weights[names[0]].dtype for name in names)
-    return plain and (weights[names[0]].is_cuda or lays_out(weights[names[0]]))
+    return plain and (weights[names[0]].is_cuda or can_reorder(weights[names[0]]))
 
 
 def decoder_of(module: PreTrainedModel, record: Record | None = None) -> WholeDecoder:

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.ends import Ends, StopTexts
-from rlhf_lightning.engines.host_linear import FEW
+from rlhf_lightning.engines.host_linear import MANY_TOKENS
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.decoder import Decoder, Drawn, logits_of
@@ -282,7 +282,7 @@ class _Slots:
         """The rows to prefill: as many as there are slots for and the token budget allows, at least one."""
         rows: list[int] = []
         tokens = 0
-        most = min(self.config.prefill_tokens, FEW - 1 if self.record else 2**40)
+        most = min(self.config.prefill_tokens, MANY_TOKENS - 1 if self.record else 2**40)
         while self.waiting and len(rows) < free:
             tokens += len(self.prompts[self.waiting[0]])
             if rows and tokens > most:
@@ -321,7 +321,7 @@ class _Slots:
         tokens = np.concatenate([np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)])
         source = self._tensor(tokens) if len(slot) > sum(packed.lengths) else None
         # Not with earlier responses: for their tokens the output layer computes nothing here.
-        if self.record is not None and sum(packed.lengths) < FEW and not any(said):
+        if self.record is not None and sum(packed.lengths) < MANY_TOKENS and not any(said):
             self.record.note(*map(self._tensor, (np.repeat(rows, lengths), position, tokens)))
         where = {"slot": self._tensor(slot), "position": self._tensor(position)}
         return Prefill(packed, self.cache, source=source, **where)
@@ -335,7 +335,7 @@ class _Slots:
             starts = [occupant.start for occupant in self.occupants]
             shortest, longest = min(starts) + self.steps, max(starts) + self.steps
             decode = Decode(self.cache, place, shortest=shortest, longest=longest)
-            if self.record is not None and len(row) < FEW:
+            if self.record is not None and len(row) < MANY_TOKENS:
                 self.record.note(row, place, torch.arange(len(row)))
             logits = logits_of(self.decoder, token, place, decode)
         place += 1

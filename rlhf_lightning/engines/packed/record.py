@@ -126,7 +126,7 @@ class Record:
         finally:
             for number, product in self._products if places is not None else ():
                 for layer in self._layers(number, product):
-                    layer.known = None
+                    layer.known_output = None
 
     def _find(self, packed: PackedRows) -> Tensor | None:
         """[T] int64, where the computed tokens are; None where a row is not in the record."""
@@ -151,7 +151,7 @@ class Record:
     def _give(self, number: int, product: Product, found: Tensor) -> None:
         parts = self._conversion.split(_weight(number, product), found, dim=1)
         for layer, part in zip(self._layers(number, product), parts, strict=True):
-            layer.known = part[None]
+            layer.known_output = part[None]
 
     def _layers(self, number: int, product: Product) -> list[HostLinear]:
         names = self._conversion.names(_weight(number, product))

@@ -46,7 +46,7 @@ class Sized(Remote):
         self.moves += self.away
         self.away = False
 
-    def away_bytes(self) -> int:
+    def reload_bytes(self) -> int:
         return self.size if self.away else 0
 
     def takes_all(self, method: str) -> bool:

@@ -104,7 +104,7 @@ def test_bfloat16_is_as_near_the_truth_as_the_model_itself(name: str) -> None:
 
 
 def test_many_tokens_go_through_the_model_and_few_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.engines.native.fused.FEW", 256)
+    monkeypatch.setattr("rlhf_lightning.engines.native.fused.MANY_TOKENS", 256)
     module = made("llama", {})
     passes: list[int] = []
     module.get_input_embeddings().register_forward_pre_hook(lambda _, ids: passes.append(ids[0].shape[1]))

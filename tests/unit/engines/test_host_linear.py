@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_lightning.engines.host_linear import HostLinear, lays_out, packed, use_host_linears
+from rlhf_lightning.engines.host_linear import HostLinear, can_reorder, reordered_weights, use_host_linears
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
 
@@ -29,20 +29,20 @@ def pair(*, bias: bool) -> tuple[nn.Linear, HostLinear]:
 @pytest.mark.parametrize(
     "shape", [(1, 48), (5, 48), (1, 32, 48), (3, 7, 48), (200, 48), (300, 48), (5000, 48)]
 )
-def test_packed_weights_give_the_same_and_are_let_go(shape: tuple[int, ...], bias: bool) -> None:
+def test_reordered_weights_give_the_same_and_are_freed(shape: tuple[int, ...], bias: bool) -> None:
     plain, changed = pair(bias=bias)
     x = torch.randn(shape)
-    with torch.no_grad(), packed(changed):
-        assert changed.packed is not None
+    with torch.no_grad(), reordered_weights(changed):
+        assert changed.reordered is not None
         torch.testing.assert_close(changed(x), plain(x), rtol=1e-5, atol=1e-5)
-    assert changed.packed is None
+    assert changed.reordered is None
 
 
 @pytest.mark.parametrize(("tokens", "takes"), [(4, True), (300, True), (4096, False)])
-def test_few_tokens_take_the_packed_weights(tokens: int, takes: bool) -> None:
+def test_few_tokens_take_the_reordered_weights(tokens: int, takes: bool) -> None:
     _, changed = pair(bias=False)
     x = torch.randn(tokens, 48)
-    with torch.no_grad(), packed(changed):
+    with torch.no_grad(), reordered_weights(changed):
         changed.weight.zero_()
         assert bool(changed(x).any()) == takes
 
@@ -58,8 +58,8 @@ def test_bfloat16_is_rounded_once(shape: tuple[int, ...]) -> None:
     plain, changed = pair(bias=False)
     x = torch.randn(shape).bfloat16()
     changed.to(torch.bfloat16)
-    with torch.no_grad(), packed(changed):
-        assert changed.packed is not None
+    with torch.no_grad(), reordered_weights(changed):
+        assert changed.reordered is not None
         found = changed(x)
         assert found.dtype == torch.bfloat16
         expected = plain.bfloat16().float()(x.float())
@@ -75,13 +75,13 @@ def test_gradients_and_other_types_are_left_alone() -> None:
     assert plain.weight.grad is not None
     assert torch.equal(changed.weight.grad, plain.weight.grad)
     changed.to(torch.float16)
-    with packed(changed):
-        assert changed.packed is None
+    with reordered_weights(changed):
+        assert changed.reordered is None
 
 
 def test_cores_without_bfloat16_keep_the_plain_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.ones(4, 4)
     monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
-    assert lays_out(weight)
-    assert not lays_out(weight.bfloat16())
-    assert not lays_out(weight.to("meta"))
+    assert can_reorder(weight)
+    assert not can_reorder(weight.bfloat16())
+    assert not can_reorder(weight.to("meta"))

@@ -277,7 +277,7 @@ def test_prompts_of_many_tokens_go_in_parts_and_a_longer_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("fused", "generator"):
-        monkeypatch.setattr(f"rlhf_lightning.engines.native.{module}.FEW", 12)
+        monkeypatch.setattr(f"rlhf_lightning.engines.native.{module}.MANY_TOKENS", 12)
     path = written(tmp_path)
     engine, plain = made(path), made(path, kept=0)
     rows = generator(engine)(asked(6, 5, 14, 6))

@@ -108,5 +108,5 @@ def test_no_rows() -> None:
 def test_another_length_is_refused() -> None:
     native, rows = generator(), table(token_lists(LENGTHS))
     said = paused(native, rows, 3)
-    with pytest.raises(ValueError, match=r"max_new_tokens=9: .* begun with 13. Go on with 13"):
+    with pytest.raises(ValueError, match=r"max_new_tokens=9: .* begun with 13. Continue with 13"):
         native.resume(said, sampling=Sampling(max_new_tokens=9), seed=5, pause=never)

@@ -90,14 +90,14 @@ class Job:
         engine = cast(Role, role).engine
         if not isinstance(engine, FSDPEngine):
             return
-        engine._away.frees = True
-        reload = engine._away.reload
+        engine._offloaded.frees = True
+        reload = engine._offloaded.reload
 
         def counted(parts: tuple[str, ...]) -> None:
-            self.came += [name] * (engine._away.size_bytes > 0)
+            self.came += [name] * (engine._offloaded.size_bytes > 0)
             reload(parts)  # type: ignore[arg-type]
 
-        engine._away.reload = counted  # type: ignore[method-assign, assignment]
+        engine._offloaded.reload = counted  # type: ignore[method-assign, assignment]
 
     @staticmethod
     def rows() -> Batch:

@@ -212,12 +212,12 @@ def test_a_copy_makes_room_and_comes_back() -> None:
     rows, (_, copy) = prompts(4), both()
     wanted, engine = copy.generate_sequences(rows)["response_ids"], copy.engine
     assert isinstance(engine, FSDPEngine)
-    engine._away.frees = True  # as on a GPU
+    engine._offloaded.frees = True  # as on a GPU
     here = engine.memory()["parameters"]
     copy.offload()
-    assert copy.away_bytes() == here > 0
+    assert copy.reload_bytes() == here > 0
     copy.reload()
-    assert copy.away_bytes() == 0
+    assert copy.reload_bytes() == 0
     assert torch.equal(copy.generate_sequences(rows)["response_ids"], wanted)
 
 

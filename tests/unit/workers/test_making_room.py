@@ -53,11 +53,11 @@ def test_bytes_leave_a_pretended_gpu_beside_its_computation(model: Path, lora: L
         masters = engine._weights.masters.values()
         held = sum(engine.memory()[part] for part in PARTS)
         engine.offload(PARTS)
-        assert engine.away_bytes() == held > 0
+        assert engine.reload_bytes() == held > 0
         assert {master.untyped_storage().nbytes() for master in masters} == {0}
         assert set(Stream.told) == {"record_stream", "record_event"}, "nobody waits"
         engine.reload(PARTS)
-        assert engine.away_bytes() == 0
+        assert engine.reload_bytes() == 0
         assert Stream.told[-2:] == ["wait_event", "synchronize"]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

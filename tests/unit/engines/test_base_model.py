@@ -1,4 +1,4 @@
-"""The model below an actor's adapters serves as its reference, without a second copy."""
+"""The base model of an actor's adapters serves as its reference, without a second copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_lightning.engines import FSDP, FSDPEngine, train_engine, unadapted
+from rlhf_lightning.engines import FSDP, FSDPEngine, shared_base_model, train_engine
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import LoRA, ModelSpec
 from tests.unit.engines import tiny
@@ -30,7 +30,7 @@ def adapted(spec: ModelSpec) -> FSDPEngine:
 
 def test_it_stays_what_it_was_while_the_adapters_learn(spec: ModelSpec) -> None:
     actor = adapted(spec)
-    below = unadapted(spec, seat=SEAT)
+    below = shared_base_model(spec, seat=SEAT)
     assert below is not None
     plain = FSDPEngine(spec).infer(tiny.rows(), temperature=0.7, entropy=True)
     for _ in range(2):
@@ -45,25 +45,25 @@ def test_it_stays_what_it_was_while_the_adapters_learn(spec: ModelSpec) -> None:
 
 
 def test_models_that_differ_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
-    assert unadapted(spec, seat=SEAT) is None
+    assert shared_base_model(spec, seat=SEAT) is None
     actor = adapted(spec)
-    assert unadapted(replace(spec, dtype="bfloat16"), seat=SEAT) is None
-    assert unadapted(replace(spec, path=str(tmp_path)), seat=SEAT) is None
-    assert unadapted(spec, seat=replace(SEAT, layout=ParallelLayout(d=2))) is None
-    assert unadapted(spec, seat=SEAT) is not None
+    assert shared_base_model(replace(spec, dtype="bfloat16"), seat=SEAT) is None
+    assert shared_base_model(replace(spec, path=str(tmp_path)), seat=SEAT) is None
+    assert shared_base_model(spec, seat=replace(SEAT, layout=ParallelLayout(d=2))) is None
+    assert shared_base_model(spec, seat=SEAT) is not None
     del actor
     gc.collect()
-    assert unadapted(spec, seat=SEAT) is None
+    assert shared_base_model(spec, seat=SEAT) is None
 
 
 def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
     actor = adapted(spec)
-    actor._away.frees = True
-    below = unadapted(spec, seat=SEAT)
+    actor._offloaded.frees = True
+    below = shared_base_model(spec, seat=SEAT)
     assert below is not None
     before = below.infer(tiny.rows(), temperature=1.0)["log_probs"]
     actor.offload(("parameters", "gradients", "optimizer"))
-    assert below.away_bytes() == actor.away_bytes() > 0
+    assert below.reload_bytes() == actor.reload_bytes() > 0
     below.reload(("parameters", "gradients", "optimizer"))
     assert torch.equal(below.infer(tiny.rows(), temperature=1.0)["log_probs"], before)
     below.offload(("parameters", "gradients", "optimizer"))
@@ -76,7 +76,7 @@ def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
 
 def test_it_does_nothing_else(spec: ModelSpec, tmp_path: Path) -> None:
     actor = adapted(spec)
-    below = unadapted(spec, seat=SEAT)
+    below = shared_base_model(spec, seat=SEAT)
     assert below is not None
     for call in (below.optimizer_step, lambda: below.save(tmp_path), below.generating):
         with pytest.raises(RuntimeError, match="only computes log_probs"):

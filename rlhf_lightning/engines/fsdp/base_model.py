@@ -1,6 +1,7 @@
-"""A reference that is the base model of the actor's adapters on the same devices: no second copy of weights.
+"""The base model of an actor's adapters as the reference on the same devices: no second copy of weights.
 
-Each process registers its adapted models here, since a role is built without access to others on its device.
+A role is built without access to the other roles on its device, so each process registers its adapted models
+here, and a reference looks for one with the same base model.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _adapted: WeakValueDictionary[Hashable, FSDPEngine] = WeakValueDictionary()
 """Adapted language models that train in this process, by the properties that a reference must share."""
 
 
-def note_adapted(model: ModelSpec, engine: FSDPEngine, *, seat: Seat) -> None:
-    """Register an adapted model, so that others on the same ranks can compute with its base model."""
+def register_adapted(model: ModelSpec, engine: FSDPEngine, *, seat: Seat) -> None:
+    """Register an adapted model, so that a reference on the same ranks can compute with its base model."""
     _adapted[_key(model, seat)] = engine
 
 
-def unadapted(model: ModelSpec, *, seat: Seat) -> TrainEngine | None:
-    """The model, if it is the base model of a registered one; None where it has to be loaded."""
+def shared_base_model(model: ModelSpec, *, seat: Seat) -> TrainEngine | None:
+    """An engine for the model, if it is the base model of a registered one; None: it must be loaded."""
     engine = _adapted.get(_key(model, seat))
-    return None if engine is None else Unadapted(engine)
+    return None if engine is None else BaseModelEngine(engine)
 
 
 def _key(model: ModelSpec, seat: Seat) -> Hashable:
@@ -41,11 +42,11 @@ def _key(model: ModelSpec, seat: Seat) -> Hashable:
     return model.path, model.computes_in, seat.layout, str(seat.device), group
 
 
-class Unadapted(TrainEngine):
+class BaseModelEngine(TrainEngine):
     """An adapted model with its adapters switched off; it can only `infer`.
 
     Args:
-        engine: the adapted model's.
+        engine: of the adapted model.
     """
 
     def __init__(self, engine: FSDPEngine) -> None:
@@ -61,45 +62,45 @@ class Unadapted(TrainEngine):
     def accumulate(
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
-        """Never."""
+        """Refused: the base model is frozen."""
         self._refuse()
 
     def optimizer_step(self) -> dict[str, float]:
-        """Never."""
+        """Refused: the base model is frozen."""
         self._refuse()
 
     def generating(self) -> AbstractContextManager[Decoder]:
-        """Never."""
+        """Refused: the base model is frozen."""
         self._refuse()
 
     def save(self, directory: Path) -> None:
-        """Never: its directory has it."""
+        """Refused: its weights are those of its directory."""
         self._refuse()
 
     def load(self, directory: Path) -> None:
-        """Never."""
+        """Refused: the base model is frozen."""
         self._refuse()
 
     def export(self, directory: Path) -> None:
-        """Never: its directory has it."""
+        """Refused: its weights are those of its directory."""
         self._refuse()
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Let go of the weights that the adapted model has."""
+        """Offload the weights, which the adapted model shares."""
         self._engine.offload([part for part in parts if part == "parameters"])
 
     def reload(self, parts: Iterable[Part]) -> None:
-        """Bring the weights that the adapted model has."""
+        """Reload the weights, which the adapted model shares."""
         self._engine.reload([part for part in parts if part == "parameters"])
 
-    def away_bytes(self) -> int:
-        """See `TrainEngine.away_bytes`; of all that the adapted model is, which is no less."""
-        return self._engine.away_bytes()
+    def reload_bytes(self) -> int:
+        """See `TrainEngine.reload_bytes`; counts all parts of the adapted model, which is an upper bound."""
+        return self._engine.reload_bytes()
 
     @property
-    def lies_in(self) -> TrainEngine:
-        """See `TrainEngine.lies_in`: the adapted model's."""
+    def memory_owner(self) -> TrainEngine:
+        """See `TrainEngine.memory_owner`: the adapted model's engine."""
         return self._engine
 
     def _refuse(self) -> NoReturn:
-        raise RuntimeError("the model below an actor's adapters is frozen and only computes log_probs.")
+        raise RuntimeError("the base model of an actor's adapters is frozen and only computes log_probs.")
