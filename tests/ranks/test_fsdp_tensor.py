@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Transition
-from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
+from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
@@ -269,5 +269,5 @@ def test_what_cannot_be_divided_is_refused(config: PreTrainedConfig, t: int, mes
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match=f"^strategy.settings.train.tensor={t} for model_type=.*{message}"):
-        check_tensor(model, t)
-    check_tensor(model, 1)
+        check_plan(model, t)
+    check_plan(model, 1)

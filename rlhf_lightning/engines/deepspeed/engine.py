@@ -254,7 +254,7 @@ class ZeROEngine(TrainEngine):
 
     def _changed(self) -> None:
         with self._scope.entered():
-            self._masters.changed()
+            self._masters.refresh()
         self._version += 1
 
     def _tensors(self, part: Part) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.deepspeed.scope import GatheredParameters, Scope, ZeroParamStatus
-from rlhf_lightning.engines.fsdp.shards import place, skeleton
+from rlhf_lightning.engines.fsdp.shards import set_parameter, skeleton
 
 
 class Gathering:
@@ -42,12 +42,12 @@ class Gathering:
         try:
             whole = {id(self._parameters[name]): values for name, values in self.whole()}
             for name, parameter in self._model.named_parameters(remove_duplicate=False):
-                place(self._skeleton, name, nn.Parameter(whole[id(parameter)], requires_grad=False))
+                set_parameter(self._skeleton, name, nn.Parameter(whole[id(parameter)], requires_grad=False))
             del whole
             yield self._skeleton
         finally:
             for name, parameter in empty.items():
-                place(self._skeleton, name, parameter)
+                set_parameter(self._skeleton, name, parameter)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter by name; those gathered live no longer than the reader keeps them."""

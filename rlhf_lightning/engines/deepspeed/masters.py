@@ -69,19 +69,19 @@ class Masters:
         return whole.view(shape)
 
     def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
-        """Set this rank's piece of a parameter's master or moment, out of the whole; see `changed`."""
+        """Set this rank's piece of a parameter's master or moment, out of the whole; see `refresh`."""
         piece = self._pieces[name]
         if piece is not None:
             self._tensor(piece, moment)[piece.at].copy_(values.flatten()[piece.of])
 
     def approach(self, name: str, values: Tensor, *, weight: float) -> None:
-        """Move this rank's piece of a master by a share of its way to other values; see `changed`."""
+        """Move this rank's piece of a master by a share of its way to other values; see `refresh`."""
         piece = self._pieces[name]
         if piece is not None:
             own = self._tensor(piece, None)[piece.at]
             own.lerp_(values.flatten()[piece.of].to(own.device), weight)
 
-    def changed(self) -> None:
+    def refresh(self) -> None:
         """Compute with what the masters have become; all ranks call it."""
         zero = self._zero
         if not self._divided:

@@ -1,1 +1,1 @@
-"""The FSDP engine: see `engine`."""
+"""The FSDP engine, the default for training and scoring: see `engine`."""

@@ -1,6 +1,7 @@
-"""Decoder layers that PyTorch compiles: norms, rotations and activations in a few passes over memory each.
+"""Compiles decoder layers with torch.compile for training and scoring, with `compile_layers=true`.
 
-Attention over packed rows stays as it is, a call of its own, and so do layers that generate.
+Norms, rotary embeddings and activations become few kernels. Attention over packed rows is not compiled, and
+neither are layers that generate.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _COMPILERS = ("g++", "clang++", "c++")
 
 
 def check_compiler(option: str) -> None:
-    """Refuse to compile where nothing can: PyTorch's own code is C++, on a GPU what starts its kernels.
+    """Refuse to compile without a C++ compiler, which torch.compile needs on GPUs too, to launch kernels.
 
     Args:
-        option: what was typed, for the message.
+        option: the option as users type it, for the message.
 
     Raises:
         ValueError: no C++ compiler is on the PATH.
@@ -36,17 +37,17 @@ def check_compiler(option: str) -> None:
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Compile the layers of one model; those of one kind share their code, for any number of tokens."""
+    """Compile the layers of one model; layers of one class share code, which takes any number of tokens."""
     compiled: dict[type[nn.Module], Any] = {}
-    make = cast(Any, torch.compile)  # its types know fewer options
+    make = cast(Any, torch.compile)  # its type annotations lack an option
     for layer in layers:
         kind = type(layer)
         if kind not in compiled:
-            # Isolated: together, the models of a process would have no more than eight versions.
+            # Isolated: otherwise all models of the process share torch's limit of eight recompilations.
             compiled[kind] = make(kind.forward, dynamic=True, isolate_recompiles=True)
         cast(Any, layer).forward = partial(compiled[kind], layer)
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Compute with the layers as they were, for a while, as they decode."""
+    """Within this context the original layers compute, as in generation."""
     return cast(AbstractContextManager[None], torch.compiler.set_stance("force_eager"))

@@ -1,4 +1,4 @@
-"""How the FSDP engine spends memory."""
+"""Options of the FSDP engine, and which layouts and ranks they allow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from rlhf_lightning.engines.fsdp.compilation import check_compiler
 from rlhf_lightning.engines.fsdp.shards import Schedule
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.huggingface.architecture import check_shared
+from rlhf_lightning.engines.huggingface.architecture import check_tensor_parallel
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import Generation, ParallelLayout, Sharding, subgroups
 from rlhf_lightning.spec import ModelSpec
@@ -17,7 +17,7 @@ from rlhf_lightning.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP(TrainConfig):
-    """How the engine spends memory.
+    """Options of the FSDP engine.
 
     Raises:
         ValueError: a value is outside its range.
@@ -79,11 +79,11 @@ class FSDP(TrainConfig):
         return ParallelLayout(t=self.tensor, d=devices // self.tensor, generation=Generation())
 
     def groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """See `TrainConfig.groups`; of whole layers those of several ranks alone."""
+        """See `TrainConfig.groups`; without tensor ranks, only groups of several ranks."""
         return subgroups(layout, members) if layout.t == 1 else super().groups(layout, members)
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
-        """See `TrainConfig.check`: the layout is what these options ask for, and the layers divide so."""
+        """See `TrainConfig.check`: the layout must be that of these options, and must divide the layers."""
         if (layout.p, layout.t) != (1, self.tensor):
             other = "tensor=1 here" if self.tensor > 1 else "--strategy.settings.engine megatron"
             raise ValueError(
@@ -97,15 +97,15 @@ class FSDP(TrainConfig):
                 f"{role} with strategy.settings.train.tensor={self.tensor}: layers with adapters are not "
                 f"divided. Try tensor=1, or leave {role} out."
             )
-        check_shared(spec, head, layout.t)
+        check_tensor_parallel(spec, head, layout.t)
         if self.compile_layers:
             check_compiler("strategy.settings.train.compile_layers")
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse ranks that do not divide into copies, or keep passes of parts; one rank divides nothing.
+        """Refuse a number of ranks that `shard` does not divide, or with which `kept_tokens` is impossible.
 
         Raises:
-            ValueError: as said.
+            ValueError: `shard` does not divide the ranks, or passes are to be kept of sharded weights.
         """
         if self.shard and ranks > 1 and ranks % self.shard:
             fitting = [str(size) for size in range(1, ranks + 1) if ranks % size == 0]
@@ -136,7 +136,7 @@ class FSDP(TrainConfig):
         return not schedule.reshard_after_forward and schedule.defer_reduction
 
     def schedule(self, *, on_cpu: bool) -> Schedule:
-        """When memory is given back: as told, else what suits the device."""
+        """When memory is freed: the options, or by default what suits the device."""
         reshard, defer = self.reshard_after_forward, self.defer_gradient_reduction
         return Schedule(
             reshard_after_forward=not on_cpu if reshard is None else reshard,

@@ -1,10 +1,10 @@
-"""The FSDP engine: a Hugging Face decoder whole on each device, or sharded with FSDP2 over a group's ranks.
+"""The FSDP engine: a Hugging Face decoder, whole on each device or sharded with FSDP2 over a group's ranks.
 
-Its layers may also be divided over tensor ranks, which are given the same rows.
+Its layers may also be divided over tensor ranks, which get the same rows.
 
     rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
-         -> gradients add up over micro-batches and ranks -> clipped AdamW step
-Ranks that divide the weights compute the same number of micro-batches (`Passes`).
+         -> gradients summed over micro-batches and ranks -> clipped AdamW step
+Ranks that shard the weights compute the same number of micro-batches (`Passes`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from rlhf_lightning.engines.huggingface.adapters import (
     Merged,
     adapters_off,
     check_lora,
-    described,
     export_adapters,
     is_factor,
+    lora_state,
     whole,
 )
 from rlhf_lightning.engines.huggingface.models import (
@@ -45,7 +45,7 @@ from rlhf_lightning.engines.huggingface.models import (
     load_causal_lm,
     load_scalar,
 )
-from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
+from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import can_fuse, decoder_of
 from rlhf_lightning.engines.offload import OffloadedParts
@@ -68,11 +68,11 @@ class FSDPEngine(TrainEngine):
 
     Args:
         model: what to load, and how to optimise it.
-        head: what it computes per response token.
-        group: ranks that train it together, with rows of their own; None for one.
-        tensor: neighbours that divide every layer, and have the same rows; None for one.
+        head: what the model computes per response token.
+        group: data-parallel ranks, with rows of their own; None for one.
+        tensor: tensor-parallel ranks, with the same rows; None for one.
         device: of this rank.
-        config: memory.
+        config: options of the engine.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class FSDPEngine(TrainEngine):
         mesh = self._mesh(data, several(tensor))
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
-        self._weights = self._prepared(mesh, data)
+        self._weights = self._prepare(mesh, data)
         self._optimizer = ClippedAdamW(self._weights.masters, model.optimizer, group=self._weights.group)
-        self._record = self._recording() if mesh is None else None
-        self._passes = self._computing(data if mesh else None)  # copies may compute different numbers of them
+        self._record = self._make_record() if mesh is None else None
+        self._passes = self._make_passes(data if mesh else None)  # unsharded copies need not wait
         self._offloaded = OffloadedParts(model.path, device=self._device)
         self._version, self._last = 0, Transition()
 
@@ -126,7 +126,7 @@ class FSDPEngine(TrainEngine):
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._offloaded.refuse(*PARTS)
-        self._weights.agree()
+        self._weights.sync_gradients()
         report = self._optimizer.step()
         self._changed()
         return report
@@ -151,10 +151,10 @@ class FSDPEngine(TrainEngine):
         return self._merged(self._dtype) if self._spec.lora else self._weights.whole()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `TrainEngine.take_weights`; where one device has the model."""
+        """See `TrainEngine.take_weights`; only of a model that is on one device."""
         self._offloaded.refuse("parameters")
         if self._group is not None:
-            raise NotImplementedError("FSDPEngine takes weights from other engines on one device only.")
+            raise NotImplementedError("FSDPEngine takes weights from other engines only on one device.")
         copy_weights(self._weights.stored, weights, path=self._spec.path)
         self._changed()
 
@@ -164,18 +164,18 @@ class FSDPEngine(TrainEngine):
         return self._version
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Compute as the model did before it had adapters, for a while."""
+        """Within this context the base model computes, without adapters."""
         return adapters_off(self._root)
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
+        """Gather the whole model, in the dtype of the computation, as a plain Hugging Face module to read."""
         self._offloaded.refuse("parameters")
         return self._weights.gathered()
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`."""
         self._offloaded.refuse("parameters", "optimizer")
-        state = self._optimizer.state() | described(self._spec.lora)
+        state = self._optimizer.state() | lora_state(self._spec.lora)
         save_checkpoint(directory, self._saved(), state, group=self._group)
 
     def load(self, directory: Path) -> None:
@@ -197,7 +197,7 @@ class FSDPEngine(TrainEngine):
         export_gathered(directory, self.weights(), like=self._model, spec=self._spec, group=self._group)
 
     def export_adapters(self, directory: Path) -> None:
-        """Write the adapters that the model has alone, as peft reads them; from one process."""
+        """Write only the adapters, in peft's format; from one process."""
         export_adapters(directory, self._weights.stored, like=self._model, spec=self._spec)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
@@ -233,16 +233,16 @@ class FSDPEngine(TrainEngine):
 
     def _changed(self) -> None:
         self._passes.forget()
-        self._weights.changed()
+        self._weights.refresh()
         self._version += 1
 
     def _mesh(self, data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Mesh | None:
         if tensor is None and (data is None or self._config.shard == 1):
             return None
-        check_tensor(self._model, 1 if tensor is None else dist.get_world_size(tensor))
+        check_plan(self._model, 1 if tensor is None else dist.get_world_size(tensor))
         return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
 
-    def _prepared(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
+    def _prepare(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         layers = layers_of(self._model)
         weights = self._distribute(mesh, data)
         if self._config.compile_layers:
@@ -253,7 +253,7 @@ class FSDPEngine(TrainEngine):
 
     def _distribute(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         if self._device.type == "cuda":
-            torch.cuda.set_device(torch.empty(0, device=self._device).device)  # `cuda` is the present one
+            torch.cuda.set_device(torch.empty(0, device=self._device).device)  # "cuda" has no index
         else:
             keep_freed_memory()
             use_host_linears(self._root)
@@ -269,7 +269,7 @@ class FSDPEngine(TrainEngine):
             self._root, self._model, mesh=mesh, device=self._device, dtype=self._dtype, schedule=schedule
         )
 
-    def _computing(self, data: dist.ProcessGroup | None) -> Passes:
+    def _make_passes(self, data: dist.ProcessGroup | None) -> Passes:
         return Passes(
             self._root,
             head=self._head,
@@ -279,14 +279,14 @@ class FSDPEngine(TrainEngine):
             kept=KeptPasses(self._config.kept_tokens, COLUMNS, self._record),
         )
 
-    def _recording(self) -> Record | None:
-        """What keeps the products of generations, where an update can take them, and gains by it."""
+    def _make_record(self) -> Record | None:
+        """A record of the products of generations, where updates can use it and are faster with it."""
         spec, tokens = self._spec, self._config.kept_tokens
-        anew = self._config.compile_layers or spec.gradient_checkpointing or not spec.weights_change
-        # In bfloat16 keeping and finding them takes as long as the products do.
-        wanted = tokens and self._head == "lm" and self._dtype == torch.float32 and not anew
-        wanted = wanted and self._device.type == "cpu"  # a GPU's steps are replayed, and leave nothing behind
-        return Record(self._model, tokens) if wanted and can_fuse(self._model) else None
+        unusable = self._config.compile_layers or spec.gradient_checkpointing or not spec.weights_change
+        # In bfloat16 recording and looking up takes as long as the products do.
+        useful = tokens and self._head == "lm" and self._dtype == torch.float32 and not unusable
+        useful = useful and self._device.type == "cpu"  # a GPU replays graphs, which record nothing
+        return Record(self._model, tokens) if useful and can_fuse(self._model) else None
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         assert self._spec.lora is not None
@@ -295,7 +295,7 @@ class FSDPEngine(TrainEngine):
     def _tensors(self, part: Part) -> list[Tensor]:
         masters = list(self._weights.masters.values())
         if part == "parameters":
-            return [*masters, *self._weights.copies()]
+            return [*masters, *self._weights.beside_masters()]
         if part == "gradients":
             return [master.grad for master in masters if master.grad is not None]
         return list(self._optimizer.tensors().values())

@@ -1,6 +1,6 @@
-"""The ranks of one model under FSDP: copies of its weights, shards of a copy, and parts of every layer.
+"""The device mesh of one model under FSDP: copies of the weights x shards of a copy x tensor ranks.
 
-8 ranks, shard=2, tensor=2   [copy, shard, tensor]   copies add their gradients up
+8 ranks, shard=2, tensor=2   [copy, shard, tensor]   copies sum their gradients
                              [[0 1] [2 3]]           shards divide the parameters of a copy
                              [[4 5] [6 7]]           tensor ranks divide every layer, and have the same rows
 """
@@ -20,22 +20,22 @@ _AXES = ("copy", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks that train one model."""
+    """The groups of ranks that train one model, seen from this rank."""
 
     data: DeviceMesh
-    """Those over which FSDP shards, with rows of their own; where it has two axes, the first is of copies."""
+    """[shard] or [copy, shard]: ranks with rows of their own, over which FSDP shards and sums gradients."""
     tensor: DeviceMesh | None
-    """Those that divide every layer; None where each has whole layers."""
+    """Ranks that divide every layer; None where each has whole layers."""
     copy: dist.ProcessGroup
-    """Those that divide one copy of the weights."""
+    """Ranks that hold one copy of the weights together."""
     everyone: dist.ProcessGroup
-    """All of them."""
+    """All ranks of the model."""
 
 
 def model_mesh(
     data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None, *, shard: int, device_type: str
 ) -> Mesh:
-    """Put the groups of a model together; all its ranks call it.
+    """Arrange the ranks of a model, and make the groups that are missing; all its ranks call it.
 
     Args:
         data: ranks with rows of their own; None for one.
@@ -64,7 +64,7 @@ def model_mesh(
 
 
 def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Tensor:
-    """[d, t] global ranks."""
+    """The model's global ranks, [d, t]."""
     own = [dist.get_rank()] if tensor is None else dist.get_process_group_ranks(tensor)
     if data is None:
         return torch.tensor([own])
@@ -76,12 +76,12 @@ def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> T
 
 
 def _group(lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup]) -> dist.ProcessGroup:
-    """The group of the line that this rank is in: one that is known, or a new one."""
+    """The group of that line of ranks which has this one: a known group, or a new one."""
     line = next(line for line in lines if dist.get_rank() in line)
     for group in known:
         if dist.get_process_group_ranks(group) == line:
             return group
-    # Only members make it, so that no rank outside has to know of it. It waits as long as the known ones.
+    # Only members make the group, so ranks of other models need not take part. Time-out as of the known ones.
     known_options = [group._get_backend(torch.device("cpu")).options for group in known]
     timeout = known_options[0]._timeout if known_options else None
     made: dist.ProcessGroup = dist.new_group(line, timeout=timeout, use_local_synchronization=True)

@@ -1,14 +1,14 @@
 """The weights of a model that is sharded over the ranks of a group with FSDP2.
 
-between calls        each rank holds 1/d of every float32 parameter (the masters: DTensors), d ranks a copy;
+between calls        each of the d ranks of a copy holds 1/d of every float32 parameter (masters: DTensors);
                      with t tensor ranks, 1/d of its 1/t of every divided layer
-forward, backward    unit by unit: all-gather in the type of the computation -> compute -> free
+forward, backward    unit by unit: all-gather in the dtype of the computation -> compute -> free
 after backward       reduce-scatter of the gradients in float32, then their sum over the copies, if several
 gathered()           all-gather of all units -> a plain skeleton points at the tensors -> free;
                      with tensor ranks, one parameter after the other
 
-A unit is a decoder layer where that saves memory; where everything stays gathered until the last gradient,
-the whole model is one, and the ranks wait for each other once a pass instead of once a layer.
+A unit is a decoder layer where that saves memory. Where everything stays gathered until the last gradient,
+the whole model is one unit, and ranks wait for each other once a pass instead of once a layer.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from rlhf_lightning.engines.training import Transition
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When memory is given back; see the fields of `FSDP`."""
+    """When memory is freed; see the fields of `FSDP`."""
 
     reshard_after_forward: bool
     defer_reduction: bool
 
     @property
     def saves_memory(self) -> bool:
-        """Whether anything is given back before the last backward pass has ended."""
+        """Whether any memory is freed before the last backward pass has ended."""
         return self.reshard_after_forward or not self.defer_reduction
 
 
 class Shards:
-    """Weights sharded over a group.
+    """Weights sharded over a group; see the head of the module.
 
     Args:
         root: the module whose forward is called; it is, or contains, the model.
-        model: the Hugging Face model, whole and alike on every rank, mapped from its files as they are; what
-            is frozen is kept in `dtype`.
+        model: the Hugging Face model, whole and equal on every rank, in the dtype of its files; becomes
+            sharded. Frozen parameters are kept in `dtype`.
         mesh: ranks to shard over.
         device: where it computes.
-        dtype: what it computes in.
+        dtype: of the computation.
         schedule: when layers are freed and gradients reduced.
     """
 
@@ -81,7 +81,7 @@ class Shards:
         self.stored: dict[str, Tensor] = dict(model.named_parameters())
         self.masters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.group = mesh.copy
-        """Ranks that divide one copy."""
+        """The ranks that a copy is sharded over."""
         self._ranks, self._defer, self._dtype = mesh.data.size(), schedule.defer_reduction, dtype
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -89,11 +89,11 @@ class Shards:
         self._units[-1].set_requires_gradient_sync(last or not self._defer)
         torch.autograd.backward(loss * self._ranks)  # FSDP2 takes the mean over the ranks
 
-    def agree(self) -> None:
-        """Let tensor ranks have one gradient of what each of them has whole.
+    def sync_gradients(self) -> None:
+        """Make the gradients of parameters that every tensor rank has whole equal on all of them.
 
-        It is the sum where each sees some heads only. Elsewhere all have the same already, but for the order
-        in which a device adds: the mean keeps them from drifting apart.
+        Of norms of single heads it is the sum, since each rank sees its own heads only. Elsewhere the ranks'
+        gradients are equal but for rounding, and the mean keeps the parameters from drifting apart.
         """
         if self._tensor is None:
             return
@@ -105,24 +105,24 @@ class Shards:
                 part.div_(self._tensor.size())
 
     def after_forward(self) -> None:
-        """Free what a forward pass without a backward pass leaves gathered."""
+        """Free the units that a forward pass without a backward pass leaves gathered."""
         for unit in self._units:
             unit.reshard()
 
-    def changed(self) -> None:
+    def refresh(self) -> None:
         """Nothing to do: every all-gather reads the masters."""
 
-    def copies(self) -> list[Tensor]:
-        """Tensors beside the masters that hold weights between calls: the frozen ones."""
+    def beside_masters(self) -> list[Tensor]:
+        """The tensors beside the masters that hold weights between calls: frozen parameters."""
         return [tensor for name, tensor in self.stored.items() if name not in self.masters]
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather one parameter after the other, in the type of the computation."""
+        """Gather one parameter after the other, in the dtype of the computation."""
         for name, tensor in self.stored.items():
             yield name, whole(tensor.detach().to(self._dtype))
 
     def transition(self, seconds: float) -> Transition:
-        """What `gathered` took: this rank's part of every parameter grows to the whole."""
+        """The report of `gathered`, in which every rank receives the parts that it lacks."""
         size = self._dtype.itemsize
         parts = sum(local(tensor).numel() for tensor in self.stored.values()) * size
         whole = sum(tensor.numel() for tensor in self.stored.values()) * size
@@ -132,15 +132,15 @@ class Shards:
 
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:
-        """A plain module that reads the gathered tensors, which are freed on exit."""
+        """A plain module over gathered tensors, which are freed on exit."""
         empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
         try:
             for name, parameter in self._whole_module():
-                place(self._skeleton, name, parameter)
+                set_parameter(self._skeleton, name, parameter)
             yield self._skeleton
         finally:
             for name, parameter in empty.items():
-                place(self._skeleton, name, parameter)
+                set_parameter(self._skeleton, name, parameter)
             self.after_forward()
 
     def _whole_module(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -160,7 +160,7 @@ class Shards:
 
 
 def _sharded(modules: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype) -> list[FSDPModule]:
-    """Units of FSDP, the innermost first."""
+    """Make modules units of FSDP, the innermost first."""
     precision = MixedPrecisionPolicy()
     if dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -168,14 +168,14 @@ def _sharded(modules: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype)
 
 
 def _is_whole(parameter: Tensor, tensor: DeviceMesh) -> bool:
-    """Whether each tensor rank has, or shards over its data ranks, all of a parameter."""
+    """Whether a parameter is not divided over tensor ranks."""
     assert isinstance(parameter, DTensor)
     names = parameter.device_mesh.mesh_dim_names or ()
     return names[-1:] != tensor.mesh_dim_names or parameter.placements[-1].is_replicate()
 
 
 def _cast(root: nn.Module, dtype: torch.dtype) -> None:
-    """Make float32 masters of this rank's shards; frozen ones are kept in the type of the computation."""
+    """Cast this rank's shards: to float32 masters, or to the computation's dtype where they are frozen."""
 
     def kept(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter):
@@ -186,7 +186,7 @@ def _cast(root: nn.Module, dtype: torch.dtype) -> None:
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers."""
+    """The decoder layers of a model."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -198,7 +198,7 @@ def skeleton(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, {**shared, **empty})
 
 
-def place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Put a parameter in its place in a module, by its dotted name."""
+def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Set a parameter of a module by its dotted name."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, parameter)

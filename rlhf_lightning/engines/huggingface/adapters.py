@@ -1,4 +1,4 @@
-"""Low-rank adapters on the linear layers of a decoder, made by peft (extra `lora`), and what becomes of them.
+"""Low-rank adapters on the linear layers of a decoder, by peft (extra `lora`): trained, merged, exported.
 
 plain     q_proj.weight
 adapted   q_proj.base_layer.weight [out, in]        frozen
@@ -28,22 +28,22 @@ from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 
 HEAD = "score.weight"
-"""The one parameter of a scalar model that has no adapter: it may be fresh, and learns itself."""
+"""The head of a scalar model: it has no adapter but is trained itself, since it may be fresh."""
 
 _NAME = "default"
 _BASE = ".base_layer."
 _FACTOR = ".lora_"
 _STATE = "lora"
-"""Key of a checkpoint's state under which the options of its adapters stand."""
+"""Key of a checkpoint's state that holds the options of its adapters."""
 
 
 def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
-    """Put adapters on a model in place, and freeze everything else but the head of a scalar model.
+    """Add adapters to a model in place, and freeze everything else but the head of a scalar model.
 
     Args:
-        model: whole, on the host or without memory.
-        lora: which adapters.
-        seed: of their first factors.
+        model: whole, on the host or on the meta device.
+        lora: rank, scale and layers of the adapters.
+        seed: of the initial values of their factors A.
 
     Raises:
         ValueError: peft is not installed, or the model has no such layers.
@@ -66,17 +66,17 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
 def export_adapters(
     directory: Path, stored: Mapping[str, Tensor], *, like: PreTrainedModel, spec: ModelSpec
 ) -> None:
-    """Write adapters as peft reads them: `PeftModel.from_pretrained(base model, directory)`.
+    """Write adapters in peft's format, for `PeftModel.from_pretrained(base model, directory)`.
 
     Args:
-        directory: to write adapter_config.json and adapter_model.safetensors to, and the tokenizer beside.
-        stored: the whole parameters by name; the trained ones are float32, and are written so.
-        like: a model with such adapters.
-        spec: of them, and of the model below, whose path or hub name is written too.
+        directory: where to write adapter_config.json, adapter_model.safetensors and the tokenizer.
+        stored: the whole parameters by name; the trained ones are float32, and are written as such.
+        like: a model with these adapters.
+        spec: of the model; the path or hub name of the base model is written too.
     """
     scalar = HEAD in stored
     config = dataclasses.replace(
-        cast(Any, like).peft_config[_NAME],  # peft leaves there what the adapters were made by
+        cast(Any, like).peft_config[_NAME],  # peft keeps the adapters' configuration there
         task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
         modules_to_save=[HEAD.partition(".")[0]] if scalar else None,
         base_model_name_or_path=str(resolve(spec)) if spec.path == EMBEDDED else spec.path,
@@ -94,7 +94,7 @@ def export_adapters(
 
 @contextmanager
 def _in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Let the parameters be of float32 and take no memory for a while: factors are drawn in their type."""
+    """Within this context parameters are float32 and take no memory: peft draws factors in their dtype."""
     values = {parameter: parameter.data for parameter in model.parameters()}
     for parameter in values:
         parameter.data = torch.zeros((), device=parameter.device).expand_as(parameter)
@@ -106,7 +106,7 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _targets(model: PreTrainedModel, lora: LoRA) -> list[str]:
-    """Last parts of the names of the layers to adapt: linear ones of the decoder, not the output layer."""
+    """The last parts of the names of the layers to adapt: linear layers, without the output layer."""
     names = {name.rpartition(".")[2] for name in _linear(model)}
     if unknown := sorted(set(lora.target_modules) - names):
         raise ValueError(
@@ -122,12 +122,12 @@ def _linear(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _stored_by_inputs(model: PreTrainedModel) -> bool:
-    """Whether weights are [in, out], as GPT-2 has them."""
+    """Whether the weights of linear layers are [in, out], as in GPT-2."""
     return any(isinstance(module, Conv1D) for module in _linear(model).values())
 
 
 class Merged:
-    """The parameters of an adapted model as a plain model has them.
+    """The parameters of an adapted model merged into those of a plain model.
 
     Args:
         model: with adapters.
@@ -140,7 +140,7 @@ class Merged:
         self._by_inputs = _stored_by_inputs(model)
 
     def parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Gather one after the other under its plain name; the sum is float32 before it is cast."""
+        """Gather one parameter after the other, by plain name; sums are computed in float32, then cast."""
         for name, tensor in self._stored.items():
             if _FACTOR in name:
                 continue
@@ -154,17 +154,17 @@ class Merged:
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter in a model without adapters."""
+    """The name that a parameter has in a model without adapters."""
     return name.replace(_BASE, ".")
 
 
 def is_factor(name: str) -> bool:
-    """Whether a parameter is one of an adapter's."""
+    """Whether a parameter is a factor of an adapter."""
     return _FACTOR in name
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor whose shards, if any, are gathered, one axis of the ranks after the other; collective."""
+    """Gather a sharded tensor, one mesh axis after the other; collective. Others are returned as is."""
     found = tensor.detach()
     if not isinstance(found, DTensor):
         return found
@@ -177,9 +177,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Compute what the model computed before it had adapters."""
+    """Within this context the base model computes, without adapters."""
     layers = [module for module in model.modules() if hasattr(module, "lora_A")]
-    # peft's own switch would also turn requires_grad off, which FSDP2 reads when it first computes.
+    # peft's own switch would also clear requires_grad, which FSDP2 reads in its first forward pass.
     for layer in layers:
         layer._disable_adapters = True  # type: ignore[assignment]
     try:
@@ -189,8 +189,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False  # type: ignore[assignment]
 
 
-def described(lora: LoRA | None) -> dict[str, object]:
-    """The adapters, for the state of a checkpoint."""
+def lora_state(lora: LoRA | None) -> dict[str, object]:
+    """The options of adapters, as a part of a checkpoint's state."""
     return {} if lora is None else {_STATE: dataclasses.asdict(lora)}
 
 
@@ -205,13 +205,14 @@ def saved_lora(directory: Path) -> LoRA | None:
 
 
 def check_lora(directory: Path, lora: LoRA | None) -> None:
-    """Refuse a checkpoint of other adapters, or of whole weights where there are adapters, and the reverse.
+    """Refuse a checkpoint of other adapters, or of whole weights for a model with adapters, or the reverse.
 
     Raises:
-        ValueError: as said, or there is no complete checkpoint.
+        ValueError: the adapters differ, or there is no complete checkpoint.
     """
     saved = saved_lora(directory)
     if saved != lora:
         raise ValueError(
-            f"{directory}: was trained with lora={saved}, and this model has lora={lora}. Give it the same."
+            f"{directory}: was trained with lora={saved}, and this model has lora={lora}. Type the same lora "
+            "options, or another checkpoint."
         )

@@ -1,4 +1,7 @@
-"""Whether a checkpoint is of a model, adapters fit one, or ranks can share one, without loading any."""
+"""Checks of a model's architecture before a run starts, without loading weights.
+
+Does a checkpoint belong to it, can it have adapters, has it the right head, can ranks divide it?
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.adapters import HEAD, adapt, check_lora
-from rlhf_lightning.engines.huggingface.source import described, resolve, weight_files
-from rlhf_lightning.engines.huggingface.tensor_plan import check_tensor
+from rlhf_lightning.engines.huggingface.source import config_directory, resolve, weight_files
+from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
@@ -32,15 +35,15 @@ def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
     """
     check_lora(directory, spec.lora)
     check_files(directory)
-    trained = {n: weight for n, weight in _blank(spec, head).named_parameters() if weight.requires_grad}
+    trained = {n: weight for n, weight in _meta_model(spec, head).named_parameters() if weight.requires_grad}
     read_state(directory, {f"model.{name}": weight for name, weight in trained.items()})
 
 
 def check_adapters(spec: ModelSpec, head: Head) -> None:
-    """Refuse adapters that the model cannot have, without loading it; a hub name is not looked up.
+    """Refuse adapters that the model cannot have; the model of a hub name is not looked at.
 
     Raises:
-        ValueError: peft is not installed, the directory has no weights, or the model no such layers.
+        ValueError: peft is not installed, the directory has no weights, or the model has no such layers.
     """
     directory = Path(spec.path).expanduser()
     if spec.path != EMBEDDED and not directory.is_dir():
@@ -51,20 +54,21 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
             f"{directory}: holds a config.json without weights, and adapters add to weights that are there. "
             "Type a directory with weights, or leave lora out."
         )
-    _blank(spec, head)
+    _meta_model(spec, head)
 
 
 def check_head(spec: ModelSpec, *, needed: bool) -> None:
-    """Refuse weights whose head makes other than one number, or that have none; a hub name is not looked up.
+    """Refuse weights whose head has more than one output, or that have no head where one is needed.
 
-    A directory with a config.json alone is that of a fresh model, and has a fresh head.
+    The weights of a hub name are not looked at. A directory with only a config.json is a fresh model, whose
+    head is fresh too.
 
     Args:
-        spec: of a model with a number for a token.
-        needed: whether weights without a head are refused: nothing would train a fresh one.
+        spec: of a model that computes one number per token.
+        needed: whether to refuse weights without a head, since nothing would train a fresh one.
 
     Raises:
-        ValueError: as said.
+        ValueError: the head has several outputs, or is missing.
     """
     shapes = _headers(spec)
     head = next((names[HEAD] for names in shapes if HEAD in names), None)
@@ -82,10 +86,10 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
 
 
 def check_language(spec: ModelSpec) -> None:
-    """Refuse weights that score answers instead of speaking; a hub name is not looked up.
+    """Refuse weights of a reward, cost or value model for a language model; of a hub name none are looked at.
 
     Raises:
-        ValueError: as said.
+        ValueError: the weights have a scalar head.
     """
     if any(HEAD in names for names in _headers(spec)):
         raise ValueError(
@@ -95,36 +99,36 @@ def check_language(spec: ModelSpec) -> None:
 
 
 def check_packed(spec: ModelSpec) -> None:
-    """Refuse a model whose config.json says that its attention cannot be packed; no weights are looked at.
+    """Refuse a model whose attention cannot take packed sequences, as far as its config.json tells.
 
     Raises:
-        ValueError: as said.
+        ValueError: it cannot.
     """
-    if (directory := described(spec)) is None:
+    if (directory := config_directory(spec)) is None:
         return
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     if reason := why_not_packed(config):
         raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {ADVICE}")
 
 
-def check_shared(spec: ModelSpec, head: Head, t: int) -> None:
-    """Refuse a model whose layers t tensor ranks of the FSDP engine cannot share, without loading it.
+def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:
+    """Refuse a model whose layers t tensor ranks of the FSDP engine cannot divide.
 
     Raises:
-        ValueError: as said.
+        ValueError: they cannot; the message names numbers of ranks that can.
     """
     if t > 1:
-        check_tensor(_blank(spec, head), t)
+        check_plan(_meta_model(spec, head), t)
 
 
 def _headers(spec: ModelSpec) -> list[dict[str, tuple[int, ...]]]:
-    """Names and shapes of each weight file's tensors; none of a hub name, which is not looked up."""
+    """Names and shapes of the tensors of each weight file; empty for a hub name, which is not looked up."""
     directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
     return [read_header(file) for file in weight_files(directory)] if directory.is_dir() else []
 
 
-def _blank(spec: ModelSpec, head: Head) -> PreTrainedModel:
-    """The model without memory, with adapters where it has them."""
+def _meta_model(spec: ModelSpec, head: Head) -> PreTrainedModel:
+    """The model on the meta device, with adapters if the spec has any."""
     config = AutoConfig.from_pretrained(resolve(spec), local_files_only=True)
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     if head != "lm":

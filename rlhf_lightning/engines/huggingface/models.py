@@ -1,7 +1,7 @@
-"""Hugging Face decoders, with the language-model head or with one number per token.
+"""Loads and exports Hugging Face decoders, with a language-model head or with one number per token.
 
-Their weights are mapped from the files, in the type that they have there: the ranks of a node share one copy
-in the system's page cache, and each makes float32 numbers of those only that it keeps.
+Weights are memory-mapped in the dtype of their files: the ranks of a node share one copy in the page cache,
+and each rank casts only the part that it keeps to float32.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class ScalarModel(nn.Module):
     def forward(
         self, input_ids: Tensor, *, position_ids: Tensor, sequences: Sequences, keep: Tensor
     ) -> Tensor:
-        """Numbers at the kept places.
+        """Compute the numbers of the kept tokens.
 
         Args:
             input_ids: [1, T] int64.
             position_ids: [1, T] int64.
-            sequences: where each token belongs.
-            keep: [K] int64, places in the row of T tokens.
+            sequences: which tokens form a sequence.
+            keep: [K] int64, indices of tokens among the T.
 
         Returns:
-            [K, 1], in the type of the computation.
+            [K, 1], in the dtype of the computation.
         """
         decoder = self.classifier.base_model
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, sequences=sequences)
@@ -74,9 +74,9 @@ class ScalarModel(nn.Module):
 
 
 def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
-    """The causal language model of a directory, or a fresh one where the directory holds config.json alone.
+    """Load the causal language model of a directory; a fresh one where the directory has only config.json.
 
-    It has adapters where the description asks for them. Weights of one type are as the files have them.
+    It gets the adapters of the spec. Weights keep the dtype of the files where that is the same for all.
 
     Raises:
         ValueError: the directory cannot be loaded.
@@ -88,7 +88,7 @@ def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
 
 
 def load_scalar(spec: ModelSpec) -> ScalarModel:
-    """The same decoder with a `score` head, which is fresh (from `init_seed`) where the directory has none.
+    """Load the same decoder with a `score` head, which is fresh (from `init_seed`) where the files have none.
 
     Raises:
         ValueError: the directory cannot be loaded.
@@ -111,10 +111,10 @@ def export_model(
     """Write a Hugging Face directory.
 
     Args:
-        directory: to write to.
-        values: the whole weights on the host, by name; those that are tied once.
-        like: a model of the same kind, whose buffers are written too; its adapters and weights do not count.
-        spec: in whose type the weights are written, and whose tokenizer is copied.
+        directory: where to write.
+        values: the whole weights on the host, by name; tied ones once.
+        like: a model of the same class and configuration; its buffers are used, its weights are not.
+        spec: of the model; gives the dtype of the weights, and the tokenizer.
     """
     with quiet(), torch.device("meta"):
         module = type(like)(like.config)
@@ -124,7 +124,7 @@ def export_model(
     weights = {name: weight.to(dtype) for name, weight in values.items()}
     module.load_state_dict(buffers | weights, strict=False, assign=True)
     module.tie_weights()
-    # transformers writes on rank 0 of the world alone, and a role may stand on other ranks.
+    # transformers writes only on rank 0 of the world, and a role may be on other ranks.
     module.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
     with quiet():
         module.save_pretrained(directory)
@@ -139,11 +139,11 @@ def export_gathered(
     spec: ModelSpec,
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Write a Hugging Face directory from the first rank of a group; all call it, and end together.
+    """Write a Hugging Face directory from the first rank of a group; all ranks call it, and return together.
 
     Args:
-        directory: to write to.
-        weights: whole, by name, gathered by all ranks one after the other.
+        directory: where to write.
+        weights: the whole weights by name; iterating is collective and gathers one after the other.
         like: see `export_model`.
         spec: see `export_model`.
         group: ranks that hold the model; None for one.
@@ -157,7 +157,7 @@ def export_gathered(
 
 
 def read_config(spec: ModelSpec) -> PreTrainedConfig:
-    """The configuration of a model, as it computes here: without dropout.
+    """The configuration of a model, with dropout set to 0, as all models compute here.
 
     Raises:
         ValueError: the directory cannot be loaded.
@@ -182,7 +182,7 @@ def _load(
         dtype = stored_type(files)
         model, missing = _mapped(kind, directory, config, dtype=dtype)
         if dtype != torch.float32 and any(buffer.dtype == dtype for buffer in model.buffers()):
-            # Constants that it computes with would be rounded, and are in no file.
+            # Buffers that are in no file, such as rotary frequencies, would be rounded: load in float32.
             model, missing = _mapped(kind, directory, config, dtype=torch.float32)
     return model, missing
 
@@ -217,7 +217,7 @@ def _initialise_head(module: PreTrainedModel, seed: int) -> None:
 
 
 def fresh_head(hidden: int, *, seed: int) -> Tensor:
-    """Weights [1, hidden] float32 that turn normalised hidden states into values of about unit variance."""
+    """Weights [1, hidden] float32, drawn so that normalised hidden states give values of variance 1."""
     generator = torch.Generator().manual_seed(seed)
     return torch.empty(1, hidden).normal_(std=(hidden + 1) ** -0.5, generator=generator)
 
@@ -230,7 +230,7 @@ def _checked(spec: ModelSpec) -> Path:
 
 def _config(directory: Path) -> PreTrainedConfig:
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    # A policy ratio compares two passes over the same tokens: dropout would be read as a change of policy.
+    # A policy ratio compares two passes over the same tokens: dropout would count as a change of policy.
     for name, value in config.to_dict().items():
         if ("drop" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -247,7 +247,7 @@ def _refuse_missing(directory: Path, names: set[str]) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from reporting that a head is fresh, which is meant, and from drawing bars."""
+    """Keep transformers from warning of fresh heads, which are intended, and from showing progress bars."""
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Where a model's files lie, and whether they can be loaded: answered without reading a tensor."""
+"""Finds the files of a model, in a directory or on the hub, and checks them without reading a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_lightning.spec import EMBEDDED, ModelSpec
 
 _EMBEDDED_DIRECTORY = Path(__file__).parents[2] / "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
-"""What makes a directory one of adapters, as peft writes it."""
+"""The file by which a directory of adapters, as peft writes it, is recognised."""
 _INDEX = "model.safetensors.index.json"
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _TOKENIZER_FILES = (
@@ -28,10 +28,10 @@ _TOKENIZER_FILES = (
 
 
 def resolve(spec: ModelSpec) -> Path:
-    """Directory of the model's files; a hub name is looked up in the cache and, if missing there, downloaded.
+    """The directory of the model's files; a hub name is taken from the cache, or else downloaded.
 
     Raises:
-        ValueError: there is no such directory, nor such a name on the hub.
+        ValueError: there is no such directory, and no such name on the hub.
     """
     if spec.path == EMBEDDED:
         return _EMBEDDED_DIRECTORY
@@ -44,7 +44,10 @@ def resolve(spec: ModelSpec) -> Path:
 
 
 def located(path: str) -> str:
-    """The absolute path of a directory that is here, which a device can read too; other names as they are."""
+    """Make the path of an existing directory absolute, for devices with another working directory.
+
+    Other names are returned as they are.
+    """
     directory = Path(path).expanduser()
     return str(directory.absolute()) if path not in ("", EMBEDDED) and directory.is_dir() else path
 
@@ -52,7 +55,7 @@ def located(path: str) -> str:
 def check_model(spec: ModelSpec) -> None:
     """Refuse a model directory that cannot be loaded, reading only its JSON files and tensor headers.
 
-    Of a hub name the JSON files alone are looked up.
+    Of a hub name only the JSON files are looked up.
 
     Raises:
         ValueError: config.json is missing or names no causal language model, a weight file is missing,
@@ -68,17 +71,17 @@ def check_model(spec: ModelSpec) -> None:
 
 
 def max_positions(spec: ModelSpec) -> int | None:
-    """Most tokens that the model takes, where its config.json says so."""
+    """Most tokens of a sequence, according to config.json; None where it does not tell."""
     return _number(spec, "max_position_embeddings", "n_positions")
 
 
 def num_tokens(spec: ModelSpec) -> int | None:
-    """Tokens that the model knows, where its config.json says so."""
+    """Size of the vocabulary, according to config.json; None where it does not tell."""
     return _number(spec, "vocab_size")
 
 
 def _number(spec: ModelSpec, *keys: str) -> int | None:
-    directory = described(spec)
+    directory = config_directory(spec)
     config = {} if directory is None else _read_json(directory / "config.json")
     text = config.get("text_config")
     for values in (text if isinstance(text, dict) else {}, config):
@@ -89,7 +92,7 @@ def _number(spec: ModelSpec, *keys: str) -> int | None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Safetensors files of the model, none where the directory holds a config.json alone.
+    """The safetensors files of the model; none where the directory has only a config.json.
 
     Raises:
         ValueError: a file that the index names is missing, or the weights are pickled.
@@ -115,7 +118,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def stored_type(files: Iterable[Path]) -> torch.dtype:
-    """The type of all tensors in weight files; float32 where they have several, or another."""
+    """The dtype of all tensors in weight files; float32 where they differ, or it is another."""
     found = set()
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -124,31 +127,31 @@ def stored_type(files: Iterable[Path]) -> torch.dtype:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Files of the directory that belong to the tokenizer or to generation."""
+    """The files of a directory that belong to the tokenizer or configure generation."""
     return sorted(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern) if file.is_file())
 
 
 def copy_tokenizer(spec: ModelSpec, directory: Path) -> None:
-    """Put the files of a model's tokenizer, and of its generation, into another directory."""
+    """Copy the files of a model's tokenizer and generation_config.json to another directory."""
     for file in tokenizer_files(resolve(spec)):
         shutil.copy(file, directory / file.name)
 
 
 def has_tokenizer(spec: ModelSpec) -> bool:
     """Whether the directory has a tokenizer of its own."""
-    directory = described(spec)
+    directory = config_directory(spec)
     return directory is not None and any(
         file.name.startswith(("tokenizer", "vocab", "spiece")) for file in tokenizer_files(directory)
     )
 
 
-def described(spec: ModelSpec) -> Path | None:
-    """Directory with the model's configuration and tokenizer; None for a hub name that is not to be had."""
+def config_directory(spec: ModelSpec) -> Path | None:
+    """The directory with the model's configuration and tokenizer; None: the hub does not give the name."""
     if not _is_hub_name(spec.path) or Path(spec.path).is_dir():
         return resolve(spec)
     try:
         return _from_hub(spec, "config.json", *_TOKENIZER_FILES)
-    except ValueError:  # `check_model` says so
+    except ValueError:  # `check_model` reports it
         return None
 
 
@@ -181,8 +184,8 @@ def _check_config(directory: Path) -> None:
     file = directory / "config.json"
     if not file.exists() and (directory / ADAPTER_CONFIG).exists():
         raise ValueError(
-            f"{directory}: holds adapters, and no model. Merge them into theirs first: `rlhf export` does "
-            "without --adapters, and so does peft's merge_and_unload."
+            f"{directory}: holds adapters, and no model. Merge them into their base model first, with "
+            "`rlhf export` without --adapters or with peft's merge_and_unload."
         )
     if not file.exists():
         raise ValueError(f"{directory}: has no config.json. Type the path of a Hugging Face model directory.")

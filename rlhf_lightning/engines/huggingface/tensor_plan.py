@@ -1,10 +1,10 @@
-"""How the layers of a decoder are divided over tensor ranks: by the plan that transformers has for the model.
+"""Divides the layers of a decoder over tensor ranks in the FSDP engine, by transformers' plan for the model.
 
     colwise   q, k, v, gate, up [out / t, in]      each rank has some heads, some columns of the inner layer
-    rowwise   o, down [out, in / t]                the ranks' outputs are added up
-    words     embedding, output layer [V / t, H]   where t divides the vocabulary V, else whole
+    rowwise   o, down [out, in / t]                the ranks' outputs are summed
+    words     embedding, output layer [V / t, H]   where t divides the vocabulary V; otherwise whole
     whole     norms, the head of a scalar model    on every tensor rank, with equal gradients
-The norms of single heads (Qwen3) are whole too, but each rank sees its heads only: gradients are added up.
+Norms of single heads (Qwen3) are whole too, but each rank sees its own heads only: gradients are summed.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedConfig, PreTrainedModel
 
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-_ADDED = "replicated_with_grad_allreduce"
+_SUMMED = "replicated_with_grad_allreduce"
 
 
-def check_tensor(model: PreTrainedModel, t: int) -> None:
-    """Refuse a model that t tensor ranks cannot share.
+def check_plan(model: PreTrainedModel, t: int) -> None:
+    """Refuse a model that t tensor ranks cannot divide.
 
     Args:
-        model: as transformers makes it, with or without memory.
-        t: tensor ranks.
+        model: as transformers makes it, possibly on the meta device.
+        t: number of tensor ranks.
 
     Raises:
-        ValueError: as said, with the sizes that can be.
+        ValueError: they cannot; the message names numbers of ranks that can.
     """
     if t == 1:
         return
     config: PreTrainedConfig = model.config.get_text_config()
     what, plan = f"strategy.settings.train.tensor={t} for model_type={config.model_type!r}", _plan(config)
-    if unknown := sorted({style for style in plan.values() if style not in (*_STYLES, _ADDED)}):
+    if unknown := sorted({style for style in plan.values() if style not in (*_STYLES, _SUMMED)}):
         raise ValueError(
             f"{what}: its plan divides layers as {', '.join(unknown)}, and the FSDP engine knows "
-            f"{', '.join((*_STYLES, _ADDED))}. Try tensor=1."
+            f"{', '.join((*_STYLES, _SUMMED))}. Try tensor=1."
         )
     if "colwise" not in plan.values():
         raise ValueError(
@@ -62,7 +62,7 @@ def check_tensor(model: PreTrainedModel, t: int) -> None:
 
 
 def _left_out(model: PreTrainedModel, plan: Mapping[str, str]) -> str:
-    """A parameter that stands beside divided ones without being in the plan; empty where there is none."""
+    """A parameter in the same module as divided ones that is not in the plan; empty where there is none."""
     beside = {name.rpartition(".")[0] for name in plan}
     for name, _ in model.base_model.named_parameters():
         planned = any(fnmatch(name, f"{pattern}.*") for pattern in plan)
@@ -72,37 +72,37 @@ def _left_out(model: PreTrainedModel, plan: Mapping[str, str]) -> str:
 
 
 def divide(model: PreTrainedModel, mesh: DeviceMesh) -> frozenset[str]:
-    """Divide the layers in place, alike on all ranks; the model is whole, and the same on each.
+    """Divide the layers of a model, which is whole and equal on all ranks, in place.
 
     Returns:
-        Names of whole parameters whose gradients have to be added up over the ranks.
+        Names of whole parameters whose gradients must be summed over the ranks.
     """
     plan = _plan(model.config.get_text_config())
     decoder = model.base_model
     styles = {name: _STYLES[style]() for name, style in plan.items() if style in _STYLES}
     parallelize_module(decoder, mesh, styles, src_data_rank=None)
     prefix = "" if decoder is model else f"{model.base_model_prefix}."
-    added = [f"{prefix}{name}.*" for name, style in plan.items() if style == _ADDED]
-    _divide_words(model, mesh)
+    added = [f"{prefix}{name}.*" for name, style in plan.items() if style == _SUMMED]
+    _divide_vocabulary(model, mesh)
     names = [name for name, _ in model.named_parameters()]
     return frozenset(name for name in names if any(fnmatch(name, pattern) for pattern in added))
 
 
-def _divide_words(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divide embedding and output layer by vocabulary, where it divides evenly; logits are DTensors then."""
+def _divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Divide embedding and output layer by vocabulary, if it divides evenly; then logits are DTensors."""
     table, output = model.get_input_embeddings(), model.get_output_embeddings()
     if type(table) is not nn.Embedding or table.num_embeddings % mesh.size():
         return
     tied = output is not None and output.weight is table.weight
-    parallelize_module(table, mesh, _Words(), src_data_rank=None)
+    parallelize_module(table, mesh, _VocabularyParallel(), src_data_rank=None)
     if output is not None:
         parallelize_module(output, mesh, ColwiseParallel(use_local_output=False), src_data_rank=None)
     if tied:
         output.weight = table.weight
 
 
-class _Words(RowwiseParallel):
-    """An embedding of which each rank has some words; torch's own makes the whole gradient on each rank."""
+class _VocabularyParallel(RowwiseParallel):
+    """An embedding of which each rank has some words; torch's own allocates the whole gradient on each."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding)
@@ -112,7 +112,7 @@ class _Words(RowwiseParallel):
 
 
 def _embed(module: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
-    """[..., H] of words [...], of which others have some."""
+    """The embeddings [..., H] of words [...], summed over ranks that know some words each."""
     assert isinstance(module.weight, DTensor)
     weight, padding = module.weight.to_local(), module.padding_idx
     first = mesh.get_local_rank() * len(weight)
@@ -126,13 +126,13 @@ def _embed(module: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
 
 
 def _plan(config: PreTrainedConfig) -> dict[str, str]:
-    """Styles of the modules in the layers, by patterns of their names in the decoder."""
+    """How modules of the layers are divided: pattern of names in the decoder -> style."""
     plan: Mapping[str, str] = config.base_model_tp_plan or {}
     return {name: style for name, style in plan.items() if name.startswith("layers.")}
 
 
 def _sizes(config: PreTrainedConfig) -> dict[str, int]:
-    """What is divided evenly, by name."""
+    """The sizes that the number of tensor ranks must divide, by name."""
     heads: int = config.num_attention_heads
     inner: int | list[int] = config.intermediate_size
     return {
