@@ -1,4 +1,4 @@
-"""The DeepSpeed engine: see `engine`, which imports DeepSpeed; what stands here does not."""
+"""The DeepSpeed engine (ZeRO): see `engine`, which imports DeepSpeed; this module does not."""
 
 from rlhf_lightning.engines.deepspeed.config import ZeRO
 

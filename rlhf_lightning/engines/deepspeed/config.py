@@ -1,4 +1,4 @@
-"""How a DeepSpeed engine spends memory, said without DeepSpeed."""
+"""Options of the DeepSpeed engine, and DeepSpeed's own configuration made from them; imports no DeepSpeed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlhf_lightning.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ZeRO(TrainConfig):
-    """How the engine spends memory (ZeRO, Rajbhandari 2020, section 5).
+    """Options of the DeepSpeed engine (ZeRO, Rajbhandari 2020, section 5).
 
     Raises:
-        ValueError: a value is outside its range, or does not go with another.
+        ValueError: a value is outside its range, or contradicts another.
     """
 
     option: ClassVar[str] = "strategy.settings.zero"
 
     stage: Literal[1, 2, 3] = 2
-    """What is divided over the ranks: 1 masters and moments, 2 gradients too, 3 parameters too."""
+    """What is sharded over the ranks: 1 masters and moments, 2 gradients too, 3 parameters too."""
     offload_optimizer: bool = False
     """Keep masters and moments on the host, and step there."""
     offload_parameters: bool = False
-    """Keep a rank's part of the parameters on the host between the layers; stage 3."""
+    """Keep a rank's shard of the parameters on the host while no layer needs it; only with stage 3."""
     bucket_numbers: int = 1 << 26
-    """Most numbers that are reduced or gathered at once."""
+    """Most numbers (not bytes) that are reduced or gathered at once."""
     whole_below: int = 100_000
-    """Parameters of fewer numbers stay whole on every rank; stage 3."""
+    """Parameters with fewer numbers stay whole on every rank; only with stage 3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class ZeRO(TrainConfig):
             )
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
-        """See `TrainConfig.check`: a layout of replicas alone."""
+        """See `TrainConfig.check`: only data parallelism is possible."""
         if layout.p * layout.t > 1:
             raise ValueError(
                 f"strategy.settings.engine=zero with train p={layout.p}, t={layout.t}: under ZeRO every rank "
@@ -75,7 +75,7 @@ class ZeRO(TrainConfig):
         return stages[self.stage]
 
     def for_frozen(self) -> FSDP:
-        """What keeps as much of a model that nothing trains: all of it, or in stage 3 a share."""
+        """The FSDP options for frozen models: whole copies, or in stage 3 sharded as finely."""
         shard = 0 if self.stage == 3 else 1
         return FSDP(shard=shard, max_tokens_per_micro_batch=self.max_tokens_per_micro_batch)
 
@@ -84,7 +84,7 @@ class ZeRO(TrainConfig):
 
         Args:
             spec: the model, and how it is optimised.
-            numbers: that the model has, beyond which no bucket needs to go.
+            numbers: how many the model has; buckets are not larger.
             on_cpu: whether the ranks compute on CPUs.
         """
         bucket = min(self.bucket_numbers, numbers + numbers % 2)
@@ -103,7 +103,7 @@ class ZeRO(TrainConfig):
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "managed_gradient_accumulation": False,  # a step ends as many backward passes as there were
+            "managed_gradient_accumulation": False,  # a step ends any number of backward passes
             "gradient_clipping": spec.optimizer.grad_clip,
             "communication_data_type": "fp32",
             "data_types": {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": []},

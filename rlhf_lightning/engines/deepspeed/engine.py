@@ -1,8 +1,8 @@
-"""The DeepSpeed engine: a Hugging Face decoder whose training state is divided by ZeRO.
+"""The DeepSpeed engine: a Hugging Face decoder whose training state is sharded by ZeRO.
 
     rows -> micro-batches of a token budget -> packed without padding -> decoder -> [n, R] -> loss
          -> DeepSpeed reduces gradients, clips them and steps (ZeRO 1, 2 or 3)
-All ranks compute the same number of micro-batches (`Passes`), since stages 2 and 3 reduce after each.
+All ranks compute the same number of micro-batches (`Passes`), since stages 2 and 3 reduce after each of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from rlhf_lightning.engines.deepspeed.config import ZeRO
 from rlhf_lightning.engines.deepspeed.gathered import Gathering
 from rlhf_lightning.engines.deepspeed.masters import Masters
-from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, let_go
+from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, free
 from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.exchange import flattened, split_flat
 from rlhf_lightning.engines.head import Head
@@ -49,12 +49,12 @@ class ZeROEngine(TrainEngine):
 
     Args:
         model: what to load, and how to optimise it.
-        head: what it computes per response token.
-        seat: of this rank, with all its groups.
-        config: memory.
+        head: what the model computes per response token.
+        seat: this rank's place, with all its groups.
+        config: options of the engine.
 
     Raises:
-        ValueError: the model cannot be loaded, or the layout has more than replicas.
+        ValueError: the model cannot be loaded, or the layout divides it into stages or tensor shards.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ZeROEngine(TrainEngine):
         self._offloaded.refuse("parameters")
         with self._scope.entered():
             results = self._passes.infer(rows, temperature=temperature, entropy=entropy)
-            if self._config.stage == 3:  # it may have begun to gather layers for a backward pass
+            if self._config.stage == 3:  # it may have prefetched layers for a backward pass
                 self._module.optimizer.empty_partition_cache()
         return results
 
@@ -106,7 +106,7 @@ class ZeROEngine(TrainEngine):
         return totals
 
     def optimizer_step(self) -> dict[str, float]:
-        """See `TrainEngine.optimizer_step`; the norm of a step that is left out is inf."""
+        """See `TrainEngine.optimizer_step`; the norm of a skipped step is inf."""
         self._offloaded.refuse(*PARTS)
         self._counters.set_rate(self._adamw)
         with self._scope.entered():
@@ -119,7 +119,7 @@ class ZeROEngine(TrainEngine):
 
     @contextmanager
     def generating(self) -> Iterator[Decoder]:
-        """See `TrainEngine.generating`; a whole model is gathered bucket by bucket and freed again."""
+        """See `TrainEngine.generating`; the whole model is gathered bucket by bucket, and freed on exit."""
         start = time.perf_counter()
         with self.gathered() as module:
             training = size_bytes(self._tensors("parameters"))
@@ -132,7 +132,7 @@ class ZeROEngine(TrainEngine):
             yield decoder_of(module)
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """The whole model, in the type of the computation, as a plain Hugging Face module to read from."""
+        """Gather the whole model, in the dtype of the computation, as a plain Hugging Face module to read."""
         self._offloaded.refuse("parameters")
         return self._gathering.gathered()
 
@@ -156,7 +156,7 @@ class ZeROEngine(TrainEngine):
         save(directory, self._masters, self._counters, group=self._group)
 
     def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`; a checkpoint of another engine, or of other ranks, will do."""
+        """See `TrainEngine.load`; also of a checkpoint of another engine or number of ranks."""
         self._offloaded.refuse("parameters", "optimizer")
         load(directory, self._masters, self._counters)
         self._changed()
@@ -184,11 +184,11 @@ class ZeROEngine(TrainEngine):
         shapes = self._masters.shapes
         parts = split_flat(weights, [shape.numel() for shape in shapes.values()], path=self._spec.path)
         for name, part in zip(shapes, parts, strict=True):
-            self._masters.approach(name, part, weight=1 - decay)
+            self._masters.lerp(name, part, weight=1 - decay)
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
+        """Move parts to the host; on a CPU nothing moves, but using offloaded parts is refused."""
         self._offloaded.offload(parts, self._tensors)
 
     def reload(self, parts: Iterable[Part]) -> None:
@@ -200,11 +200,11 @@ class ZeROEngine(TrainEngine):
         return self._offloaded.size_bytes
 
     def memory(self) -> dict[str, int]:
-        """See `TrainEngine.memory`; masters count as the optimizer's, buckets not at all."""
+        """See `TrainEngine.memory`; masters count as the optimizer's, buckets do not count."""
         return self._offloaded.memory(self._tensors)
 
     def _build(self) -> None:
-        """Load the model and let DeepSpeed divide it."""
+        """Load the model and let DeepSpeed shard it."""
         spec, on_cpu = self._spec, self._device.type == "cpu"
         root = load_causal_lm(spec) if self._head == "lm" else load_scalar(spec)
         self._model = model = root.classifier if isinstance(root, ScalarModel) else root
@@ -212,7 +212,7 @@ class ZeROEngine(TrainEngine):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         root.eval()
         if spec.computes_in == "float32":
-            root.float()  # DeepSpeed would compute in the type that the files have
+            root.float()  # DeepSpeed would compute in the dtype of the files
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -220,7 +220,7 @@ class ZeROEngine(TrainEngine):
             spec, numbers=sum(shape.numel() for shape in shapes.values()), on_cpu=on_cpu
         )
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        # DeepSpeed makes masters of weights that it has rounded; it gives the parameters other memory.
+        # DeepSpeed makes masters of weights rounded to bfloat16: the originals are written to them below.
         originals = {n: p.detach() for n, p in self._parameters.items() if spec.computes_in != "float32"}
         self._gathering = Gathering(model, scope=self._scope, bucket=self._config.bucket_numbers)
         chosen = spec.optimizer
@@ -240,10 +240,10 @@ class ZeROEngine(TrainEngine):
                 mpu=self._scope.ranks,
                 config=config,
                 config_class=DeepSpeedConfig(config, self._scope.ranks),
-                dont_change_device=self._config.stage == 3,  # it is divided first, and moved part by part
+                dont_change_device=self._config.stage == 3,  # it is sharded first, then moved shard by shard
             )
         self._module.eval()
-        weakref.finalize(self, let_go, self._module, list(self._parameters.values())).atexit = False
+        weakref.finalize(self, free, self._module, list(self._parameters.values())).atexit = False
         self._masters = Masters(self._module, self._parameters, shapes, adamw=self._adamw, group=self._group)
         for name, values in originals.items():
             self._masters.write(name, values)

@@ -1,7 +1,8 @@
-"""A model that is whole on every rank for a while, put together from the parts of stage 3.
+"""Gathers a model that ZeRO has sharded, for generation and for reading its weights.
 
-training   d ranks hold 1/d of each parameter        generation   each rank holds all of them
-                 └── bucket after bucket: all-gather -> the tensors of a plain module ──┘
+training (stage 3)   d ranks hold 1/d of each parameter      generation   each rank holds all of them
+                           └── bucket by bucket: all-gather -> the tensors of a plain module ──┘
+In stages 1 and 2 every rank has the parameters already.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from rlhf_lightning.engines.fsdp.shards import set_parameter, skeleton
 
 
 class Gathering:
-    """Ways to the whole parameters of a model.
+    """Gives access to the whole parameters of a model.
 
     Args:
-        model: on its device, before DeepSpeed has divided it.
+        model: on its device, before DeepSpeed shards it.
         scope: of the model.
         bucket: most numbers gathered at once; a larger parameter is gathered alone.
     """
@@ -32,11 +33,11 @@ class Gathering:
         self._sizes = {name: p.numel() for name, p in self._parameters.items()}
         self._buckets = _buckets(self._sizes, bucket)
         self.received_bytes = 0
-        """In the last gathering of the whole model: what other ranks gave."""
+        """Bytes that other ranks sent in the last `gathered`."""
 
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:
-        """A plain module without DeepSpeed's hooks that reads whole tensors, freed on exit."""
+        """A plain module without DeepSpeed's hooks, over whole tensors that are freed on exit."""
         empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
         self.received_bytes = 0
         try:
@@ -50,7 +51,7 @@ class Gathering:
                 set_parameter(self._skeleton, name, parameter)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name; those gathered live no longer than the reader keeps them."""
+        """Every whole parameter by name; gathered tensors are freed once the caller drops them."""
         for bucket in self._buckets:
             yield from self._gather(bucket).items()
 
@@ -67,18 +68,18 @@ class Gathering:
 
 
 def _theirs(parameter: nn.Parameter, size: int) -> int:
-    """Bytes of a divided parameter that other ranks hold."""
+    """Bytes of a sharded parameter that other ranks hold."""
     own: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
     return (size - min(own.numel(), size)) * own.element_size()
 
 
 def _is_divided(parameter: nn.Parameter) -> bool:
-    """Whether other ranks hold some of it: not where stage 3 keeps it whole, nor in other stages."""
+    """Whether a parameter is sharded: only in stage 3, and there not if it is small."""
     return bool(getattr(parameter, "ds_status", None) == ZeroParamStatus.NOT_AVAILABLE)
 
 
 def _buckets(sizes: Mapping[str, int], bucket: int) -> list[list[str]]:
-    """Neighbouring parameters, as many as a bucket holds."""
+    """The names of neighbouring parameters that fit a bucket together."""
     found: list[list[str]] = []
     room = 0
     for name, size in sizes.items():

@@ -1,4 +1,6 @@
-"""The float32 weights and moments that DeepSpeed steps, by the parameters that they belong to.
+"""Reads and writes DeepSpeed's float32 masters and moments, parameter by parameter.
+
+DeepSpeed keeps them in flat partitions, one per rank, whose bounds may cut a parameter:
 
 flat partition of a rank   [ ..a][ b         ][ c..]      masters, first moments, second moments
 parameters                [a   ][ b         ][ c      ]
@@ -19,25 +21,25 @@ from rlhf_lightning.engines.optimizer import MOMENTS
 
 @dataclass(frozen=True)
 class Piece:
-    """What a rank steps of one parameter."""
+    """The part of one parameter that a rank updates."""
 
     flat: nn.Parameter
-    """The rank's partition of all masters, float32."""
+    """The rank's flat partition of masters, float32."""
     at: slice
-    """Where the piece is in it."""
+    """Where the piece is in the partition."""
     of: slice
-    """Which numbers of the flattened parameter it is."""
+    """Where the piece is in the flattened parameter."""
 
 
 class Masters:
     """Masters and moments of one model.
 
     Args:
-        module: that DeepSpeed trains.
-        parameters: by name.
+        module: DeepSpeed's module.
+        parameters: the model's, by name.
         shapes: of the whole parameters, by name.
-        adamw: that steps.
-        group: ranks that the masters are divided over.
+        adamw: the optimizer that holds the moments.
+        group: ranks that the masters are sharded over.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Masters:
         self._pieces = {name: self._piece(name) for name in self._parameters}
 
     def read(self, name: str, moment: str | None = None) -> Tensor:
-        """A parameter's whole master or moment; all ranks ask.
+        """A parameter's whole master or moment; collective.
 
         Returns:
             float32, in the shape of the parameter, on its device.
@@ -69,20 +71,20 @@ class Masters:
         return whole.view(shape)
 
     def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
-        """Set this rank's piece of a parameter's master or moment, out of the whole; see `refresh`."""
+        """Set this rank's piece of a master or moment from whole values; call `refresh` after masters."""
         piece = self._pieces[name]
         if piece is not None:
             self._tensor(piece, moment)[piece.at].copy_(values.flatten()[piece.of])
 
-    def approach(self, name: str, values: Tensor, *, weight: float) -> None:
-        """Move this rank's piece of a master by a share of its way to other values; see `refresh`."""
+    def lerp(self, name: str, values: Tensor, *, weight: float) -> None:
+        """Set this rank's piece of a master to (1 - weight) master + weight values; then call `refresh`."""
         piece = self._pieces[name]
         if piece is not None:
             own = self._tensor(piece, None)[piece.at]
             own.lerp_(values.flatten()[piece.of].to(own.device), weight)
 
     def refresh(self) -> None:
-        """Compute with what the masters have become; all ranks call it."""
+        """Copy the masters to the parameters that compute; all ranks call it."""
         zero = self._zero
         if not self._divided:
             zero.update_lp_params()
@@ -93,12 +95,12 @@ class Masters:
 
     @property
     def moment_steps(self) -> int | None:
-        """Steps that the moments have seen; None where there are none yet."""
+        """Number of steps in the moments; None where there are no moments yet."""
         states = [self._adamw.state[flat] for flat in self._flats if flat in self._adamw.state]
         return int(states[0]["step"]) if states else None
 
     def make_moments(self, steps: int | None) -> None:
-        """Moments of 0 that have seen so many steps, to be overwritten; none where that is None."""
+        """Allocate moments of 0, to be overwritten, that count as many steps; None: no moments."""
         self._adamw.state.clear()
         if not self._divided:
             self._zero._hp_optimizer_states_linked = False
@@ -114,7 +116,7 @@ class Masters:
         return [flat.detach() for flat in self._flats] + moments
 
     def gradients(self) -> list[Tensor]:
-        """What this rank keeps of gradients between two backward passes, and up to the step."""
+        """All tensors in which this rank keeps gradients, between backward passes and up to the step."""
         zero = self._zero
         found = [flat.grad for flat in self._flats]
         if self._divided:
@@ -127,7 +129,7 @@ class Masters:
         return _present(found)
 
     def forget_gradients(self) -> None:
-        """Of a step that was left out: DeepSpeed 0.19.8 adds to them where the masters are on the host."""
+        """Drop the gradients of a skipped step, to which DeepSpeed 0.19.8 adds if masters are on the host."""
         for sums in () if self._divided else (self._zero.averaged_gradients, self._zero.all_grad_tensors):
             sums.update(dict.fromkeys(sums))
 
@@ -154,7 +156,7 @@ class Masters:
             return Piece(self._flats[flat], slice(at.start, ends[0]), slice(of.start, ends[1]))
         flat, start, size = zero.grad_position[zero.get_param_id(parameter)]
         first = size * dist.get_rank(self._group)
-        size = min(size, self.shapes[name].numel() - first)  # the last ones are filled up
+        size = min(size, self.shapes[name].numel() - first)  # the last shards are padded
         return (
             Piece(self._flats[flat], slice(start, start + size), slice(first, first + size))
             if size > 0

@@ -1,8 +1,8 @@
-"""Where one engine's DeepSpeed code runs: on its own ranks, whatever else is in the process.
+"""The context in which one engine's DeepSpeed code runs, so that several models can share a process.
 
-DeepSpeed keeps its process groups and its connection in module globals, asks the environment for its device,
-and waits now and then for all ranks of the job. Inside the context the globals are this engine's, and "all"
-are the ranks that train its model; after it everything is what it was.
+DeepSpeed keeps its process groups and its communication backend in module globals, reads its device from the
+environment, and sometimes waits for all ranks of the job. Inside the context the globals are this engine's,
+and "all ranks" are those that train its model; on exit everything is restored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def _surroundings(values: Mapping[str, str]) -> Iterator[None]:
-    """Other environment variables, and no word from DeepSpeed that is no error, until the context ends."""
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within this context, set environment variables, and let DeepSpeed log errors only."""
     before, logger = dict(os.environ), logging.getLogger("DeepSpeed")
     level = logger.level
     try:
@@ -34,8 +34,8 @@ def _surroundings(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-# What it computes on is asked once in a process, as it is first imported.
-with _surroundings({} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}):
+# DeepSpeed chooses its accelerator once in a process, at its first import.
+with _environment({} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}):
     from deepspeed.comm import comm
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -51,7 +51,7 @@ __all__ = [
     "Scope",
     "ZeROModule",
     "ZeroParamStatus",
-    "let_go",
+    "free",
 ]
 
 _BUILD = "build_shm_op"
@@ -59,10 +59,10 @@ _CACHED = "_PartitionedParameterCoordinator__params_to_release"
 
 
 class Scope:
-    """The surroundings of one model's DeepSpeed code.
+    """The global state that one model's DeepSpeed code needs.
 
     Args:
-        group: ranks that train the model; one of them is this one.
+        group: ranks that train the model, this one among them.
         device: of this rank.
     """
 
@@ -70,17 +70,17 @@ class Scope:
         self.ranks, self._numbered = Ranks(group), 0
         self._environment = {"LOCAL_RANK": str(device.index or 0)}
         if device.type == "cpu":
-            self._environment["LOCAL_SIZE"] = "1"  # else it starts a process to count, for every bucket
+            self._environment["LOCAL_SIZE"] = "1"  # otherwise it starts a process for every bucket, to count
         self._backend = _Backend(group, on_cpu=device.type == "cpu")
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Run DeepSpeed code of this model."""
+        """Within this context, DeepSpeed code of this model may run."""
         before = comm.cdb, groups.mpu, Init.param_id
-        # Ranks compare the numbers of their parameters, and another model may have taken some on one of them.
+        # Ranks must number a model's parameters equally, and some of them may hold other models too.
         comm.cdb, groups.mpu, Init.param_id = self._backend, self.ranks, self._numbered
         try:
-            with _surroundings(self._environment):
+            with _environment(self._environment):
                 yield
         finally:
             self._numbered = Init.param_id
@@ -88,7 +88,7 @@ class Scope:
 
 
 class Ranks:
-    """What DeepSpeed asks of a "model parallel unit": replicas only.
+    """DeepSpeed's "model parallel unit", for data parallelism only.
 
     Args:
         group: ranks that train the model.
@@ -98,48 +98,48 @@ class Ranks:
         self._group = group
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """The replicas."""
+        """The data-parallel ranks."""
         return self._group
 
     def get_data_parallel_world_size(self) -> int:
-        """How many replicas there are."""
+        """Number of data-parallel ranks."""
         return dist.get_world_size(self._group)
 
     def get_data_parallel_rank(self) -> int:
-        """Which of them this is."""
+        """This rank's number among them."""
         return dist.get_rank(self._group)
 
     def get_model_parallel_group(self) -> None:
-        """No replica is divided."""
+        """None: there is no model parallelism."""
 
     def get_model_parallel_world_size(self) -> int:
-        """Ranks of a replica."""
+        """One rank per copy of the model."""
         return 1
 
     def get_model_parallel_rank(self) -> int:
-        """Which of them this is."""
+        """The only one."""
         return 0
 
 
 class ZeROModule(DeepSpeedEngine):  # type: ignore[misc]
-    """A module trained by one of DeepSpeed's two ZeRO optimizers, in bfloat16 at stage 1 too.
+    """A module trained by one of DeepSpeed's two ZeRO optimizers, also in bfloat16 at stage 1.
 
-    There DeepSpeed has an optimizer of its own, which takes no gradient of 0 or without a number.
+    For that case DeepSpeed has another optimizer, which fails where the gradient norm is 0 or NaN.
     """
 
     def _broadcast_model(self) -> None:
-        """Every rank has loaded the same."""
+        """Do nothing: every rank has loaded the same weights."""
 
     def _do_optimizer_sanity_check(self, basic_optimizer: torch.optim.Optimizer) -> str:
         return str(ZERO_OPTIMIZATION)
 
 
-def let_go(module: ZeROModule, parameters: Iterable[nn.Parameter]) -> None:
-    """Free what a model holds; its objects hold each other where no garbage collector sees it.
+def free(module: ZeROModule, parameters: Iterable[nn.Parameter]) -> None:
+    """Free the memory of a model, whose objects refer to each other in ways the garbage collector cannot see.
 
     Args:
-        module: that nobody will call again.
-        parameters: of it.
+        module: must not be called again.
+        parameters: of the module.
     """
     zero = module.optimizer
     for hook in zero._grad_acc_hooks:
@@ -147,25 +147,25 @@ def let_go(module: ZeROModule, parameters: Iterable[nn.Parameter]) -> None:
     for holder in (*parameters, getattr(zero, "parameter_offload", None), zero, module):
         if holder is not None:
             vars(holder).clear()
-    # A cache of the class, with modules in its keys; what other engines lose there they compute again.
+    # A cache of the class, with modules as keys; other engines compute anew what they lose there.
     for cell in vars(PartitionedParameterCoordinator)[_CACHED].__closure__:
         if hasattr(cell.cell_contents, "cache_clear"):
             cell.cell_contents.cache_clear()
 
 
 class _Backend(TorchBackend):  # type: ignore[misc]
-    """torch.distributed, where "all ranks" are those of one model: without a group, theirs is meant."""
+    """torch.distributed, except that calls without a group are for the ranks of one model."""
 
     def __init__(self, group: dist.ProcessGroup, *, on_cpu: bool) -> None:
         home = vars(sys.modules[TorchBackend.__module__])
         build = home[_BUILD]
-        if on_cpu:  # it would compile, for minutes, what only serves ranks that are all of a job
+        if on_cpu:  # it would compile for minutes an operation that only a whole job's ranks can use
             home[_BUILD] = _nothing
         try:
             super().__init__(backend=None, timeout=None, init_method=None)
         finally:
             home[_BUILD] = build
-        # By default it calls them by names that torch warns of.
+        # By default it calls deprecated names, of which torch warns.
         self.all_gather_function, self.reduce_scatter_function = (
             dist.all_gather_single,
             dist.reduce_scatter_single,

@@ -1,7 +1,7 @@
-"""Checkpoints in the files of the other engines: whole tensors, which the ranks share out among them.
+"""Saves and loads checkpoints of the DeepSpeed engine, in the format of all engines (`engines.checkpoint`).
 
-A tensor is gathered on all ranks and written by one, half a gigabyte a file, so that none holds more of the
-model than that.
+Each tensor is gathered on all ranks and written by one of them in turn, half a gigabyte a file, so no rank
+holds more of the model than that at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlhf_lightning.engines.optimizer import MOMENTS, Counters
 
 
 def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.ProcessGroup) -> None:
-    """Write weights, moments and counters over a checkpoint that stands there; all ranks call it."""
+    """Write weights, moments and counters; replaces a checkpoint in the directory. All ranks call it."""
     rank, ranks, seen = dist.get_rank(group), dist.get_world_size(group), masters.moment_steps
     save_gathered(
         directory,
@@ -37,7 +37,7 @@ def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.P
 
 
 def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool = True) -> None:
-    """Fill masters and counters, and moments if they are trained; each rank reads one tensor at a time.
+    """Fill masters and counters, and moments if `trained`; each rank reads one tensor at a time.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
@@ -57,7 +57,7 @@ def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool
 
 
 def _collected(masters: Masters) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, one after the other, on every rank."""
+    """Whole tensors by name, one after the other, on every rank."""
     for kind, name in product(_kinds(masters), masters.shapes):
         yield f"{kind}.{name}", masters.read(name, None if kind == "model" else kind)
 

@@ -1,4 +1,4 @@
-"""The Megatron engine: see `engine`, which imports Megatron; what stands here does not."""
+"""The Megatron engine: see `engine`, which imports Megatron-core; this module does not."""
 
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
 

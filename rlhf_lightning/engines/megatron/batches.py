@@ -1,4 +1,4 @@
-"""Rows of a replica -> micro-batches of a token budget -> packed -> what is said about each token."""
+"""Rows of a replica -> micro-batches of a token budget -> packed rows -> log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlhf_lightning.functional.aggregate import Loss
 
 
 def plan(rows: TensorDict, budget: int, *, loss: Loss | None, multiple: int) -> list[list[int]]:
-    """Row numbers of each micro-batch, empty ones behind them.
+    """Row numbers of each micro-batch, followed by empty ones.
 
     Args:
         rows: of the replica.
         budget: most tokens in a micro-batch.
-        loss: with one there is at least one micro-batch, so that there are metrics.
-        multiple: there is a multiple of so many.
+        loss: if there is one, there is at least one micro-batch, so that there are metrics.
+        multiple: the number of micro-batches is a multiple of this.
     """
     lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
     parts = micro_batches(lengths, budget, together=loss.rows_together if loss else 1)
@@ -31,10 +31,10 @@ def plan(rows: TensorDict, budget: int, *, loss: Loss | None, multiple: int) -> 
 def packed(
     rows: TensorDict, index: list[int], *, device: torch.device, place: Place, loss: Loss | None
 ) -> tuple[Rows, PackedRows]:
-    """Some rows on the device, with the columns that the loss reads; fully masked ones where there are none.
+    """Select and pack rows, with the columns that the loss reads; fully masked rows if `index` is empty.
 
     Raises:
-        ValueError: there is no such column.
+        ValueError: a column is missing.
     """
     columns, filler = (loss.columns, loss.rows_together) if loss else ((), 1)
     part = select(rows, index, columns, filler=filler, device=device)
@@ -53,11 +53,11 @@ def probabilities(
     """Log-probabilities and, if asked for, entropies of a micro-batch.
 
     Args:
-        logits: [K, S], of this rank's words for the kept tokens.
+        logits: [K, S], this rank's words, for the kept tokens.
         packed: the micro-batch.
-        vocabulary: words without padding.
+        vocabulary: number of words, without padding.
         temperature: divides the logits; 0 (greedy) counts as 1.
-        entropy: whether it is asked for.
+        entropy: whether to return entropies.
         group: the tensor ranks.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How a Megatron engine divides and computes a model, and what it can divide: asked without Megatron."""
+"""Options of the Megatron engine, and which layouts a model allows; does not import Megatron."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, kw_only=True)
 class Megatron(TrainConfig):
-    """How the engine spends memory and time.
+    """Options of the Megatron engine.
 
     Raises:
         ValueError: a value is outside its range.
@@ -32,15 +32,15 @@ class Megatron(TrainConfig):
     sequence_parallel: bool = False
     """Divide norms and residuals over the tensor ranks by token; without effect where t = 1."""
     chunks: int = 1
-    """Runs of layers that a stage holds: above 1 the pipeline is interleaved, and its bubble smaller."""
+    """Number of runs of layers in a stage; above 1 the pipeline is interleaved, and its bubble smaller."""
     distributed_optimizer: bool = False
-    """Divide masters and moments over the replicas; parameters then lie in one buffer that is Megatron's."""
+    """Shard masters and moments over the replicas. Parameters are in Megatron's own buffer then."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chunks < 1:
             raise ValueError(
-                f"strategy.settings.megatron.chunks={self.chunks}: a stage has a run of layers. Try 1."
+                f"strategy.settings.megatron.chunks={self.chunks}: a stage holds at least 1 run. Try 1."
             )
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
@@ -54,7 +54,7 @@ class Megatron(TrainConfig):
 
     @property
     def held_once(self) -> bool:
-        """See `TrainConfig.held_once`; a distributed optimizer keeps the training shard in its buffer."""
+        """See `TrainConfig.held_once`; with a distributed optimizer the training shard is in its buffer."""
         return not self.distributed_optimizer
 
 
@@ -65,7 +65,7 @@ def check_layout(
     head: Head = "lm",
     settings: Megatron | None = None,
 ) -> None:
-    """Refuse a layout that the model cannot be divided in.
+    """Refuse a layout that cannot divide the model.
 
     Args:
         config: of the Hugging Face model.
@@ -74,7 +74,8 @@ def check_layout(
         settings: of the engine.
 
     Raises:
-        ValueError: the model is not converted, or p or t does not divide it; with the nearest choices.
+        ValueError: the model cannot be converted, or p or t does not divide it; the message names the nearest
+            sizes that do.
     """
     conversion = Conversion(config, head=head)
     chunks = (settings or Megatron()).chunks
@@ -94,7 +95,7 @@ def check_layout(
 
 
 def _indivisible(conversion: Conversion, t: int) -> str:
-    """Why t tensor ranks cannot share the model; empty if they can."""
+    """Why t tensor ranks cannot divide the model; empty if they can."""
     return indivisible(
         t,
         heads=conversion.heads,
@@ -108,6 +109,6 @@ def _check_rope(config: PreTrainedConfig) -> None:
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kind not in _ROPES:
         raise ValueError(
-            f"rope_type={kind!r}: the Megatron engine turns queries and keys by {', '.join(_ROPES)} only. "
+            f"rope_type={kind!r}: the Megatron engine has the rotary embeddings {', '.join(_ROPES)} only. "
             "Take another model, or the FSDP engine."
         )

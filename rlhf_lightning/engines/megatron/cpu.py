@@ -1,7 +1,7 @@
-"""What Megatron asks of "the current CUDA device", answered with the host where there is none.
+"""Lets Megatron compute on a CPU: inside a context, its calls for the current CUDA device give the host.
 
-Only inside the context, and (the mode) only in the thread that entered it: nothing else in the process sees
-it. What Megatron compiles is not on the way of these models, so the compiler needs no answer.
+Functions of torch.cuda are replaced until the context ends, and tensor creation is redirected only in the
+thread that entered it. These models use nothing that Megatron compiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def replaced(owner: object, values: Mapping[str, object]) -> Iterator[None]:
-    """Attributes of a module with other values, until the end of the context."""
+    """Within this context, attributes of a module have other values."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -33,10 +33,10 @@ def replaced(owner: object, values: Mapping[str, object]) -> Iterator[None]:
 def on_the_host() -> Iterator[None]:
     """Let Megatron compute on a CPU."""
     device = {
-        "current_device": lambda: "cpu",  # buffers, and what stages receive, are allocated there
-        "synchronize": _nothing,  # after each exchange between stages
+        "current_device": lambda: "cpu",  # buffers and received tensors are allocated there
+        "synchronize": _nothing,  # called after each exchange between stages
     }
-    # Recomputation repeats random numbers, of which there are none here; it saves the generator all the same.
+    # Recomputation saves and restores the random state, though these models draw no random numbers.
     generator = {"_get_cuda_rng_state": _host_rng_state, "_set_cuda_rng_state": _nothing}
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, device))
@@ -46,7 +46,7 @@ def on_the_host() -> Iterator[None]:
 
 
 class _CudaIsHost(TorchFunctionMode):
-    """`device="cuda"` makes a tensor on the host, and tensors there say what those on a device would."""
+    """`device="cuda"` makes a tensor on the host; `Tensor.cuda` and `type` answer as on a GPU."""
 
     def __torch_function__(  # type: ignore[override]  # torch always gives the arguments
         self,

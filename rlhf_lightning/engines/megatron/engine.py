@@ -1,9 +1,9 @@
 """The Megatron engine: a Hugging Face decoder in p stages of t tensor shards, d times (3-D parallelism).
 
     rows -> micro-batches of a token budget -> packed without padding -> stages, one after the other (1F1B)
-         -> log-probabilities from logits that stay divided by word -> [n, R] -> loss
-         -> gradients add up over micro-batches, replicas and the ends of a tied embedding -> AdamW step
-All ranks of a replica are given the same rows, replicas different ones, any number of them.
+         -> log-probabilities from logits that stay divided by vocabulary -> [n, R] -> loss
+         -> gradients summed over micro-batches, replicas and both copies of a tied embedding -> AdamW step
+All ranks of a replica get the same rows; replicas get different rows, any number of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
 from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
-from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
+from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import load, save
@@ -52,12 +52,12 @@ class MegatronEngine(TrainEngine):
 
     Args:
         model: what to load, and how to optimise it.
-        head: what it computes per response token.
-        seat: of this rank, with all its groups.
-        config: memory and time.
+        head: what the model computes per response token.
+        seat: this rank's place, with all its groups.
+        config: options of the engine.
 
     Raises:
-        ValueError: the model cannot be loaded, or not be divided so.
+        ValueError: the model cannot be loaded, or the layout cannot divide it.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class MegatronEngine(TrainEngine):
         results = {name: zeros.clone() for name in names}
         parts = self._plan(rows)
 
-        def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[None, object]:
+        def outputs_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[None, object]:
             return None, self._outputs(output, packed, temperature=temperature, entropy=entropy)
 
         with torch.no_grad(), self._scope.entered():
-            found = self._pipeline.run(parts, partial(self._packed, rows), judge, backward=False)
+            found = self._pipeline.run(parts, partial(self._packed, rows), outputs_of, backward=False)
         for index, outputs in zip(parts, found, strict=False):
             for name in names if index else ():
                 results[name][index] = cast(Rows, outputs)[name].cpu()
@@ -108,11 +108,11 @@ class MegatronEngine(TrainEngine):
     def accumulate(
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
     ) -> dict[str, Tensor]:
-        """See `TrainEngine.accumulate`; no metrics on ranks that give no output."""
+        """See `TrainEngine.accumulate`; returns metrics only on ranks that give output."""
         self._offloaded.refuse(*PARTS[:2])
         parts, self._accumulated = self._plan(rows, loss), True
 
-        def judge(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
+        def loss_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
             outputs = self._outputs(output, packed, temperature=temperature, entropy=loss.needs_entropy)
             value, metrics = run_loss(loss, outputs, part, counts)
             return value, {name: metric.detach().clone() for name, metric in metrics.items()}
@@ -121,7 +121,7 @@ class MegatronEngine(TrainEngine):
             run.train()  # recomputation is for training mode only
         with self._scope.entered():
             make = partial(self._packed, rows, loss=loss)
-            found = self._pipeline.run(parts, make, judge, backward=True)
+            found = self._pipeline.run(parts, make, loss_of, backward=True)
         for run in self._runs:
             run.eval()
         totals: dict[str, Tensor] = {}
@@ -135,7 +135,7 @@ class MegatronEngine(TrainEngine):
         self._offloaded.refuse(*PARTS)
         with self._scope.entered():
             finalize_model_grads(self._wrapped, None, pg_collection=self._scope.collection)
-            report = self._stepping.step()
+            report = self._adamw.step()
             for run in self._wrapped:
                 run.zero_grad_buffer()
         self._accumulated, self._version = False, self._version + 1
@@ -149,7 +149,7 @@ class MegatronEngine(TrainEngine):
         return self._in_place().generating()
 
     def lending(self) -> AbstractContextManager[Shard] | None:
-        """See `TrainEngine.lending`; ranks that share a key-value head have no shard of their own to lend."""
+        """See `TrainEngine.lending`; nothing is lent where several ranks share a key-value head."""
         self._offloaded.refuse("parameters")
         generating = self.layout.generating
         held = generating.rule == "hybridflow" and not self._config.distributed_optimizer
@@ -161,7 +161,7 @@ class MegatronEngine(TrainEngine):
 
     @contextmanager
     def _from_copies(self) -> Iterator[Decoder]:
-        """Generate from copies, since a distributed optimizer's parameters cannot leave their buffer."""
+        """Generate from copies: with a distributed optimizer, parameters cannot leave Megatron's buffer."""
         hybrid = self._hybrid_of({name: nn.Parameter(p.detach().clone()) for name, p in self.shards.items()})
         with hybrid.generating() as decoder:
             self._last = hybrid.last
@@ -187,18 +187,18 @@ class MegatronEngine(TrainEngine):
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
         self._offloaded.refuse("parameters", "optimizer")
-        save(directory, self._weights, self._stepping, seat=self._seat)
+        save(directory, self._weights, self._adamw, seat=self._seat)
 
     def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`; a checkpoint of the FSDP engine, or of another layout, will do."""
+        """See `TrainEngine.load`; also of a checkpoint of another engine or layout."""
         self._offloaded.refuse("parameters", "optimizer")
-        load(directory, self._weights, self._stepping)
+        load(directory, self._weights, self._adamw)
         self._version += 1
 
     def load_weights(self, directory: Path) -> None:
         """See `TrainEngine.load_weights`."""
         self._offloaded.refuse("parameters", "optimizer")
-        load(directory, self._weights, self._stepping, trained=False)
+        load(directory, self._weights, self._adamw, trained=False)
         self._version += 1
 
     def export(self, directory: Path) -> None:
@@ -213,7 +213,7 @@ class MegatronEngine(TrainEngine):
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""
-        self._offloaded.refuse(*self._mastered)
+        self._offloaded.refuse(*self._master_parts)
         size = sum(shape.numel() for shape in self._weights.shapes.values())
         found = torch.empty(size if wanted else 0)
         places = self._weights.in_order(found, path=self._spec.path) if wanted else {}
@@ -224,7 +224,7 @@ class MegatronEngine(TrainEngine):
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""
-        self._offloaded.refuse(*self._mastered)
+        self._offloaded.refuse(*self._master_parts)
         theirs = self._weights.in_order(weights, path=self._spec.path)
         for param in self._weights.held:
             own = self._optimizer.read(param.name).clone()
@@ -233,9 +233,9 @@ class MegatronEngine(TrainEngine):
         self._version += 1
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Move parts to the host; where the device is the host nothing moves, but using them is refused.
+        """Move parts to the host; on a CPU nothing moves, but using offloaded parts is refused.
 
-        Gradients between a step and the next micro-batch are zeros, which are freed and made again.
+        Between a step and the next micro-batch gradients are zeros: they are freed and allocated anew.
         """
         zeros: list[Part] = [] if self._accumulated else ["gradients"]
         self._offloaded.offload(parts, self._tensors, zeros=zeros)
@@ -249,11 +249,11 @@ class MegatronEngine(TrainEngine):
         return self._offloaded.size_bytes
 
     def memory(self) -> dict[str, int]:
-        """See `TrainEngine.memory`; masters that are no parameters count as the optimizer's."""
+        """See `TrainEngine.memory`; separate masters count as the optimizer's."""
         return self._offloaded.memory(self._tensors)
 
     def _build(self) -> None:
-        """Make the runs of layers, their gradients' memory, the optimizer and the pipeline."""
+        """Make the runs of layers, the buffers of their gradients, the optimizer and the pipeline."""
         spec, settings, conversion = self._spec, self._config, self.conversion
         config = transformer_config(
             conversion,
@@ -287,7 +287,7 @@ class MegatronEngine(TrainEngine):
         self._optimizer = (
             ShardedAdamW(self.shards, self._wrapped, spec.optimizer, groups=self.groups)
             if spec.weights_change
-            else Unchanging(self.shards)
+            else FrozenParameters(self.shards)
         )
         self._pipeline = Pipeline(self._wrapped or self._runs, config, collection)
 
@@ -312,13 +312,13 @@ class MegatronEngine(TrainEngine):
         )
 
     @property
-    def _stepping(self) -> ShardedAdamW:
-        """The optimizer; of a model that trains only."""
+    def _adamw(self) -> ShardedAdamW:
+        """The optimizer of a model that trains."""
         assert isinstance(self._optimizer, ShardedAdamW)
         return self._optimizer
 
     @property
-    def _mastered(self) -> tuple[Part, ...]:
+    def _master_parts(self) -> tuple[Part, ...]:
         """The parts that hold the masters."""
         return ("parameters", "optimizer") if self._optimizer.copies else ("parameters",)
 

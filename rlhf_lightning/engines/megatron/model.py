@@ -1,6 +1,8 @@
-"""A run of layers of a Hugging Face decoder as a Megatron module, with the embedding or the head at the ends.
+"""A run of consecutive layers of a Hugging Face decoder as a Megatron module.
 
-T is the number of tokens of a micro-batch, K of those that something is asked about, H the hidden size.
+The first run has the embedding too, the last the final norm and the head.
+
+T is the number of tokens of a micro-batch, K of those whose outputs are needed, H the hidden size.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def transformer_config(
     device: torch.device,
     recompute: bool,
 ) -> TransformerConfig:
-    """What Megatron wants to know about the model, its layout and its training."""
+    """Megatron's configuration of the model, its layout and its training."""
     config, interleaved = conversion.config, settings.chunks > 1
     return TransformerConfig(
         num_layers=config.num_hidden_layers,
@@ -67,13 +69,13 @@ def transformer_config(
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=layout.p > 1,
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no experts; the default refuses the line above
-        # With the other pair an interleaved pipeline of two stages computes wrong gradients without a word.
+        # With the opposite values an interleaved pipeline of two stages silently computes wrong gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
-        calculate_per_token_loss=True,  # our losses are divided already: Megatron is to add, nothing else
+        calculate_per_token_loss=True,  # losses are divided already: Megatron only sums
         perform_initialization=False,
         use_cpu_initialization=device.type == "cpu",
         gradient_accumulation_fusion=False,
@@ -86,7 +88,7 @@ def transformer_config(
 
 
 def _stages(num_layers: int, p: int, chunks: int) -> list[list[str]]:
-    """What each run of layers holds, in Megatron's words."""
+    """What each run of layers has, in Megatron's terms."""
     found = [["decoder"] * len(run) for run in even_stages(num_layers, p * chunks)]
     found[0].insert(0, "embedding")
     found[-1].append("loss")
@@ -94,21 +96,21 @@ def _stages(num_layers: int, p: int, chunks: int) -> list[list[str]]:
 
 
 class RunPlace(NamedTuple):
-    """Where a run of layers stands."""
+    """The place of a run of layers in the model."""
 
     chunk: int
-    """Which of its stage's runs it is."""
+    """The run's number in its stage, from 0."""
     collection: ProcessGroupCollection
-    """Groups of this rank."""
+    """Process groups of this rank."""
 
 
 class Run(LanguageModule):  # type: ignore[misc]
-    """Consecutive layers of a decoder, and the ends that belong to them.
+    """Consecutive layers of a decoder, with the embedding or the head where they are the first or the last.
 
     Args:
-        config: Megatron's.
-        conversion: of the model.
-        numbers: of the layers.
+        config: Megatron's configuration of the model.
+        conversion: names and shapes of the model.
+        numbers: the numbers of the layers.
         place: of the run.
     """
 
@@ -141,7 +143,7 @@ class Run(LanguageModule):  # type: ignore[misc]
             packed: its rows.
 
         Returns:
-            The hidden states [T, 1, H], or a shard of them; behind the last layer what the head says about
+            Hidden states [T, 1, H], or with sequence parallelism a shard of them. After the last layer, for
             the kept tokens: logits of this rank's words [K, S], or numbers [K, 1].
         """
         share = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
@@ -169,7 +171,7 @@ class Run(LanguageModule):  # type: ignore[misc]
         return cast(Tensor, self.output_layer(kept, weight=shared)[0][:, 0])
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """[1, T] -> [T, 1, H], or a shard of it; as Hugging Face has it, padding is embedded, not learned."""
+        """[1, T] -> [T, 1, H], or a shard of it; the padding token has no gradient, as in Hugging Face."""
         hidden = cast(Tensor, self.embedding(input_ids=ids, position_ids=None))
         if self._pad is None:
             return hidden
@@ -178,7 +180,7 @@ class Run(LanguageModule):  # type: ignore[misc]
         return torch.where((ids[0] == self._pad)[:, None, None], hidden.detach(), hidden)
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Take what the stage before has computed; the schedules call it."""
+        """Take the hidden states of the previous stage; Megatron's schedules call it."""
         self.decoder.set_input_tensor(input_tensor[0])
 
     def whole_name(self, name: str) -> str:
@@ -217,7 +219,7 @@ class Run(LanguageModule):  # type: ignore[misc]
                 nn.Linear,
                 nn.utils.skip_init(nn.Linear, config.hidden_size, 1, bias=False, device=where, dtype=dtype),
             )
-        # It sees the gathered tokens, and of those the kept ones, on every tensor rank.
+        # It computes the kept tokens, gathered before, on every tensor rank.
         whole = copy.copy(config)
         whole.sequence_parallel = False
         return cast(
@@ -234,7 +236,7 @@ class Run(LanguageModule):  # type: ignore[misc]
         )
 
     def _add_biases(self) -> None:
-        """Those of the attention's output, which Megatron would add in the feed-forward layers too."""
+        """Add biases to the attention's output: Megatron's option would add them to the MLPs too."""
         for layer in self.decoder.layers:
             projection = layer.self_attention.linear_proj
             bias = nn.Parameter(projection.weight.new_zeros(self.config.hidden_size))
@@ -242,7 +244,7 @@ class Run(LanguageModule):  # type: ignore[misc]
             projection.bias = bias
 
     def _set_attention_backend(self) -> None:
-        """Choose no kernel by environment variables, as Megatron's own does: it is `PackedAttention`."""
+        """Do nothing: Megatron would choose a kernel by environment variables, not `PackedAttention`."""
 
 
 def mark(parameter: nn.Parameter, param: Sharded) -> None:

@@ -1,8 +1,8 @@
-"""Megatron's AdamW over a rank's shards, with the schedule and the clipping of `ClippedAdamW`.
+"""AdamW over a rank's shards in Megatron's wrappers, with the schedule and the clipping of `ClippedAdamW`.
 
 float32                      the parameters are the masters
 bfloat16                     masters are float32 copies
-distributed optimizer        masters and moments are pieces of the flattened parameters: one for a replica
+distributed optimizer        each replica has masters and moments of one interval of the flattened parameters
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rlhf_lightning.spec import OptimizerSpec
 
 @dataclass(frozen=True)
 class Piece:
-    """What a rank updates of one of its parameters."""
+    """The part of one of its parameters that a rank updates."""
 
     master: Tensor
-    """float32; the parameter's shape, or flat where it is an interval of it."""
+    """float32, in the parameter's shape; flat where it is an interval of it."""
     interval: tuple[int, int] | None
     """[start, stop) of the flattened parameter; None for all of it."""
 
 
-class Unchanging:
-    """The parameters of a model that nothing trains: there is nothing beside them.
+class FrozenParameters:
+    """The parameters of a model that does not train, read and written with the methods of `ShardedAdamW`.
 
     Args:
         parameters: of this rank, by name.
@@ -58,16 +58,16 @@ class Unchanging:
         return self._parameters[name].detach()
 
     def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
-        """Set it."""
+        """Set this rank's part of a parameter."""
         self._parameters[name].data.copy_(values)
 
     def tensors(self) -> list[Tensor]:
-        """None."""
+        """Nothing: there are no moments or masters."""
         return []
 
 
 class ShardedAdamW:
-    """AdamW on float32 masters; a step whose gradient is not finite is left out and counted.
+    """AdamW on float32 masters; a step whose gradient is not finite is skipped and counted.
 
     Args:
         parameters: of this rank, by name.
@@ -91,7 +91,7 @@ class ShardedAdamW:
         self._adamw: torch.optim.Optimizer = self._optimizer.optimizer
 
     def step(self) -> dict[str, float]:
-        """Clip and step; whoever owns the gradients clears them."""
+        """Clip and step; the owner of the gradient buffers clears them."""
         self._optimizer.prepare_grads()
         norm = self._norm()
         if math.isfinite(norm):
@@ -104,7 +104,7 @@ class ShardedAdamW:
         return self.counters.count(norm, stepped=math.isfinite(norm))
 
     def _norm(self) -> float:
-        """Of all gradients of the model, each number once."""
+        """L2 norm of all gradients of the model, each number counted once."""
         gradients = self._optimizer.get_main_grads_for_grad_norm()
         device = next(iter(self._parameters.values())).device
         norm = gradient_norm(gradients, group=self._groups.replica, device=device)
@@ -115,7 +115,7 @@ class ShardedAdamW:
         return float(norm)
 
     def piece(self, name: str) -> Piece | None:
-        """What this rank updates of a parameter; None where that is nothing."""
+        """The part of a parameter that this rank updates; None where there is none."""
         parameter = self._parameters[name]
         if not self._distributed:
             return Piece(getattr(parameter, "main_param", parameter), None)
@@ -127,7 +127,7 @@ class ShardedAdamW:
         return Piece(self._adamw.param_groups[group]["params"][number], (span.start, span.end))
 
     def read(self, name: str, moment: str | None = None) -> Tensor:
-        """This rank's part of a parameter's master or moment; with a distributed optimizer all replicas ask.
+        """This rank's shard of a parameter's master or moment; collective with a distributed optimizer.
 
         Returns:
             float32, in the shape of the parameter.
@@ -144,7 +144,7 @@ class ShardedAdamW:
         return whole.view(parameter.shape)
 
     def write(self, name: str, values: Tensor, moment: str | None = None) -> None:
-        """Set this rank's part of a parameter's master, and the parameter with it, or its moment."""
+        """Set this rank's shard of a parameter and its master, or of a moment."""
         parameter, piece = self._parameters[name], self.piece(name)
         if moment is None:
             parameter.data.copy_(values)
@@ -153,7 +153,7 @@ class ShardedAdamW:
             self._tensor(piece, moment).copy_(part)
 
     def tensors(self) -> list[Tensor]:
-        """All that is kept beside the parameters: moments, and masters that are no parameters."""
+        """All tensors beside the parameters: moments, and masters that are copies."""
         moments = [state[moment] for state in self._adamw.state.values() for moment in MOMENTS]
         owned = {p.untyped_storage().data_ptr() for p in self._parameters.values()}
         masters = [m.detach() for group in self._adamw.param_groups for m in group["params"]]
@@ -161,17 +161,17 @@ class ShardedAdamW:
 
     @property
     def copies(self) -> bool:
-        """Whether masters lie beside the parameters."""
+        """Whether masters are copies of the parameters."""
         return next(iter(self._parameters.values())).dtype != torch.float32
 
     @property
     def moment_steps(self) -> int | None:
-        """Steps that the moments have seen; None where there are none yet."""
+        """Number of steps in the moments; None where there are no moments yet."""
         states = [state for state in self._adamw.state.values() if "step" in state]
         return int(states[0]["step"]) if states else None
 
     def make_moments(self, steps: int | None) -> None:
-        """Moments of 0 that have seen so many steps, to be overwritten; none where that is None."""
+        """Allocate moments of 0, to be overwritten, that count as many steps; None: no moments."""
         self._adamw.state.clear()
         if steps is None:
             return
@@ -188,7 +188,7 @@ class ShardedAdamW:
         return tensor
 
     def _wrap(self, runs: list[DistributedDataParallel]) -> MegatronOptimizer:
-        """Make one, without asking all ranks of the job, of which some may have no part in the model."""
+        """Wrap AdamW without Megatron's collective calls over all ranks of the job: some lack the model."""
         spec, some = self.spec, next(iter(self._parameters.values()))
         half = some.dtype == torch.bfloat16
         config = OptimizerConfig(

@@ -1,4 +1,4 @@
-"""The layers of a stage: Megatron's, with the norm, the attention and the angles of a Hugging Face model.
+"""The layers of a stage: Megatron's, with the norm, attention and rotary angles of a Hugging Face model.
 
 T is the number of tokens of a micro-batch, H heads of this rank, K key-value heads, D the size of a head.
 """
@@ -33,7 +33,7 @@ class Norm(nn.Module):
         super().__init__()
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
-        # Each tensor rank sees its own tokens then, and their gradients are to be added up.
+        # With sequence parallelism each tensor rank sees its own tokens, and Megatron sums the gradients.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         self._eps = eps
 
@@ -45,7 +45,7 @@ class Norm(nn.Module):
 
 
 class PackedAttention(nn.Module):
-    """Attention of the sequences of a micro-batch, by the kernels of the other engines."""
+    """Attention over packed sequences, with the kernels of `engines.packed`."""
 
     def __init__(
         self,
@@ -76,28 +76,28 @@ class PackedAttention(nn.Module):
 
 
 class Frequencies(nn.Module):
-    """The angles by which Megatron turns queries and keys, scaled as the configuration says."""
+    """The angles by which Megatron rotates queries and keys, scaled as the model's configuration says."""
 
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
         super().__init__()
-        # Llama's and Qwen2's modules are the same.
+        # Llama's module computes Qwen2's frequencies too.
         self._inverse = LlamaRotaryEmbedding(cast(LlamaConfig, config)).inv_freq.to(device, torch.float32)
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """[1, T] -> [T, 1, 1, D] float32, both halves of D alike."""
+        """[1, T] -> [T, 1, 1, D] float32, both halves of D equal."""
         angles = position_ids[0, :, None].float() * self._inverse
         return torch.cat([angles, angles], -1)[:, None, None]
 
 
 def layers(config: PreTrainedConfig, numbers: tuple[int, ...]) -> TransformerBlockSubmodules:
-    """What Megatron builds these layers from, and the norm behind the last of all."""
+    """Megatron's description of these layers, and of the norm after the last of all."""
     return TransformerBlockSubmodules(
         layer_specs=[_layer(_window(config, number)) for number in numbers], layer_norm=Norm
     )
 
 
 def _window(config: PreTrainedConfig, number: int) -> int:
-    """Tokens that a token of a layer sees; 0: all before it."""
+    """See `Layer.window`, of a layer."""
     types = getattr(config, "layer_types", None) or ()
     return int(config.sliding_window) if types and types[number] == "sliding_attention" else 0
 

@@ -1,4 +1,4 @@
-"""Micro-batches through the stages of a pipeline, in the order that Megatron schedules.
+"""Runs micro-batches through the stages of a pipeline, in the order of Megatron's schedules.
 
 1F1B, p = 2          stage 0   F0 F1 B0 F2 B1 B2
                      stage 1      F0 B0 F1 B1 F2 B2
@@ -21,17 +21,17 @@ from rlhf_lightning.engines.packed.packing import PackedRows
 
 T = TypeVar("T")
 Rows = Mapping[str, Tensor]
-Judge = Callable[[Tensor, PackedRows, Rows], tuple[Tensor | None, T]]
-"""From what the last stage says, the pack and its rows: the loss, where there is one, and a result."""
+Evaluate = Callable[[Tensor, PackedRows, Rows], tuple[Tensor | None, T]]
+"""(output of the last stage, packed rows, rows) -> (loss, or None in inference; a result)."""
 
 
 class Pipeline:
-    """The stages that this rank is one of.
+    """The pipeline of which this rank is one stage.
 
     Args:
-        runs: of layers, as the rank holds them.
-        config: Megatron's.
-        collection: groups of this rank.
+        runs: this rank's runs of layers.
+        config: Megatron's configuration of the model.
+        collection: process groups of this rank.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class Pipeline:
         self,
         batches: Sequence[T],
         make: Callable[[T], tuple[Rows, PackedRows]],
-        judge: Judge[object],
+        evaluate: Evaluate[object],
         *,
         backward: bool,
     ) -> list[object]:
-        """Compute all micro-batches; every rank of the replica calls it with the same.
+        """Compute all micro-batches; every rank of the replica calls it with the same arguments.
 
         Args:
-            batches: what `make` makes them from.
-            make: rows and their pack.
-            judge: called on the last stage, by every tensor rank alike.
-            backward: whether to add the gradients of the losses up.
+            batches: the micro-batches, as arguments of `make`.
+            make: returns a micro-batch's rows and their packed form.
+            evaluate: called on the last stage, by every tensor rank.
+            backward: whether to run backward passes, which accumulate the gradients of the losses.
 
         Returns:
-            The results of `judge` in order; none on other stages than the last.
+            The results of `evaluate`, in order; empty on stages before the last.
         """
 
         def forward(
@@ -73,8 +73,8 @@ class Pipeline:
             output = run(packed)
 
             def finish(output: Tensor, *, non_loss_data: bool = False) -> object:
-                loss, result = judge(output, packed, rows)
-                # The number of tokens is what Megatron would divide by, were it to divide.
+                loss, result = evaluate(output, packed, rows)
+                # The second is a number of tokens to divide by, which is unused: the loss is divided already.
                 return result if non_loss_data else (loss, torch.zeros((), dtype=torch.int), result)
 
             return output, finish

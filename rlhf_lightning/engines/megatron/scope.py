@@ -1,7 +1,7 @@
-"""Where one engine's Megatron code runs: with its own process groups, whatever else is in the process.
+"""The context in which one engine's Megatron code runs, so that several models can share a process.
 
 Megatron's constructors take a ProcessGroupCollection, but some of its functions read globals of the module
-parallel_state. So these are this engine's inside the context, and what they were after it.
+parallel_state. Inside the context these are set for this engine; on exit they are restored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlhf_lightning.parallel.groups import ModelGroups
 
 
 class Scope:
-    """The surroundings of one model's Megatron code.
+    """The global state that one model's Megatron code needs.
 
     Args:
         groups: of this rank.
-        chunks: runs of layers of a stage.
+        chunks: number of runs of layers in a stage.
         device: of this rank.
     """
 
@@ -41,7 +41,7 @@ class Scope:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Run Megatron code of this model."""
+        """Within this context, Megatron code of this model may run."""
         host: AbstractContextManager[None] = on_the_host() if self._on_cpu else nullcontext()
         tracker = {"_CUDA_RNG_STATE_TRACKER": _NoRandomNumbers(), "_CUDA_RNG_STATE_TRACKER_INITIALIZED": True}
         with replaced(parallel_state, self._globals), replaced(random, tracker), host:
@@ -49,14 +49,14 @@ class Scope:
 
 
 class _NoRandomNumbers(random.CudaRNGStatesTracker):  # type: ignore[misc]
-    """Stands for the generators of tensor ranks: no dropout, and weights that are loaded, need none."""
+    """Replaces the generators of tensor ranks, which without dropout and fresh weights are not needed."""
 
     def fork(self, name: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
 
 def _collection(groups: ModelGroups) -> ProcessGroupCollection:
-    """The groups by Megatron's names; no context and no expert parallelism."""
+    """The groups under Megatron's names; there is no context or expert parallelism."""
     return ProcessGroupCollection(
         tp=groups.tensor,
         pp=groups.pipeline,

@@ -1,7 +1,7 @@
-"""What a model leaves on disk: checkpoints that the FSDP engine reads too, and Hugging Face directories.
+"""Saves and loads checkpoints of the Megatron engine, in the format of all engines (`engines.checkpoint`).
 
-Each rank writes whole tensors that it gathers one after the other, half a gigabyte a file, so that none holds
-more of the model than that.
+The ranks gather whole tensors one after the other, share out the writing, and write half a gigabyte a file,
+so no rank holds more of the model than that at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rlhf_lightning.parallel.world import Seat
 
 
 def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> None:
-    """Write weights, moments and counters over a checkpoint that stands there; all ranks call it."""
+    """Write weights, moments and counters; replaces a checkpoint in the directory. All ranks call it."""
     wanted, steps = seat.layout.coordinate(seat.rank).d == 0, optimizer.moment_steps
     kinds = ["model", *(MOMENTS if steps is not None else ())]
     save_gathered(
         directory,
-        # Not clones but views of one tensor would be refused: what was fused is one.
+        # Clones, since safetensors refuses views of one tensor, as the parts of a fused one are.
         (
             {name: tensor.clone() for name, tensor in found.items()} if wanted else {}
             for found in _collected(weights, optimizer, seat=seat)
@@ -41,7 +41,7 @@ def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Se
 
 
 def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained: bool = True) -> None:
-    """Continue from a checkpoint; each rank reads what it needs, the moments only where it is trained.
+    """Continue from a checkpoint; each rank reads what it needs, and the moments only if `trained`.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
@@ -64,7 +64,7 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained:
 
 
 def _collected(weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> Iterator[dict[str, Tensor]]:
-    """Whole tensors, those of each stage gathered to its tensor ranks in turn."""
+    """Whole tensors by name; those of a stage are gathered on its tensor ranks in turn."""
     at = seat.layout.coordinate(seat.rank)
     kinds = [("model", None), *((moment, moment) for moment in MOMENTS if optimizer.moment_steps is not None)]
     for number, param in enumerate(weights.held):
@@ -75,7 +75,7 @@ def _collected(weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> Iter
 
 
 def _wait(seat: Seat) -> None:
-    """Meet all ranks of the model: those of each replica, then those of all replicas."""
+    """A barrier of all ranks of the model: within each replica, then over the replicas."""
     assert seat.groups is not None
     for group in (seat.groups.replica, seat.groups.data):
         dist.barrier(group)

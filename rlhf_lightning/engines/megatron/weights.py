@@ -1,4 +1,4 @@
-"""One rank's shards as parts of the whole model, under the names of Hugging Face, both ways."""
+"""Fills one rank's shards from a whole Hugging Face model, and collects whole parameters from the shards."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapters import HEAD
 from rlhf_lightning.engines.huggingface.models import check_model, fresh_head, load_causal_lm, load_scalar
 from rlhf_lightning.engines.huggingface.source import resolve, weight_files
-from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW, Unchanging
+from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.parallel.sharding import Sharded, holds
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec
 
 
 class Weights:
-    """The masters and moments of one rank's shards.
+    """Reads and writes one rank's shards of masters and moments as parts of the whole model.
 
     Args:
-        conversion: of the model.
-        stages: layers of each stage.
-        seat: of this rank.
-        optimizer: that holds them.
+        conversion: names and shapes of the model.
+        stages: the layers of each stage.
+        seat: this rank's place.
+        optimizer: holds the masters and moments.
     """
 
     def __init__(
@@ -39,18 +39,18 @@ class Weights:
         stages: Sequence[Sequence[int]],
         *,
         seat: Seat,
-        optimizer: ShardedAdamW | Unchanging,
+        optimizer: ShardedAdamW | FrozenParameters,
     ) -> None:
         assert seat.groups is not None
         self.conversion, self._groups, self._optimizer = conversion, seat.groups, optimizer
         self._stages = stages
         self._t, self._at = seat.layout.t, seat.layout.coordinate(seat.rank)
         self.held = [param for param in conversion.parameters if holds(param, stages, self._at.p)]
-        """Those of this rank's stage."""
+        """The parameters of this rank's stage."""
         with torch.device("meta"):
             skeleton = empty_model(conversion)
         self.shapes = {name: p.shape for name, p in skeleton.named_parameters()}
-        """Of the whole model, by name and in the order of Hugging Face."""
+        """Shapes of the whole model's parameters by Hugging Face name, in Hugging Face's order."""
 
     def load(self, spec: ModelSpec) -> None:
         """Set this rank's shards from the directory of the model.
@@ -64,7 +64,7 @@ class Weights:
             self.fill(param, read)
 
     def fill(self, param: Sharded, read: Read, moment: str | None = None) -> None:
-        """Set this rank's shard of a parameter, or its moment, from the whole model's.
+        """Set this rank's shard of a parameter, or of a moment, from the whole model's.
 
         Raises:
             ValueError: the weights have other shapes.
@@ -82,15 +82,15 @@ class Weights:
         self._optimizer.write(param.name, param.shard(whole, self._t, self._at.t), moment)
 
     def collect(self, param: Sharded, shard: Tensor, *, target: int | None = None) -> dict[str, Tensor]:
-        """A whole parameter by Hugging Face name; all tensor ranks of its stage call it.
+        """Gather a whole parameter, by Hugging Face name; all tensor ranks of its stage call it.
 
         Args:
             param: held by this rank.
-            shard: this rank's part of it, or of something of the same shape.
-            target: tensor rank that wants it; None: all.
+            shard: this rank's part of it, or of a tensor of the same shape, such as a moment.
+            target: the tensor rank that gets it; None: all.
 
         Returns:
-            Nothing on ranks that do not want it.
+            The parameter's Hugging Face tensors; empty on ranks that do not get it.
         """
         wanted = target in (None, self._at.t)
         if param.dim is None or self._t == 1:
@@ -104,10 +104,10 @@ class Weights:
         return self.conversion.to_hugging_face(param, param.whole(shards)) if shards else {}
 
     def everything(self, shard_of: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """All parameters of the model by Hugging Face name, one after the other, on every rank of a replica.
+        """Gather all parameters one by one on every rank of a replica, as (Hugging Face name, tensor).
 
         Args:
-            shard_of: gives this rank's part of a parameter.
+            shard_of: returns this rank's part of a parameter.
         """
         group, like = self._groups.pipeline, shard_of(self.held[0].name)
         for param in self.conversion.parameters:
@@ -120,18 +120,18 @@ class Weights:
                 yield name, value
 
     def owner(self, param: Sharded) -> int:
-        """The stage that speaks for a parameter: of a tied embedding the last one has a copy."""
+        """The first stage that holds a parameter: a tied embedding is on the first and the last."""
         return next(stage for stage in range(len(self._stages)) if holds(param, self._stages, stage))
 
     def in_order(self, weights: Tensor, *, path: str) -> dict[str, Tensor]:
-        """Views of one number behind the other, in the order of the Hugging Face model.
+        """Views of a flat vector of all weights as the parameters of the Hugging Face model, by name.
 
         Args:
-            weights: [N], all of them.
+            weights: [N], all weights in the order of the Hugging Face model.
             path: of this model, for messages.
 
         Raises:
-            ValueError: they are of another architecture.
+            ValueError: they are the weights of another architecture.
         """
         parts = split_flat(weights, [shape.numel() for shape in self.shapes.values()], path=path)
         named = zip(self.shapes.items(), parts, strict=True)
@@ -139,7 +139,7 @@ class Weights:
 
 
 def empty_model(conversion: Conversion) -> PreTrainedModel:
-    """The Hugging Face module of the model with whatever is in its memory, or none on the meta device."""
+    """The Hugging Face module of the model, with initial weights; on the meta device without memory."""
     config = conversion.config
     if conversion.head == "lm":
         return cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
@@ -148,9 +148,9 @@ def empty_model(conversion: Conversion) -> PreTrainedModel:
 
 
 def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Read:
-    """Gives parameters in float32: one by one from the files, where they hold these names, else of a model.
+    """A function that returns parameters in float32, read one by one from the files if they have these names.
 
-    A head that the files lack is fresh.
+    Otherwise the whole model is loaded. A head that is not in the files is fresh.
 
     Raises:
         ValueError: the directory cannot be loaded.

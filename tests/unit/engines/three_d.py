@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Megatron, TrainEngine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
-from rlhf_lightning.engines.megatron.optimizer import Unchanging
+from rlhf_lightning.engines.megatron.optimizer import FrozenParameters
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec
 from tests.unit.engines import tiny
@@ -114,7 +114,7 @@ def train(engine: FSDPEngine | MegatronEngine, rows: TensorDict) -> Trained:
     """Evaluate, then step."""
     outputs = engine.infer(rows, temperature=0.7, entropy=True)
     gradients: dict[str, Tensor] = {}
-    assert not isinstance(engine._optimizer, Unchanging)
+    assert not isinstance(engine._optimizer, FrozenParameters)
     own = engine._optimizer.step
 
     def watched() -> dict[str, float]:
