@@ -67,6 +67,8 @@ IGNORED_WARNINGS = (
     "'set_vital' is deprecated",
 )
 """Beginnings of libraries' warnings about what nobody who types a command can change."""
+IGNORED_MESSAGES = ("Tip: For seamless cloud", "GPU available: ", "TPU available: ")
+"""Parts of messages of Lightning about products, and about devices that the strategy uses, not the controller."""
 COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
@@ -205,6 +207,12 @@ class CommandLine(LightningCLI):
             self.config_init[self.subcommand]["ckpt_path"] = None
         self._check_slurm_checkpoint()
 
+    def after_fit(self) -> None:
+        """Say where the newest checkpoint is, and what makes a model of it."""
+        kept = [c.path for c in self.trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint)]
+        if kept and self.trainer.global_step and leaves_files(self.trainer):
+            sys.stderr.write(f"rlhf: the models are in {kept[0]}; `rlhf export` makes a directory of one.\n")
+
     def _parse_ckpt_path(self) -> None:
         """Refuse a file as `--ckpt_path`: it has to be a directory, and Lightning would read options from it.
 
@@ -281,8 +289,8 @@ def _searched(directory: Path) -> str:
 
 
 def _is_about_run(record: logging.LogRecord) -> bool:
-    """False for Lightning's advertisements."""
-    return "Tip: For seamless cloud" not in record.getMessage()
+    """False for messages of Lightning about products or about the devices of the controller."""
+    return not any(part in record.getMessage() for part in IGNORED_MESSAGES)
 
 
 def main() -> None:

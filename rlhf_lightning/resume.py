@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor
 
 from rlhf_lightning.data import row_data
+from rlhf_lightning.workers import Role
 
 Tensors = Mapping[str, Tensor]
 
@@ -100,3 +101,8 @@ def fitting(held: Tensors, own: Tensors) -> dict[str, Tensor]:
 
 def _described(tensors: Tensors) -> list[str]:
     return sorted(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+
+
+def start_paths(roles: Mapping[str, Role]) -> dict[str, str]:
+    """Paths of the models that roles start from, including those that are not trained."""
+    return {name: role.path for name, role in roles.items() if role.path}

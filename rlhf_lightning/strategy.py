@@ -34,9 +34,10 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs
+from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs, start_paths
 from rlhf_lightning.strategy_checks import check_options, check_restart, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
+from rlhf_lightning.workers.standing import say_standing
 
 MODELS = "models"
 """Key of a checkpoint under which the trained roles' architectures stand."""
@@ -261,6 +262,7 @@ class Strategy(SingleDeviceStrategy):
         pools = self._pools(roles)
         cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
+        say_standing(placements)
         cluster.start(pools)
         transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)
@@ -332,7 +334,7 @@ class Strategy(SingleDeviceStrategy):
         roles = self.algorithm.roles() if self.lightning_module else {}
         files.check_models(filepath, kept, [name for name, role in roles.items() if role.weights_change])
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
-        state = {**checkpoint, MODELS: models, files.PATHS: _paths(roles)}
+        state = {**checkpoint, MODELS: models, files.PATHS: start_paths(roles)}
         self._saved = Path(filepath).absolute()
         with files.replacing(self._saved) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
@@ -357,7 +359,9 @@ class Strategy(SingleDeviceStrategy):
         if self.algorithm.trainer.state.fn == "fit":
             check_rows(state, self.algorithm.trainer)
             files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
-            files.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), _paths(self.algorithm.roles()))
+            files.warn_of_paths(
+                checkpoint_path, state.pop(files.PATHS, {}), start_paths(self.algorithm.roles())
+            )
             self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         recount_epochs(state)
         self._resume = directory.absolute()
@@ -393,8 +397,3 @@ class Strategy(SingleDeviceStrategy):
         for ranks in loading:
             ranks.fetch()
         self._resume = None
-
-
-def _paths(roles: Mapping[str, Role]) -> dict[str, str]:
-    """Paths of the models that roles start from, including those that are not trained."""
-    return {name: role.path for name, role in roles.items() if role.path}

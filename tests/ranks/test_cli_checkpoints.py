@@ -176,6 +176,9 @@ def test_libraries_warn_of_nothing_that_nobody_can_change(trained: Path) -> None
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     assert "max_steps=2` reached" in run.stderr
+    last = trained.parents[1] / "checkpoints" / "last.ckpt"
+    said = f"rlhf: the models are in {last}; `rlhf export` makes a directory of one."
+    assert run.stderr.splitlines()[-1] == said
     assert [line for line in run.stderr.splitlines() if re.search("deprecat|not empty|is zero", line)] == []
 
 

@@ -1,0 +1,51 @@
+"""Where models stand, in words: what a run says before its devices start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from rlhf_lightning.controller.cluster import num_gpus
+from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.workers.role import Role, Settings
+
+
+def say_standing(placements: Mapping[str, Placement]) -> None:
+    """Log which models are to stand on which devices."""
+    rank_zero_info(standing(placements, gpu=num_gpus() > 0))
+
+
+def standing(placements: Mapping[str, Placement], *, gpu: bool) -> str:
+    """The devices and the engines, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
+
+    Args:
+        placements: of all roles; those without a model have no sizes.
+        gpu: whether the devices are GPUs.
+    """
+    pools: dict[tuple[int, ...], list[str]] = {}
+    for name, placement in placements.items():
+        divided = cast(Role, placement.role).path
+        said = f"{name} {_sizes(placement.layout)}" if divided else name
+        pools.setdefault(placement.devices, []).append(said)
+    count = len({device for devices in pools for device in devices})
+    settings = cast(Settings, next(iter(placements.values())).settings)
+    kind = f"{'GPU' if gpu else 'CPU'}{'s' * (count != 1)}"
+    lines = [f"{count} {kind}, engine {settings.engine}, generator {settings.generator}"]
+    return "\n".join([*lines, *(f"  {_span(devices)}: {', '.join(said)}" for devices, said in pools.items())])
+
+
+def _span(devices: tuple[int, ...]) -> str:
+    """`4-7`; a single device is its number."""
+    return f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
+
+
+def _sizes(layout: ParallelLayout) -> str:
+    """`p2 t4 d1`, or `d8` of replicas alone; `-> pg1 tg2 dg4` where the model generates in other shards."""
+    train = f"p{layout.p} t{layout.t} d{layout.d}" if layout.p * layout.t > 1 else f"d{layout.d}"
+    shards = layout.generation
+    if shards is None or (shards.p, shards.t) == (layout.p, layout.t):
+        return train
+    return f"{train} -> pg{shards.p} tg{shards.t} dg{layout.p * layout.t // (shards.p * shards.t)}"

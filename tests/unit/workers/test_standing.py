@@ -1,0 +1,58 @@
+"""What a run says as it starts: which models stand on which devices, divided how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.parallel import Generation
+from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, Split
+from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers.standing import standing
+from tests.unit.algos.short import grpo, trainer
+
+DIVIDED = Parallel3D(p=2, t=2, generate=Generation(t=2), roles={"critic": Sizes()})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "algorithm", "said"),
+    [
+        (
+            Split(devices=4),
+            GRPO(),
+            ["4 CPUs, engine fsdp, generator native", "  0-1: actor d2, reference d2", "  2-3: reward"],
+        ),
+        (
+            HybridEngine3D(devices=8, parallel=DIVIDED),
+            PPO(),
+            [
+                "8 CPUs, engine megatron, generator native",
+                "  0-7: actor p2 t2 d2 -> pg1 tg2 dg2, critic d8, reference p2 t2 d2, reward",
+            ],
+        ),
+        (
+            Colocated(devices=1, settings=Settings(generator="vllm")),
+            GRPO(),
+            ["1 CPU, engine fsdp, generator vllm", "  0: actor d1, reference d1, reward"],
+        ),
+    ],
+    ids=["split", "hybrid3d", "colocated"],
+)
+def test_each_pool_is_a_line_with_its_models_and_their_sizes(
+    strategy: Strategy, algorithm: PPO | GRPO, said: list[str]
+) -> None:
+    strategy.connect(algorithm)
+    roles = strategy.models()
+    placements, _ = strategy.placements(roles, strategy.place(tuple(roles), strategy.devices))
+    assert standing(placements, gpu=False).splitlines() == said
+
+
+def test_a_run_says_where_its_models_stand(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        trainer(Local(), tmp_path).fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert "engine fsdp, generator native\n  0: actor d1, " in caplog.text
