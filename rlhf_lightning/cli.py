@@ -68,7 +68,7 @@ IGNORED_WARNINGS = (
 )
 """Beginnings of libraries' warnings about what nobody who types a command can change."""
 IGNORED_MESSAGES = ("Tip: For seamless cloud", "GPU available: ", "TPU available: ")
-"""Parts of messages of Lightning about products, and about devices that the strategy uses, not the controller."""
+"""Parts of messages of Lightning about products, or about devices: the strategy uses them, no Trainer."""
 COMMANDS = ("export", "map", "calibrate", "reshard")
 """Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
