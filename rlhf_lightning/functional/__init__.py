@@ -1,4 +1,15 @@
-"""The mathematics: advantages, losses, KL and aggregation as pure torch functions without state."""
+"""The mathematics of the algorithms as pure torch functions without state: advantages, losses, KL.
+
+masked, aggregate, ratio, whiten, moments    sums and means under a mask; what losses are divided by
+estimator, penalized_estimator, *_estimator  advantages, as objects that run where the data is
+gae, returns, groups, kl, overlong           the formulas that estimators use
+policy and its subclasses                    losses of policies: sequence_policy (GSPO), geometric_policy
+(GMPO), cispo, reinforce; off_policy, their correction
+value                                        the loss of critics
+sft, pairs, dpo, simpo, kto                  losses on given answers
+reward_model, cost_model, process_reward     losses of models that score
+rollout, best_of                             metrics of responses
+"""
 
 from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggregate, run_loss
 from rlhf_lightning.functional.best_of import expected_best

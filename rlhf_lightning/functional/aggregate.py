@@ -1,6 +1,6 @@
-"""From per-token losses to one number that does not depend on micro-batches, ranks or placement.
+"""The contract of losses, and how they become one number that depends on no micro-batch, rank or placement.
 
-Every mode divides by counts of the whole mini-batch, known before it is split. So the numbers of the
+Every mode divides by counts of the whole mini-batch, known before it is split. So the losses of the
 micro-batches of all ranks *add up* to the loss of the mini-batch, and so do their gradients:
 
     mini-batch of 4 rows, 10 tokens    Counts(tokens=10, sequences=4, groups=4)
@@ -23,7 +23,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 
 @dataclass(frozen=True)
 class Counts:
-    """How much a whole mini-batch holds, over all ranks and micro-batches; counts of parts add."""
+    """What a whole mini-batch holds, over all ranks and micro-batches; counts of its parts add up."""
 
     tokens: int
     """Valid response tokens."""
@@ -73,7 +73,7 @@ class Loss(ABC):
         return 1
 
     def count(self, rows: Mapping[str, Tensor]) -> Counts:
-        """What the terms of these rows are divided by, once it is added up over all ranks."""
+        """Counts of these rows; added up over micro-batches and ranks they are what losses are divided by."""
         return Counts.of(rows["response_mask"], together=self.rows_together)
 
     @abstractmethod
@@ -97,11 +97,17 @@ class Loss(ABC):
 def run_loss(
     loss: Loss, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Call a loss.
+    """Call a loss, and check what it returns.
+
+    Args:
+        loss: built in, or the user's own.
+        outputs: as for `Loss.__call__`.
+        rows: as for `Loss.__call__`.
+        counts: of the whole mini-batch.
 
     Raises:
-        ValueError: it returned something else than a number to learn from, and numbers by name, or looked
-            for what is not there.
+        ValueError: it read an output or a column that it did not ask for, did not return a scalar and metrics
+            by name, or the scalar does not depend on the outputs.
     """
     whose = type(loss).__name__
     try:
@@ -112,36 +118,36 @@ def run_loss(
         raise ValueError(_lacking(whose, str(err.args[0]), outputs, rows)) from err
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ValueError(
-            f"{whose} returned a {type(found).__name__}: a loss returns what to learn from and metrics by "
-            "name, `return loss, {}` where there are none."
+            f"{whose} returned a {type(found).__name__}: a loss returns a scalar and metrics by name. Write "
+            "`return loss, {}` where there are none."
         )
     value, metrics = found
     for name, number in {"": value, **metrics}.items():
-        what = f"the metric {name!r}" if name else "what to learn from"
+        what = f"the metric {name!r}" if name else "the loss"
         if not isinstance(number, Tensor):
             raise ValueError(f"{whose}: {what} is a {type(number).__name__}. Make it a tensor of one number.")
         if number.dim():
             raise ValueError(
-                f"{whose}: {what} has the shape {list(number.shape)}, and is one number. Of a number for "
-                'each token make aggregate(x, rows["response_mask"], "token-mean", counts).'
+                f"{whose}: {what} has the shape {list(number.shape)}, and has to be one number. Reduce "
+                'numbers of tokens by aggregate(x, rows["response_mask"], "token-mean", counts).'
             )
     if not value.requires_grad and any(output.requires_grad for output in outputs.values()):
         raise ValueError(
-            f"{whose}: nothing can be learned from a number that does not come from outputs. The columns of "
-            "rows are constants: log_probs that learn are outputs['log_probs']."
+            f"{whose}: the loss does not depend on outputs, so nothing would be learned. Columns of rows are "
+            "constants: take outputs['log_probs'], not rows['log_probs']."
         )
     return value, dict(metrics)
 
 
 def _lacking(whose: str, name: str, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> str:
-    """What to do where a loss looks for an output or a column in vain."""
-    fix = "`needs_entropy` has to be True" if name == "entropy" else "a column has to stand in its `columns`"
+    """The error for a loss that reads an output or a column that it is not given."""
+    fix = "Let its `needs_entropy` be True" if name == "entropy" else "Name the column in its `columns`"
     given = f"outputs {sorted(outputs)} and rows {sorted(rows)}"
-    return f"{whose} reads {name!r}, and is given {given}: for it {fix}."
+    return f"{whose} reads {name!r}, and is given {given}. {fix}."
 
 
 def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, horizon: int = 0) -> Tensor:
-    """Reduce per-token numbers to this micro-batch's part of the mini-batch's number.
+    """Reduce numbers of tokens to this micro-batch's part of the mini-batch's number.
 
     Args:
         x: [B, R], may hold anything where the mask is False.

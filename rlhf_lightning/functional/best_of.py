@@ -1,4 +1,4 @@
-"""What the best of several answers scores: pass@k, for scores of any kind.
+"""The expected best score of k answers: pass@k, for scores of any kind.
 
 Legend: G prompts, n answers to each.
 """

@@ -1,4 +1,4 @@
-"""Cost models: how harmful an answer is, from pairs and from a verdict on each answer.
+"""The loss of cost models: how harmful an answer is, from pairs and from a label of each answer.
 
 Legend: B rows, R response width, P pairs (see `pairs`). The *chosen* row of a pair is the safer answer, the
 *rejected* row the more harmful one, so a cost is to be higher in the second row, against the scores of a

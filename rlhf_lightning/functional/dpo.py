@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns from pairs, its own log-ratios standing for a reward.
+"""DPO and its relatives: losses of a policy that learns from pairs, with its log-ratios as rewards.
 
 Legend: B rows, R response width, P pairs (see `pairs`); d = log_probs - ref_log_probs; r = sum_t d, or
 mean_t d where lengths are averaged out; h = r(chosen) - r(rejected).
@@ -23,7 +23,7 @@ PreferenceKind = Literal["sigmoid", "robust", "ipo", "hinge"]
 def preference_loss(
     h: Tensor, *, kind: PreferenceKind = "sigmoid", beta: float = 0.1, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Compute the loss of each pair from how far it is apart.
+    """Compute the loss of each pair from h, the difference of its log-ratios.
 
     With s = label_smoothing, the share of pairs whose labels are believed to be swapped:
         sigmoid: -(1 - s) log sigma(beta h) - s log sigma(-beta h)
@@ -55,7 +55,7 @@ def preference_loss(
 
 
 def check_preference(kind: PreferenceKind, label_smoothing: float) -> None:
-    """Refuse an unknown kind and a label smoothing that it has no place for.
+    """Refuse an unknown kind, and a label smoothing that the kind does not have.
 
     Raises:
         ValueError: the kind is unknown, or `label_smoothing` is outside [0, 0.5) or not for this kind.

@@ -1,8 +1,8 @@
-"""Estimators: what stands between the models' answers and an update, as objects that run where the data lies.
+"""The contract of estimators, which make advantages from what the models return; they run where the data is.
 
     controller: estimator(columns of the whole batch)
     workers:    estimator(columns of this rank's rows, add_over_ranks) on every rank, no tensor fetched
-Both give the same numbers: whatever is taken over the whole batch (whitening) adds up over the ranks first.
+Both give the same numbers: what is summed over the whole batch (whitening) is added up over the ranks.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 Add = Callable[[Tensor], Tensor]
-"""Adds a tensor up over all holders of rows."""
+"""Sums a tensor over all processes that hold rows of the batch."""
 
 
 def alone(x: Tensor) -> Tensor:
-    """Add up over one holder: what stands on the controller, which has all rows."""
+    """The sum over one holder of all rows, the controller: the tensor itself."""
     return x
 
 
@@ -36,7 +36,7 @@ class Estimator(ABC):
 
     @property
     def rows_together(self) -> int:
-        """Neighbouring rows that one number depends on, which stay on one rank; a whole group in GRPO."""
+        """Neighbouring rows that are compared, and so stay on one rank: a whole group in GRPO."""
         return 1
 
     @abstractmethod
@@ -45,5 +45,8 @@ class Estimator(ABC):
 
         Args:
             rows: the columns that it reads, [B, R] or [B].
-            add: sums over all holders of rows; called equally often on each.
+            add: sums over all holders of rows; it must be called equally often on each.
+
+        Returns:
+            The columns named in `returns`, [B, R] or [B].
         """

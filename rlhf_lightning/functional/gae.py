@@ -16,7 +16,7 @@ from rlhf_lightning.functional.masked import at_last_valid, last_valid, zero_mas
 
 Gap = Literal["carry", "zero"]
 _ROUNDING = 1e-12
-"""Share of a mean square below which a variance is none."""
+"""Variance over mean square below which it is taken for a rounding error, that is for 0."""
 
 
 def check_discounts(owner: str, *, gamma: float, lam: float = 1.0) -> None:
@@ -53,7 +53,7 @@ def gae(
         advantages [B, R] and returns [B, R], the latter advantages + values before any whitening.
 
     Raises:
-        ValueError: `gap` is another word.
+        ValueError: `gap` is neither `carry` nor `zero`.
     """
     if gap not in get_args(Gap):
         raise ValueError(f"gae(gap={gap!r}): unknown. Try 'carry' or 'zero'.")
@@ -110,6 +110,6 @@ def explained_variance(rows: Mapping[str, Tensor]) -> float:
 
 
 def _variance(totals: Tensor, squares: Tensor, count: int) -> tuple[float, float]:
-    """The variance, and the mean square beside which it may be a rounding."""
+    """The variance of `count` numbers with these sums by row, and their mean square, to compare it with."""
     mean, size = float(totals.double().sum()) / count, float(squares.double().sum()) / count
     return size - mean * mean, size

@@ -1,4 +1,4 @@
-"""Advantages against a critic, with the divergence in the reward: what PPO learns from."""
+"""The estimator of PPO: advantages against a critic, with a KL penalty in the reward."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class GAEEstimator(PenalizedEstimator):
     gap: Gap = "carry"
     """A masked position inside a response is nothing (`carry`, verl), or a step worth `zero` (OpenRLHF)."""
     bootstrap: bool = False
-    """Take responses without an end as cut off, worth V_last beyond the last token (ReaLHF, AReaL)."""
+    """Value what follows a response without an end at V_last, since it was only cut off (ReaLHF, AReaL)."""
     whiten: bool = True
     """Give the advantages of the whole batch mean 0 and variance 1."""
     unbiased: bool = True
     """Divide that variance by n - 1 (verl) or, if False, by n (OpenRLHF)."""
     score_scale: float = 1.0
-    """Multiplies the scores; the inverse of a running standard deviation, say."""
+    """Multiplies the scores, such as the inverse of a running standard deviation."""
     score_clip: float | None = None
-    """Largest size of a score after that; None is no limit."""
+    """Largest absolute score after that; None is no limit."""
     value_mean: float = 0.0
-    """Return that a value of 0 stands for."""
+    """Return that the critic's value 0 stands for, where it learns scaled returns."""
     value_std: float = 1.0
-    """Return that one unit of value is."""
+    """Return that one unit of the critic's value stands for."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -62,12 +62,12 @@ class GAEEstimator(PenalizedEstimator):
 
     @property
     def measures_kl(self) -> bool:
-        """Always: the divergence is logged whatever its weight."""
+        """Always: the divergence is logged, whatever its weight."""
         return True
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the rollout, its critic and the reference say."""
+        """Scores, log-probabilities of policy and reference, the critic's values."""
         return (*super().columns, "values", *(("truncated_mask",) if self.bootstrap else ()))
 
     @property

@@ -1,4 +1,4 @@
-"""Advantages against the greedy answer to the same prompt: ReMax (Li 2023, arXiv 2310.10505)."""
+"""The estimator of ReMax: advantages against the greedy answer to a prompt (Li 2023, arXiv 2310.10505)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_lightning.functional.returns import remax_advantages, remax_returns
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyEstimator(PenalizedEstimator):
-    """The outcome of a drawn answer less that of the greedy one, as the authors' code or as verl has it.
+    """The outcome of a sampled answer less that of the greedy one, in the authors' form or in verl's.
 
     The columns are those of `PenalizedEstimator`; it reads greedy_scores [B] too, the outcome of the greedy
     answer.
@@ -28,11 +28,12 @@ class GreedyEstimator(PenalizedEstimator):
     """
 
     form: Literal["official", "verl"] = "official"
-    """`official`: discounted difference, each token's own penalty; `verl`: reward to go, penalties too."""
+    """`official` is `remax_advantages`, the authors' code; `verl` is `remax_returns`."""
     gamma: float = 1.0
     """Discount per token; verl has none."""
     clip: float | None = None
-    """Largest size of the difference of outcomes, `official` only, 5 there; None is no limit."""
+    """Largest absolute difference of outcomes, for `official` only (5 in the authors' code); None: no
+    limit."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -1,4 +1,4 @@
-"""Advantages against the other answers to the same prompt: GRPO, RLOO and OPO."""
+"""The estimator of GRPO, RLOO and OPO: advantages against the other answers to the same prompt."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ class GroupEstimator(PenalizedEstimator):
     group_size: int
     """Answers to each prompt."""
     baseline: Baseline = "mean"
-    """The group's `mean` (GRPO), that of the others (`leave_one_out`, RLOO), or `length_weighted` (OPO)."""
+    """The group's `mean` (GRPO), the mean of the others (`leave_one_out`, RLOO), or `length_weighted`
+    (OPO)."""
     scale: Scale = "std"
     """Divide by the group's standard deviation (GRPO), or by `none` (Dr.GRPO, RLOO, OPO)."""
     eps: float = 1e-6
     """Added to the standard deviation: 1e-6 in verl, 1e-4 in TRL, 1e-9 in OpenRLHF."""
     single: Single = "zero"
-    """What a group of one gives: `zero` (NeMo-RL) or its `score` (verl)."""
+    """Advantage of a group of one: `zero` (NeMo-RL) or its `score` (verl)."""
     overlong: Overlong | None = None
     """Penalty for responses near the length limit, added to their outcome; None is none."""
 

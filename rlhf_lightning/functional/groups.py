@@ -1,7 +1,7 @@
-"""Comparison of a response with the other responses to its prompt: GRPO, RLOO, OPO.
+"""Advantages of a response against the other responses to its prompt: the formulas of GRPO, RLOO, OPO.
 
 Legend: B rows, R response width; everything is [B] float32 unless said otherwise. Rows that do not count may
-hold anything.
+hold any values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def group_advantages(
         [B] float32.
     """
     deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
-    advantages = _alone(deviation, scores, count, single)
+    advantages = _with_single(deviation, scores, count, single)
     return advantages if scale == "none" else per_std(advantages, group_std(scores, groups, valid=valid), eps)
 
 
@@ -74,7 +74,7 @@ def leave_one_out(
         [B] float32.
     """
     deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
-    return _alone(deviation * count / (count - 1).clamp(min=1), scores, count, single)
+    return _with_single(deviation * count / (count - 1).clamp(min=1), scores, count, single)
 
 
 def optimal_baseline(
@@ -101,7 +101,7 @@ def optimal_baseline(
         [B] float32.
     """
     deviation, count = _deviation(scores, lengths.to(widened(scores).dtype), groups, valid)
-    return _alone(deviation, scores, count, single)
+    return _with_single(deviation, scores, count, single)
 
 
 def group_std(scores: Tensor, groups: Tensor, *, valid: Tensor | None = None) -> Tensor:
@@ -150,7 +150,7 @@ def spread(advantages: Tensor, mask: Tensor) -> Tensor:
 def _deviation(
     scores: Tensor, weights: Tensor, groups: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Distance of each row from its group's weighted mean, and how many rows of the group count."""
+    """Score of each row less its group's weighted mean, [B], and how many rows of its group count, [B]."""
     valid = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
     scores, weights = zero_masked(scores, valid), zero_masked(weights, valid)
     index = torch.unique(groups, return_inverse=True)[1]
@@ -162,13 +162,13 @@ def _deviation(
 
 
 def _varied(scores: Tensor, index: Tensor, valid: Tensor) -> Tensor:
-    """Mark the rows of groups with two different scores: exact, where a mean is rounded."""
+    """[B] bool, rows of groups whose scores differ; exactly, whereas differences from a mean are rounded."""
     inf = torch.full_like(scores, torch.inf)
     low = inf.scatter_reduce(0, index, torch.where(valid, scores, inf), "amin")
     high = (-inf).scatter_reduce(0, index, torch.where(valid, scores, -inf), "amax")
     return (low < high)[index]
 
 
-def _alone(deviation: Tensor, scores: Tensor, count: Tensor, single: Single) -> Tensor:
-    """Put in what a group of one gives."""
+def _with_single(deviation: Tensor, scores: Tensor, count: Tensor, single: Single) -> Tensor:
+    """Replace the deviation of groups of one by their score, if `single` says so."""
     return torch.where(count == 1, widened(scores), deviation) if single == "score" else deviation

@@ -1,4 +1,4 @@
-"""How far the policy has moved: KL estimates from sampled tokens, and what is done with them.
+"""Estimates of the KL divergence from sampled tokens, the penalty in the reward, and its adaptive weight.
 
 Legend: B rows, R response width; d = log_probs - ref_log_probs (natural logarithms). The tokens must have
 been drawn from the policy of `log_probs` for the estimates to be unbiased (Schulman 2020, "Approximating KL

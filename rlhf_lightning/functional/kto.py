@@ -1,4 +1,4 @@
-"""KTO: a policy learns from single answers called desirable or undesirable, against what it does on average.
+"""KTO: the loss of a policy that learns from single answers labelled desirable or undesirable.
 
 Legend: B rows, R response width; r = sum_t (log_probs - ref_log_probs); z0 the baseline. Ethayarajh 2024,
 arXiv 2402.01306.
@@ -19,8 +19,8 @@ from rlhf_lightning.functional.masked import masked_mean, masked_sum, widened, z
 def kto_baseline(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
     """Estimate how far the policy is from the reference: z0 = max(0, mean over rows of r).
 
-    The paper, and TRL, take answers that belong to other prompts of the batch, as answer i to prompt i + 1:
-    of its own answers, that it learns from, the estimate would be biased.
+    The rows must be mismatched pairs, such as answer i as the answer to prompt i + 1, as in the paper and in
+    TRL: from the answers that it learns from the estimate would be biased.
 
     Args:
         log_probs: [B, R] of the policy, of the whole mini-batch.

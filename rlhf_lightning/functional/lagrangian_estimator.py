@@ -1,4 +1,4 @@
-"""Advantages of a reward under a constraint on a cost: Safe RLHF (Dai 2023, arXiv 2310.12773)."""
+"""The estimator of Safe-RLHF: a reward under a constraint on a cost (Dai 2023, arXiv 2310.12773)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rlhf_lightning.functional.whiten import whiten
 class LagrangianEstimator(PenalizedEstimator):
     """A = (A_r - L A_c) / (1 + L) of r_t = R - beta kl_t and c_t = C + beta kl_t; Safe RLHF appendix B.
 
-    So it is in the authors' code. R and C stand at the last valid token. Each advantage is estimated against
-    its own critic; without a critic of costs A_c is the cost still to come.
+    The penalty is in both, as in the authors' code. R and C are at the last valid token. Each advantage is
+    estimated against its own critic; without a critic of costs A_c is the discounted cost still to come.
 
     Beside the columns of `PenalizedEstimator` with the divergence it reads costs [B, R] (as scores), values
     and, with a critic of costs, cost_values; it makes `returns`, `cost_advantages` and `cost_returns` [B, R]
-    float32, and `row_costs` [B] (as they came).
+    float32, and `row_costs` [B] (sums without penalty).
 
     Raises:
         ValueError: a value is outside its range.
     """
 
     multiplier: float = 1.0
-    """L, what a unit of cost is worth in reward."""
+    """L, the Lagrange multiplier: reward that a unit of cost outweighs."""
     cost_critic: bool = True
     """Whether a critic estimates the costs."""
     gamma: float = 1.0
@@ -45,7 +45,7 @@ class LagrangianEstimator(PenalizedEstimator):
     kl_coef: float = 0.01
     """beta, weight of the KL penalty in reward and cost."""
     clip: float | None = 50.0
-    """Largest size of a token's reward and cost, penalty included; None is no limit."""
+    """Largest absolute reward and cost of a token, penalty included; None is no limit."""
     whiten: bool = False
     """Give the advantages of the whole batch mean 0 and variance 1."""
 
@@ -59,17 +59,17 @@ class LagrangianEstimator(PenalizedEstimator):
 
     @property
     def measures_kl(self) -> bool:
-        """Always: the divergence is logged whatever its weight."""
+        """Always: the divergence is logged, whatever its weight."""
         return True
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the rollout, its critics and the reference say."""
+        """Scores and costs, log-probabilities of policy and reference, values of the critics."""
         return (*super().columns, "costs", "values", *(("cost_values",) if self.cost_critic else ()))
 
     @property
     def returns(self) -> tuple[str, ...]:
-        """Advantages and returns of both, and sums by row."""
+        """Advantages and returns of reward and cost, and sums by row."""
         return (*super().returns, "returns", "cost_advantages", "cost_returns", "row_costs")
 
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
         mask: the same shape, bool.
 
     Raises:
-        ValueError: the shapes differ; one would be spread over the other.
+        ValueError: the shapes differ; broadcasting is never meant.
     """
     if x.shape != mask.shape:
         once = " Of one number a response make x[:, None] * mask." if x.shape == mask.shape[:1] else ""

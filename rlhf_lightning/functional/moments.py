@@ -1,4 +1,4 @@
-"""Running mean and standard deviation: three numbers, into which each batch is merged; checkpoints hold them.
+"""Running mean and standard deviation, as a tensor of three numbers that checkpoints can hold.
 
 A state is float64 [3]: count, mean and sum of squared deviations. It starts as zeros.
 """
@@ -13,7 +13,7 @@ NOISE = 1e-12
 
 
 def merged(state: Tensor, total: Tensor | float, squares: Tensor | float, count: Tensor | float) -> Tensor:
-    """Take more numbers in, Chan 1983 eq. 2.1, given their sum, their sum of squares and how many they are.
+    """Update a state by more numbers, given their sum, sum of squares and count: Chan 1983 eq. 2.1.
 
     Args:
         state: float64 [3].

@@ -1,7 +1,7 @@
-"""Correction for tokens that were not drawn from the policy that training takes them to be from.
+"""Importance weights for tokens that were drawn from another policy than the training engine's.
 
-A generation engine rounds differently from the training engine, or lags some steps behind it. `log_probs` are
-the training engine's at the start of the iteration, `rollout_log_probs` those of the drawn tokens then.
+A generation engine rounds differently from the training engine, or has older weights. `log_probs` are the
+training engine's at the start of the iteration, `rollout_log_probs` those with which the tokens were drawn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OffPolicyCorrection:
             )
 
     def ratios(self, old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:
-        """Weights before they are limited.
+        """Ratios of the training engine's to the rollout's probabilities: weights before they are limited.
 
         Args:
             old_log_probs: [B, R] of the training engine at the start of the iteration.
@@ -72,7 +72,7 @@ class OffPolicyCorrection:
         return d.exp()
 
     def weights(self, ratios: Tensor) -> Tensor:
-        """Limit the ratios."""
+        """The ratios [B, R] within [low, high], by `mode`."""
         held = ratios.clamp(self.low, self.high)
         return held if self.mode == "truncate" else torch.where(held == ratios, ratios, 0.0)
 

@@ -13,7 +13,7 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer: int, factor: f
     """Soft overlong punishment, DAPO (arXiv 2503.14476) eq. 13: min(-(l - (max - buffer)) / buffer f, 0).
 
     Args:
-        lengths: [B] tokens of each response, those of others in between counted, as they take room too.
+        lengths: [B] tokens of each response, replies of an environment in it included.
         max_tokens: the longest that a response can be, tokens.
         buffer: the last stretch before that, in which the penalty grows from 0 to `factor`, tokens.
         factor: largest penalty.
@@ -34,7 +34,7 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer: int, factor: f
 
 @dataclass(frozen=True, kw_only=True)
 class Overlong:
-    """The penalty's options; the longest response is as wide as the batch.
+    """Options of `overlong_penalty`; `GroupEstimator` takes the batch's width for the longest response.
 
     Raises:
         ValueError: a value is outside its range.

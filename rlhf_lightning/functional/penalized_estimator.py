@@ -1,4 +1,4 @@
-"""What all estimators of advantages begin with: sums by row, and the divergence from the reference."""
+"""The base class of estimators of advantages: sums by row, and the divergence from the reference."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PenalizedEstimator(Estimator):
     """
 
     kl_coef: float = 0.0
-    """Weight of the KL penalty in the reward; 0 reads no reference where there is no critic."""
+    """Weight of the KL penalty in the reward; with 0 most estimators do not read the reference."""
     kl_estimator: KLKind = "k1"
-    """Which estimate of the divergence."""
+    """Which estimate of the divergence, as in `kl_estimate`."""
 
     @property
     def measures_kl(self) -> bool:
@@ -43,7 +43,7 @@ class PenalizedEstimator(Estimator):
         return (*made, *(("kl", "row_kl") if self.measures_kl else ()))
 
     def begun(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Compute what any kind of advantage is made from.
+        """Compute what all subclasses have in common; each adds the advantages.
 
         Args:
             rows: the columns that it reads.

@@ -1,4 +1,4 @@
-"""What a policy learns: the clipped surrogate, token by token, and the loss that an engine trains with.
+"""The loss of policies: PPO's clipped surrogate, token by token, with an entropy bonus and a KL term.
 
 Legend: B rows, R response width; everything is [B, R], natural logarithms, computed in float32 whatever comes
 in; r = log_probs - old_log_probs. The formulas take clean numbers; `PolicyLoss` first cleans what lies under
@@ -73,7 +73,7 @@ class PolicyLoss(Loss):
     clip_high: float = 0.2
     """How far it may rise above 1."""
     dual_clip: float | None = None
-    """Limit of the loss at negative advantages, in advantages; None is off, verl has 3."""
+    """For negative advantages A, limit the loss to -dual_clip A (Ye 2020); None is off, verl has 3."""
     aggregation: Aggregation = "token-mean"
     """How tokens become one number."""
     horizon: int = 0
@@ -83,11 +83,11 @@ class PolicyLoss(Loss):
     kl_coef: float = 0.0
     """Weight of the divergence from the reference, in the loss (GRPO); 0 leaves it out."""
     kl_estimator: KLKind = "k3"
-    """Which estimate of it."""
+    """Which estimate of that divergence, as in `kl_estimate`."""
     kl_weighted: bool = False
-    """Weigh it by the probability ratio, gradient included (DeepSeek-V3.2)."""
+    """Multiply it by the probability ratio, gradient included (DeepSeek-V3.2)."""
     track_entropy: bool = True
-    """Report the entropy without a bonus too, for one more pass over the probabilities."""
+    """Report the entropy without a bonus too, which costs one more pass over the probabilities."""
     correction: OffPolicyCorrection | None = None
     """Weights for tokens that another engine drew, by `rollout_log_probs`; None takes them as on-policy."""
 
@@ -125,7 +125,7 @@ class PolicyLoss(Loss):
         return self.entropy_coef != 0 or self.track_entropy
 
     def surrogate(self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What pulls the policy towards the advantages; what a subclass replaces.
+        """The part of the loss with the advantages, which a subclass replaces.
 
         Args:
             new: [B, R] log-probabilities of the policy in training, 0 where the mask is False.

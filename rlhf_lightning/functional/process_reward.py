@@ -1,4 +1,4 @@
-"""Process reward models: how likely each step of an answer is right, read at the last token of the step.
+"""The loss of process reward models: how likely each step of an answer is right, at its last token.
 
 Legend: B rows, R response width. Lightman 2023, arXiv 2305.20050.
 """

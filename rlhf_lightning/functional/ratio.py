@@ -1,4 +1,4 @@
-"""Probability ratios of two policies."""
+"""Log-ratios of two policies' probabilities, limited so that their exponential is finite."""
 
 from __future__ import annotations
 

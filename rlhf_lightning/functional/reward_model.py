@@ -1,4 +1,4 @@
-"""Reward models from pairs: the score of the better answer is to be the higher one.
+"""The loss of reward models, from pairs: the better answer is to have the higher score.
 
 Legend: B rows, R response width, P pairs (see `pairs`). The score of an answer is the number at its last
 valid token.
@@ -55,7 +55,7 @@ class PairwiseLoss(PairLoss):
     centering: float = 0.0
     """Weight of the squared sum of a pair's scores, which keeps them around 0; 0.01 is usual."""
     margin: bool = False
-    """Read `margins`: how much better each chosen answer is said to be."""
+    """Read the column `margins`: by how much each chosen answer is better."""
 
     def __post_init__(self) -> None:
         if self.centering < 0:

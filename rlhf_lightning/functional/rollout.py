@@ -1,4 +1,4 @@
-"""What a rollout looked like, as numbers to log."""
+"""Metrics of the responses of an iteration: scores and lengths."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from rlhf_lightning.functional.masked import masked_sum, row_ends
 
 _TAKEN = ("mean", "std", "min", "max", "retries")
-"""Metrics of all functions together: one that is called so goes by its whole name."""
+"""Last words of metrics of all functions together; a function of such a name is logged by its whole name."""
 
 
 def row_totals(scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What each response got, and how long it is.
+    """The score and the lengths of each response.
 
     Args:
         scores: [B, R] token-level scores.
@@ -22,7 +22,7 @@ def row_totals(scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
     Returns:
         `row_scores` [B] float32, `row_tokens` [B] int64, valid tokens, and `row_ends` [B] int64, tokens up to
-        the last valid one, which is more where others speak in between.
+        the last valid one, replies of an environment included.
     """
     return {
         "row_scores": masked_sum(scores, mask, dim=1),
@@ -57,10 +57,10 @@ def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, truncated: Tensor) -
 
 
 def part_metrics(names: Sequence[str], parts: Tensor) -> dict[str, float]:
-    """Describe what each of several reward functions says of the responses of an iteration.
+    """Metrics of each of several reward functions over the responses of an iteration.
 
     Args:
-        names: of the K functions; of a dotted path or an address its last word is shown, where it says which.
+        names: of the K functions; a dotted path or an address is logged by its last word if that is unique.
         parts: [B, K] float32, unweighted scores, NaN where a function does not score a response.
 
     Returns:
@@ -68,10 +68,12 @@ def part_metrics(names: Sequence[str], parts: Tensor) -> dict[str, float]:
         nothing where one function is all, or for one that scores none.
     """
     words = [re.split(r"[./]", name.rstrip("/"))[-1] for name in names]
-    said = [words.count(word) == 1 and word not in _TAKEN for word in words]
-    shown = [word if alone else name for word, name, alone in zip(words, names, said, strict=True)]
+    shown = [
+        word if words.count(word) == 1 and word not in _TAKEN else name
+        for word, name in zip(words, names, strict=True)
+    ]
     found: dict[str, float] = {}
-    for name, part in zip(shown, parts.T, strict=False):  # made-up rows have more
+    for name, part in zip(shown, parts.T, strict=False):  # made-up rows of a traced step have other columns
         scored = part[~part.isnan()]
         if len(names) > 1 and len(scored):
             found[f"reward/{name}"] = float(scored.mean())

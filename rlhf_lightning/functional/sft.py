@@ -1,4 +1,4 @@
-"""What supervised fine-tuning minimises."""
+"""The loss of supervised fine-tuning: cross-entropy."""
 
 from __future__ import annotations
 

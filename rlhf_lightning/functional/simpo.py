@@ -1,4 +1,4 @@
-"""SimPO: preference optimisation without a reference, the mean log-probability of an answer as its reward.
+"""SimPO: the loss of a policy that learns from pairs without a reference, by mean log-probabilities.
 
 Legend: P pairs (see `pairs`); r = mean over tokens of log_probs.
 """

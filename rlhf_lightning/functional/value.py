@@ -1,4 +1,4 @@
-"""What a critic learns: the clipped squared error, token by token, and the loss that an engine trains with.
+"""The loss of critics: PPO's clipped squared error, token by token.
 
 Legend: B rows, R response width; everything is [B, R], computed in float32 whatever comes in. The formula
 takes clean numbers; `ValueLoss` first cleans what lies under the mask.

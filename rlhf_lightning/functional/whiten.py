@@ -1,4 +1,4 @@
-"""Whitening: the advantages of a whole rollout batch on one scale, wherever its rows lie."""
+"""Whitening: advantages of a whole batch at mean 0 and variance 1, also if its rows are on many ranks."""
 
 from __future__ import annotations
 

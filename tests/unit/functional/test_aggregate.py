@@ -90,12 +90,15 @@ class Returning(Loss):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda x: x.sum(), "returned a Tensor: a loss returns what to learn from and metrics by name"),
+        (lambda x: x.sum(), "returned a Tensor: a loss returns a scalar and metrics by name"),
         (lambda x: None, "returned a NoneType"),
-        (lambda x: (x, {}), r"what to learn from has the shape \[2, 3\], and is one number"),
+        (lambda x: (x, {}), r"the loss has the shape \[2, 3\], and has to be one number"),
         (lambda x: (x.sum(), {"kl": x}), r"the metric 'kl' has the shape \[2, 3\]"),
         (lambda x: (x.sum(), {"kl": 1.0}), "the metric 'kl' is a float. Make it a tensor"),
-        (lambda x: (x.sum().detach(), {}), "nothing can be learned from a number that does not come from"),
+        (
+            lambda x: (x.sum().detach(), {}),
+            "the loss does not depend on outputs, so nothing would be learned",
+        ),
     ],
 )
 def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> None:
@@ -105,7 +108,7 @@ def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wanted", "fix"), [("entropy", "`needs_entropy` has to be True"), ("values", "in its `columns`")]
+    ("wanted", "fix"), [("entropy", "Let its `needs_entropy` be True"), ("values", "in its `columns`")]
 )
 def test_what_a_loss_looks_for_in_vain_is_named(wanted: str, fix: str) -> None:
     given = {"log_probs": torch.ones(2, 3)}
