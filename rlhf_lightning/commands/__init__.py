@@ -1,1 +1,4 @@
-"""Commands that need no trainer: one a file, each a function of its arguments."""
+"""Commands that need no trainer: `rlhf export`, `map`, `calibrate` and `reshard`, each in a file of its name.
+
+`parser` is what they share; `redistribution`, `blocks` and `reshard_picture` belong to `reshard`.
+"""

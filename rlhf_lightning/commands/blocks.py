@@ -1,4 +1,4 @@
-"""One rank's part of a plan as blocks on a line that stands for the whole model."""
+"""A reshard plan as pictures: a line for each rank, which stands for the whole model, and blocks on it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlhf_lightning.parallel.reshard import RankPlan, ReshardPlan
 from rlhf_lightning.parallel.weights import Slice
 
 Kind = Literal["redundant", "kept", "received", "dropped"]
-"""What becomes of a piece."""
+"""What a rank does with a piece of the model."""
 SIGNS: dict[Kind, str] = {"redundant": "x", "kept": "#", "received": "+", "dropped": "."}
-"""In text; where a sign stands for several pieces, the first of these."""
+"""A sign for each kind in text; where several pieces fall on one sign, the first kind here is shown."""
 MEANING: dict[Kind, str] = {
     "kept": "kept in place",
     "received": "received",
@@ -24,12 +24,12 @@ MEANING: dict[Kind, str] = {
     "dropped": "received and dropped",
 }
 WIDTH = 64
-"""Most signs of a line."""
+"""Most signs in a line."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the model, the whole of which is 1 long."""
+    """A piece of the model, whose whole length is 1."""
 
     kind: Kind
     start: Fraction
@@ -37,10 +37,10 @@ class Block:
 
 
 class Blocks:
-    """The pictures of a plan for a model of which only the size is known.
+    """The lines of a plan for a model of which only the size is known.
 
     Args:
-        plan: its parameters are of one dimension.
+        plan: of `Weights.opaque`, whose parameters have one dimension.
     """
 
     def __init__(self, plan: ReshardPlan) -> None:
@@ -50,7 +50,7 @@ class Blocks:
         self.offsets = dict(zip(names, accumulate(lengths, initial=0), strict=False))
 
     def of(self, part: RankPlan) -> Iterator[Block]:
-        """The blocks of a rank; none where it never has anything."""
+        """The blocks of a rank; none where it never holds weights."""
         weights, generating = self.plan.weights, self.plan.layout.generating
         generated = self._line(weights.slices(weights.generation(generating, part.rank)))
         received = self._line(piece for receive in part.receives for piece in receive.slices)
@@ -65,7 +65,7 @@ class Blocks:
                 yield Block(kind, Fraction(start, self.length), Fraction(stop, self.length))
 
     def text(self, part: RankPlan) -> str:
-        """The same as signs."""
+        """The line of a rank as text, a sign for each part."""
         layout, flat = self.plan.layout, PLANNERS[self.plan.planner].flat
         width = min(WIDTH, layout.p * (layout.num_ranks if flat else layout.t))
         found = list(self.of(part))
@@ -77,7 +77,7 @@ class Blocks:
         return "".join(signs)
 
     def _line(self, slices: Iterable[Slice]) -> list[Interval]:
-        """Pieces as intervals of the whole model, neighbours joined."""
+        """Slices of parameters as intervals of the whole model, with neighbours joined."""
         joined: list[Interval] = []
         for start, stop in sorted(
             (self.offsets[s.name] + s.start, self.offsets[s.name] + s.stop) for s in slices

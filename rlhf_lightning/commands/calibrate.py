@@ -1,7 +1,7 @@
 """`rlhf calibrate`: what a machine can do, as a file for `--hardware`.
 
 rlhf calibrate machine.yaml              measures this machine, in under a minute
-rlhf calibrate better.yaml --from RUN    refines what a run predicted with by what the run measured
+rlhf calibrate better.yaml --from RUN    fits the hardware of a run's predictions to what the run measured
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlhf_lightning.mapping.hardware import Hardware
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Measure, or read what a run measured, and write the description to a file.
+    """Measure this machine, or read what a run measured, and write the description to a file.
 
     Raises:
         ValueError: an option is wrong, the run has no measurements, or a process of the measurement failed.
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> None:
         found = _measured(name, options.devices)
     elif options.devices:
         raise ValueError(
-            f"--devices {options.devices} with --from {options.run}: the run has had its devices. Leave "
+            f"--devices {options.devices} with --from {options.run}: devices were those of the run. Leave "
             "--devices out."
         )
     else:

@@ -1,6 +1,6 @@
-"""`rlhf export CHECKPOINT OUT [ROLE]`: a role's model of a checkpoint as a Hugging Face directory.
+"""`rlhf export CHECKPOINT OUT [ROLE]`: writes a role's model in a checkpoint as a Hugging Face directory.
 
-With --adapters those of a model that was trained with lora, alone, as peft reads them.
+With --adapters it writes only the adapters of a model trained with LoRA, in a format that peft reads.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rlhf_lightning.strategy import MODELS
 ADAPTERS = "--adapters"
 USAGE = f"usage: rlhf export CHECKPOINT OUT [ROLE] [{ADAPTERS}]   (ROLE: the only one, else actor)"
 CONFIG = "config.json", ADAPTER_CONFIG
-"""Makes a directory one of Hugging Face, or of peft; without weights beside it, of a fresh model."""
+"""The file, written last, that makes a directory one of Hugging Face, or of peft (indexed by --adapters)."""
 WEIGHTS = "model*.safetensors*", "adapter_model.*"
-"""Shards and their index: of the model before they could be taken for this one's."""
+"""Files of weights and their index: old ones are removed, since they could be taken for the new model's."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Write a role's model of a checkpoint as a Hugging Face directory; no Ray, one process.
+    """Write the model of a role in a checkpoint as a Hugging Face directory; in this process, without Ray.
 
-    Adapters are merged, and weights are in the type that the run computed in. With --adapters these are
-    written alone, in float32, as peft reads them.
+    Adapters are merged, and weights are in the type that the run computed in. With --adapters only the
+    adapters are written, in float32, in a format that peft reads.
 
     Raises:
-        ValueError: the arguments are others, there is no checkpoint, or it holds no such role.
+        ValueError: the arguments are wrong, there is no checkpoint, or it holds no such role.
         OSError: nothing can be written there.
     """
     if {"-h", "--help"} & {*arguments}:
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _check_out(out: Path, checkpoint: Path, paths: object) -> None:
-    """Refuse to write into a checkpoint, or over a model that it goes on from.
+    """Refuse to write into a checkpoint, or over a model that runs resumed from the checkpoint read.
 
     Raises:
         ValueError: the directory is one of these.
@@ -76,11 +76,11 @@ def _check_out(out: Path, checkpoint: Path, paths: object) -> None:
     target, held = out.resolve(), checkpoint.resolve()
     if held == target or held in target.parents:
         raise ValueError(
-            f"{out}: lies in the checkpoint, and would be gone with the next. Type another directory."
+            f"{out}: lies in the checkpoint, which the run's next one replaces. Type another directory."
         )
     for role, path in paths.items() if isinstance(paths, dict) else ():
         if Path(path).resolve() == target:
             raise ValueError(
-                f"{out}: is the model that {role} began with, which whoever goes on from the checkpoint "
-                "reads again. Type another directory."
+                f"{out}: is the model that {role} began with, and a run that resumes from the "
+                "checkpoint reads it again. Type another directory."
             )

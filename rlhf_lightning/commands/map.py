@@ -28,11 +28,11 @@ from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Judge
 
 NO_MODEL = "none"
-"""In place of a model: the role is functions alone."""
+"""Typed instead of a model for a reward or a cost of functions only."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Search and write the answer to standard output.
+    """Search for the best mappings, and write them to standard output and to files.
 
     Args:
         arguments: of the command line, without `map`.
@@ -64,29 +64,29 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _check_place(option: str, given: str) -> None:
-    """Refuse a file that could not be written when all is found.
+    """Refuse a file that could not be written after the search.
 
     Raises:
-        ValueError: it is a directory, in none, or no picture.
+        ValueError: it is a directory, its directory does not exist, or its ending is no picture's.
     """
     path = Path(given)
     if given and (path.is_dir() or not path.parent.is_dir()):
         what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
-        raise ValueError(f"--{option} {given}: {what}. Type a file of a directory that is there.")
+        raise ValueError(f"--{option} {given}: {what}. Type a file in a directory that exists.")
     if given and option == "picture":
         check_format(path)
 
 
 def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argparse.Namespace) -> Plan:
-    """Read the dataflow, and search.
+    """Read the algorithm's dataflow, and search for its best mappings.
 
     Args:
         algorithm: whose models are placed.
-        sources: a known name or a config.json for each role; empty for functions.
-        options: the rest of the request.
+        sources: by role, a known name or a config.json; empty for functions.
+        options: the options that were typed.
 
     Raises:
-        ValueError: something in it is unknown, or does not fit.
+        ValueError: hardware or a model is unknown, or the models do not fit.
     """
     kinds = cluster.load(options.hardware, options.devices)
     heads = {role: "lm" if r.head == "lm" else "scalar" for role, r in algorithm.roles().items()}
@@ -107,7 +107,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
 
 
 def with_updates(flow: Dataflow, updates: int) -> Dataflow:
-    """The dataflow with so many optimizer steps where a model trains on all rows in one."""
+    """The dataflow with `updates` optimizer steps for each model that has one over all its rows."""
 
     def stage(old: Stage) -> Stage:
         once = [w for w in old.work if w.kind == "train" and w.calls == 1]
@@ -119,7 +119,7 @@ def with_updates(flow: Dataflow, updates: int) -> Dataflow:
 
 
 def baselines(roles: Sequence[str]) -> dict[str, Sets]:
-    """The sets of models of each strategy that searches for nothing."""
+    """The placement of each strategy with a fixed one, by the strategy's name."""
     found: dict[str, Sets] = {}
     kinds: Sequence[type[Strategy]] = importlib.import_module(FOLDERS["strategy"]).FIXED
     for kind in kinds:
@@ -129,7 +129,7 @@ def baselines(roles: Sequence[str]) -> dict[str, Sets]:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[RLHFAlgorithm, argparse.Namespace]:
-    """The algorithm first: its roles are options."""
+    """The algorithm and the options; the algorithm is read first, since each of its roles has an option."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")
     name = first.parse_known_args(arguments)[0].algo
@@ -161,7 +161,7 @@ def _algorithm(path: str) -> RLHFAlgorithm:
 
 
 def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
-    """The options; one for the model of each role."""
+    """The parser, with an option for the model of each role."""
     parser = Parser(
         prog="rlhf map",
         description=__doc__,

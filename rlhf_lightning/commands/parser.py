@@ -1,4 +1,4 @@
-"""A parser that raises what it does not understand, so that all commands report errors alike."""
+"""A parser whose errors are exceptions, so that all commands report errors alike."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """ArgumentParser without `sys.exit`."""
+    """ArgumentParser that raises errors instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse.
+        """Raise an error of the command line.
 
         Raises:
             ValueError: always.
@@ -19,10 +19,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def count(text: str) -> int:
-    """A whole number from 1 up.
+    """The type of options that are whole numbers from 1 up.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is no such number.
     """
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 up")

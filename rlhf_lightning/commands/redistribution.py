@@ -1,4 +1,4 @@
-"""`rlhf reshard --apart`: the actor's weights on their way to a generator on other devices."""
+"""`rlhf reshard --apart`: what moves where the actor's weights go to a generator on other devices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlhf_lightning.parallel.weights import Bytes, Weights, exact, total
 
 Plans = Sequence[DevicePlan]
 COLUMNS = ("kept", "received", "network", "sent")
-"""Bytes of a device; `network` are those received from another node."""
+"""Columns of bytes of each device; `network` are those received from another node."""
 
 
 def planned(
     size_bytes: int, train: ParallelLayout, apart: ParallelLayout, *, layers: int, devices_per_node: int
 ) -> Plans:
-    """Who gives what to whom; the generator has the devices after those that train.
+    """The transfers between all devices; the generator has the devices after those that train.
 
     Args:
         size_bytes: of all parameters, spread evenly over the layers.
@@ -30,7 +30,7 @@ def planned(
         devices_per_node: devices 0 to n - 1 are in one node, the next n in the next.
 
     Raises:
-        ValueError: the layers do not divide into the stages of either.
+        ValueError: the layers do not divide into the stages of one of the layouts.
     """
     for layout in (train, apart):
         if layers % layout.p:

@@ -29,7 +29,7 @@ RULE = "hybridflow"
 NODE = 8
 BF16_BYTES = 2
 AXES: dict[str, GenerationAxis] = {"generation tensor": "t", "generation pipeline": "p", "micro-DP": "micro"}
-"""What the groups are called."""
+"""Names of the groups of ranks, and the axis of each."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _refuse_unread(options: argparse.Namespace) -> None:
-    """Refuse options that this kind of transition does not read.
+    """Refuse options that the chosen kind of transition does not read.
 
     Raises:
         ValueError: such an option was typed.
@@ -81,7 +81,7 @@ def _refuse_unread(options: argparse.Namespace) -> None:
 
 
 def _apart(options: argparse.Namespace) -> str:
-    """What moves where the generator has devices of its own."""
+    """The answer for a generator on devices of its own."""
     train, apart = (
         ParallelLayout(p, t, d, order=options.order) for p, t, d in (options.train, options.apart)
     )
@@ -106,7 +106,7 @@ def _apart(options: argparse.Namespace) -> str:
 
 
 def as_json(plan: ReshardPlan) -> str:
-    """The groups, and for each rank what it receives, holds at most, and holds for training alone."""
+    """As JSON: the groups; for each rank bytes received, at the peak, and held for training alone."""
     return json.dumps(
         {
             "gen_tp_groups": _groups(plan, "t"),
@@ -120,7 +120,7 @@ def as_json(plan: ReshardPlan) -> str:
 
 
 def as_text(plan: ReshardPlan, name: str) -> str:
-    """The groups, a line for each rank, and the worst rank beside the paper's Table 2."""
+    """As text: the groups, a line for each rank, the worst rank, and HybridFlow's Table 2 to compare with."""
     blocks = Blocks(plan)
     lines = [_title(plan, name), ""]
     for label, axis in AXES.items():
@@ -156,7 +156,7 @@ def _title(plan: ReshardPlan, name: str) -> str:
 
 
 def _groups(plan: ReshardPlan, axis: GenerationAxis) -> list[list[int]]:
-    """The groups along an axis, ranks in the order of the axis, groups in that of their first ranks."""
+    """The groups along an axis, sorted by their first ranks; the ranks of each in the order of the axis."""
     return sorted(plan.layout.generating.groups(axis))
 
 
@@ -192,7 +192,7 @@ def _check(shape: ModelShape, layout: ParallelLayout, option: str) -> None:
 
 
 def _counts(names: str, example: str) -> Callable[[str], tuple[int, ...]]:
-    """A type of options: whole numbers from 1 up, as many as there are names."""
+    """The type of options that are whole numbers from 1 up, one for each of `names`, separated by commas."""
 
     def parse(text: str) -> tuple[int, ...]:
         words = text.split(",")

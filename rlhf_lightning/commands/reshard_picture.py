@@ -1,4 +1,4 @@
-"""What each rank keeps and receives, as a picture: the model to the right, ranks downwards."""
+"""A picture of a reshard plan: the model from left to right, a line for each rank."""
 
 from __future__ import annotations
 
