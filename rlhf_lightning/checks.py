@@ -266,8 +266,8 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
 
 def _misread(name: str, role: Role, main: Role) -> str:
     """The error for a model that cannot read the main model's token ids, and what to do about it."""
-    alike, all_of_them = numbered_alike(main.path, role.path)
-    highest, has = highest_token(main.path, said=num_tokens(main)), num_tokens(role)
+    alike, total = numbered_alike(main.path, role.path)
+    highest, has = highest_token(main.path, vocab=num_tokens(main)), num_tokens(role)
     over = f"; they go up to {highest}, and the model has {has} tokens" if has and highest >= has else ""
     fix = "Take a model with the same tokenizer"
     if isinstance(role, Reward) and role.scores_steps:
@@ -276,7 +276,7 @@ def _misread(name: str, role: Role, main: Role) -> str:
         fix += f", or leave {name}.tokenizer out: it is told what was said in its own"
     return (
         f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer knows {alike} "
-        f"of {all_of_them} by the same number{over}. {fix}."
+        f"of {total} by the same number{over}. {fix}."
     )
 
 

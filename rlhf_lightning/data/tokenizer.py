@@ -65,27 +65,28 @@ def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
     return sum(other.get(token) == number for token, number in own.items()), len(own)
 
 
-def reads(mine: str, theirs: str, *, said: int | None, known: int | None) -> bool:
+def reads(mine: str, theirs: str, *, my_vocab: int | None, their_vocab: int | None) -> bool:
     """Whether a model with the second tokenizer can read ids of the first; added tokens may differ.
 
     Args:
         mine: as for `load_tokenizer`.
         theirs: the other.
-        said: size of the vocabulary of the model that generates the ids; None if unknown.
-        known: the same of the model that reads them.
+        my_vocab: tokens that the model of the first tokenizer has; None if unknown.
+        their_vocab: tokens that the model of the second one has; None if unknown.
     """
-    alike, all_of_them = numbered_alike(mine, theirs)
-    return alike >= _ALIKE * all_of_them and (known is None or highest_token(mine, said=said) < known)
+    alike, total = numbered_alike(mine, theirs)
+    known = their_vocab is None or highest_token(mine, vocab=my_vocab) < their_vocab
+    return alike >= _ALIKE * total and known
 
 
 @lru_cache(maxsize=8)
-def highest_token(path: str, *, said: int | None) -> int:
-    """The largest id of a tokenizer that a model with a vocabulary of `said` tokens can generate.
+def highest_token(path: str, *, vocab: int | None) -> int:
+    """The largest id of a tokenizer that a model with a vocabulary of `vocab` tokens can generate.
 
     A tokenizer may have more tokens than the model: Gemma 3's smallest model has none for images.
     """
     highest = max(load_tokenizer(path).get_vocab().values())
-    return highest if said is None else min(highest, said - 1)
+    return highest if vocab is None else min(highest, vocab - 1)
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -180,7 +180,7 @@ def check_aggregation(mode: Aggregation, horizon: int) -> None:
     Raises:
         ValueError: the mode is unknown, or needs a horizon of at least 1.
     """
-    known = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+    known = get_args(Aggregation)
     if mode not in known:
         raise ValueError(f"aggregation={mode!r}: unknown mode. Try one of {', '.join(known)}.")
     if mode == "seq-mean-token-sum-norm" and horizon < 1:

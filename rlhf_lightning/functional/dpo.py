@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -60,7 +60,7 @@ def check_preference(kind: PreferenceKind, label_smoothing: float) -> None:
     Raises:
         ValueError: the kind is unknown, or `label_smoothing` is outside [0, 0.5) or not for this kind.
     """
-    known = ("sigmoid", "robust", "ipo", "hinge")
+    known = get_args(PreferenceKind)
     if kind not in known:
         raise ValueError(f"kind={kind!r}: unknown preference loss. Try one of {', '.join(known)}.")
     if not 0 <= label_smoothing < 0.5:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from rlhf_lightning.field_types import check_types
@@ -17,6 +16,7 @@ from rlhf_lightning.functional.groups import (
     group_advantages,
     group_std,
     leave_one_out,
+    neighbour_groups,
     optimal_baseline,
     per_std,
     spread,
@@ -76,7 +76,7 @@ class GroupEstimator(PenalizedEstimator):
         return found | {"advantages": spread(self._advantages(outcomes, mask), mask)}
 
     def _advantages(self, outcomes: Tensor, mask: Tensor) -> Tensor:
-        groups = torch.arange(len(outcomes), device=outcomes.device) // self.group_size
+        groups = neighbour_groups(outcomes, self.group_size)
         valid, single = mask.any(dim=1), self.single
         if self.baseline == "mean":
             return group_advantages(

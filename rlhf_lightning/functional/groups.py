@@ -22,6 +22,11 @@ def rows_of_groups(groups: Tensor, *, size: int) -> Tensor:
     return (groups[:, None] * size + torch.arange(size)).flatten()
 
 
+def neighbour_groups(scores: Tensor, size: int) -> Tensor:
+    """The group of each row, [B] int64, where a group is `size` neighbouring rows of the scores [B]."""
+    return torch.arange(len(scores), device=scores.device) // size
+
+
 def group_advantages(
     scores: Tensor,
     groups: Tensor,

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import check_discounts
-from rlhf_lightning.functional.groups import Single, group_advantages, spread
+from rlhf_lightning.functional.groups import Single, group_advantages, neighbour_groups, spread
 from rlhf_lightning.functional.kl import penalized_rewards
 from rlhf_lightning.functional.masked import at_last_valid, masked_sum, zero_masked
 from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
@@ -87,6 +86,6 @@ class ReturnEstimator(PenalizedEstimator):
         """Outcomes less their group's mean."""
         if self.group_size == 1:
             return outcomes
-        groups = torch.arange(len(outcomes), device=outcomes.device) // self.group_size
+        groups = neighbour_groups(outcomes, self.group_size)
         valid = mask.any(dim=1)
         return group_advantages(outcomes, groups, valid=valid, scale="none", single=self.single)

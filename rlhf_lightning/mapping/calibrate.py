@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from rlhf_lightning.mapping import measured, probe
 from rlhf_lightning.mapping.fit import Key, Observation, fit, mean_square
 from rlhf_lightning.mapping.hardware import CPU, H100, Efficiency, Hardware, Overhead
+from rlhf_lightning.mapping.machine import host_memory
 from rlhf_lightning.mapping.phases import Iteration
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
     devices = devices or (torch.cuda.device_count() if cuda else 2)
     peaks = _run(devices, cuda=cuda)
     base = H100 if cuda else CPU
-    memory = torch.cuda.get_device_properties(0).total_memory if cuda else _host_memory() / devices
+    memory = torch.cuda.get_device_properties(0).total_memory if cuda else host_memory() / devices
     large, small = max(p.large_s for p in peaks), max(p.small_s for p in peaks)
     hops = math.log2(devices) if devices > 1 else 1.0
     latency = small / (2 * hops) if devices > 1 else base.intra_latency
@@ -259,7 +260,3 @@ def clock(call: Callable[[], object], device: torch.device, *, repeats: int = 0)
     count = repeats or min(20, max(1, int(0.3 / max(first, 1e-6))))
     times = sorted([first, *(once() for _ in range(count))])
     return times[len(times) // 2]
-
-
-def _host_memory() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

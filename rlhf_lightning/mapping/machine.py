@@ -32,5 +32,9 @@ def this_machine(devices: int) -> Hardware:
             )
         own = torch.cuda.get_device_properties(0).total_memory
         return dataclasses.replace(found[0], memory_bytes=float(own), gpus_per_node=torch.cuda.device_count())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return dataclasses.replace(hardware.CPU, gpus_per_node=devices, memory_bytes=memory / devices)
+    return dataclasses.replace(hardware.CPU, gpus_per_node=devices, memory_bytes=host_memory() / devices)
+
+
+def host_memory() -> float:
+    """Bytes of the machine's memory."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -206,7 +206,7 @@ def reads_ids(model: ModelSpec, *, of: ModelSpec) -> bool:
     """Whether a model can read another's token ids: it has no tokenizer, or one with the same numbers."""
     if model.path == of.path or not has_tokenizer(model):
         return True
-    return reads(of.path, model.path, said=num_tokens(of), known=num_tokens(model))
+    return reads(of.path, model.path, my_vocab=num_tokens(of), their_vocab=num_tokens(model))
 
 
 def _raw(rows: TensorDict) -> list[dict[str, object]]:
