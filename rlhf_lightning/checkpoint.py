@@ -133,7 +133,7 @@ def remove(target: Path) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove what writers have left beside a target that died, or were interrupted in this process."""
+    """Remove what writers that died, or were interrupted in this process, have left beside a target."""
     for unfinished in target.parent.glob(".saving-*"):
         if _is_left_over(unfinished, target):
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -107,7 +107,7 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """Alpha / rank, by which B A is multiplied."""
+        """The factor of B A, alpha / rank."""
         return self.alpha / self.rank
 
 

@@ -27,8 +27,7 @@ def check_options(strategy: Strategy) -> None:
     """Refuse a job without devices or time, and offloading while vLLM is told to keep its memory.
 
     Raises:
-        ValueError: `devices` or `timeout_s` is too small, or `offload` and `vllm.sleep` contradict each
-        other.
+        ValueError: `devices` or `timeout_s` is too small, or `offload` contradicts `vllm.sleep`.
     """
     if strategy.devices is not None and strategy.devices < 1:
         raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")

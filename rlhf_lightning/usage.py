@@ -148,7 +148,7 @@ def _alike(found: re.Match[str]) -> str:
 
 
 def _class_meant(name: str, key: str = "") -> str:
-    """What was meant by a name that is no class: a callback or logger of like name, or options of the key."""
+    """What was meant by a name that is no class: a callback or logger of a similar name, or options."""
     modules = _NAMED.get(key.rpartition(".")[2])
     if modules is None:
         return f" Type its options one by one, such as {key}.path." if key else " Type its import path."

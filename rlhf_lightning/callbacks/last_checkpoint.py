@@ -80,7 +80,7 @@ class LastCheckpoint(ModelCheckpoint):
             self._acquire()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save again if this iteration was saved before its validation: EarlyStopping, say, has changed."""
+        """Save again if the iteration was saved before its validation, which may change EarlyStopping."""
         super().on_validation_end(trainer, pl_module)
         if trainer.state.fn == "fit" and self._last_global_step_saved == trainer.global_step > 0:
             self._save_checkpoint(trainer, str(self.path))

@@ -130,7 +130,7 @@ def kv_needed(shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes,
 def rows_at_once(
     shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload, *, free: float
 ) -> int:
-    """Rows for which `free` bytes of a replica have room, each at its longest; 0: for all of its rows."""
+    """Rows of a replica for which `free` bytes a device have room, each at its longest; 0: all its rows."""
     rows = math.ceil(workload.batch * sizes.pg * sizes.tg / layout.num_ranks)
     each = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
     most = max(1, int(free // (each * (workload.prompt + workload.response))))

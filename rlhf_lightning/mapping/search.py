@@ -142,7 +142,7 @@ class Search:
         return Pool(ordered, choice.devices, point.layouts, point.seconds, choice.kind)
 
     def _choices(self, roles: Sequence[str]) -> tuple[Choices, list[_Choice]]:
-        """What a set could get, as numbers and in words: known fronts, and ideal seconds elsewhere."""
+        """What a set could get, as arrays for `allocate` and one by one: known fronts, else ideal seconds."""
         found: list[_Choice] = []
         rows: list[Sequence[float]] = []
         for number, (kind, layouts) in enumerate(zip(self.kinds, self.layouts, strict=True)):

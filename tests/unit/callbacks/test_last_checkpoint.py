@@ -136,7 +136,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     directory.mkdir()
     other = os.open(directory, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match=r"last\.ckpt: another run .* Type another --trainer\.default_root"):
+    with pytest.raises(ValueError, match=r"last\.ckpt: another run .* type another --trainer\.default_root"):
         fit(tmp_path, 1)
     os.close(other)
     fit(tmp_path, 1)
