@@ -33,8 +33,11 @@ _QUOTES = (
     "'\"Question: {prompt}\"'."
 )
 _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
+"""An unknown option, in the words of jsonargparse or of argparse."""
 _WORD = re.compile(r"unrecognized arguments: (\S+)")
+"""A single word that belongs to no option."""
 _DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
+"""A name that is no class path."""
 _EXPECTED = re.compile(r"- Expected a ")
 _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
 """Lines that say where something is wrong, and not what."""
@@ -42,6 +45,7 @@ _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
 _REQUIRED = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
 """A missing option of a class; the rest of the line is about other types that the option may have."""
 _NO_LIST = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
+"""A single value where a list is wanted."""
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
 _MISSING = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'$")
 _NAMED = {
@@ -63,6 +67,7 @@ _TRL_OPTIONS = {
 }
 """Options of algorithms by their names in TRL; docs/coming_from.md lists all."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of the parameters `*args` and `**kwargs`."""
 _CLASS = re.compile(r"class_path '([\w.]+)'")
 
 
@@ -79,15 +84,17 @@ def option_error(
     """
     said = _shortened(message)
     if unknown := _UNKNOWN.search(message):
-        return f"{said}. {elsewhere.get(unknown[1]) or _known(unknown[1], _CLASS.findall(message), owners)}"
+        option = unknown[1]
+        instead = elsewhere.get(option) or _option_suggestion(option, _CLASS.findall(message), owners)
+        return f"{said}. {instead}"
     if dotted := _DOTTED.search(said):
         key = re.findall(r"[\w.]+", said[: dotted.start()])[-1:]
-        return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_meant(dotted[1], *key)}"
+        return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_suggestion(dotted[1], *key)}"
     typed = _WORD.fullmatch(said)
     if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
         return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
-    return _MISSING.sub(_alike, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
+    return _MISSING.sub(_with_similar_name, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
 
 
 def _shortened(message: str) -> str:
@@ -140,14 +147,14 @@ def _one_kind(found: re.Match[str]) -> str:
     return f"{found[2]} is a class, and there is none to choose. Type the options of {found[1]} one by one."
 
 
-def _alike(found: re.Match[str]) -> str:
+def _with_similar_name(found: re.Match[str]) -> str:
     """The error for a name that a module lacks, with the nearest name that it has."""
     module, name = found.groups()
     near = get_close_matches(name, vars(importlib.import_module(module)), n=1)
     return f"{found[0]}. Did you mean {near[0]}?" if near else found[0]
 
 
-def _class_meant(name: str, key: str = "") -> str:
+def _class_suggestion(name: str, key: str = "") -> str:
     """What was meant by a name that is no class: a callback or logger of a similar name, or options."""
     modules = _NAMED.get(key.rpartition(".")[2])
     if modules is None:
@@ -161,7 +168,7 @@ def _class_meant(name: str, key: str = "") -> str:
     return f" Did you mean {low[found[0]]}?" if found else " Type its import path."
 
 
-def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
+def _option_suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
     """What an unknown option was probably meant to be, or else a list of the options."""
     tried = [_load(cls) for cls in classes]
     owner: object = next((cls for cls in reversed(tried) if _options(cls)), None)
@@ -178,10 +185,10 @@ def _known(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> s
     if not isinstance(owner, type):
         return "Try --help."
     names = _options(owner)
-    return _meant([first, *rest], owner) or f"{owner.__name__} has: {', '.join(names)}."
+    return _similar_option([first, *rest], owner) or f"{owner.__name__} has: {', '.join(names)}."
 
 
-def _meant(words: Sequence[str], owner: type) -> str:
+def _similar_option(words: Sequence[str], owner: type) -> str:
     """The most similar option of a class, or the classes that have the unknown one; empty if none is."""
     typed, paths = "_".join(words), _paths(owner)
     flat = {path: path.replace(".", "_") for path in paths}

@@ -114,7 +114,7 @@ class PredictedTimes(Callback):
 
 
 def _lengths(batch: Mapping[str, Tensor], metrics: Mapping[str, Tensor]) -> Lengths | None:
-    """How long an iteration's rows were; None where nothing says how long the responses were."""
+    """Lengths of an iteration's rows; None where neither columns nor metrics tell those of the responses."""
     if "prompt_mask" not in batch:
         return None
     prompts = batch["prompt_mask"].sum(dim=1).tolist()

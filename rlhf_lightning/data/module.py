@@ -83,7 +83,7 @@ class RowData(LightningDataModule, ABC):
         return Format()
 
     def draft(self, record: Record, form: Format) -> Draft:
-        """Return what a row says: its prompt, and its response where there is one.
+        """Return a row as a draft: its prompt, and its response where there is one.
 
         Raises:
             ValueError: the row lacks a field, or one holds something else.

@@ -42,7 +42,7 @@ class PreferenceData(PromptData):
         return replace(super().format(), max_response_tokens=self.max_response_tokens, group=2)
 
     def draft(self, record: Record, form: Format) -> Draft:
-        """Return what a row says: a prompt and two responses.
+        """Return a row as a draft: a prompt and two responses.
 
         Raises:
             ValueError: the row lacks a field, or one holds something else.

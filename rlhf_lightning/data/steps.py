@@ -36,7 +36,7 @@ class StepData(PromptData):
         return replace(super().format(), max_response_tokens=self.max_response_tokens)
 
     def draft(self, record: Record, form: Format) -> Draft:
-        """Return what a row says: a prompt, and a response in steps.
+        """Return a row as a draft: a prompt, and a response in steps.
 
         Raises:
             ValueError: the row lacks a field, one holds something else, or steps and labels differ in number.

@@ -42,7 +42,7 @@ class UnpairedData(PromptData):
         return 2 if self.from_pairs else 1
 
     def draft(self, record: Record, form: Format) -> Draft:
-        """Return what a row says: a prompt and a response, or two with `from_pairs`.
+        """Return a row as a draft: a prompt and a response, or two with `from_pairs`.
 
         Raises:
             ValueError: the row lacks a field, or one holds something else.

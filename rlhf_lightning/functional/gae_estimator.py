@@ -79,7 +79,7 @@ class GAEEstimator(PenalizedEstimator):
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
         values = widened(rows["values"]) * self.value_std + self.value_mean
-        found, kl = self.begun(rows)
+        found, kl = self.common_columns(rows)
         rewards = penalized_rewards(self._scores(rows["scores"], mask), kl, mask, coef=self.kl_coef)
         received = rewards
         if self.bootstrap:

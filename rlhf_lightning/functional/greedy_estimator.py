@@ -52,7 +52,7 @@ class GreedyEstimator(PenalizedEstimator):
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask, greedy = rows["response_mask"], rows["greedy_scores"]
-        found, kl = self.begun(rows)
+        found, kl = self.common_columns(rows)
         if self.form == "official":
             margins = found["row_scores"] - greedy
             advantages = remax_advantages(margins, self.kl_coef * kl, mask, gamma=self.gamma, clip=self.clip)

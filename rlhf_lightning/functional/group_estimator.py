@@ -68,7 +68,7 @@ class GroupEstimator(PenalizedEstimator):
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
-        found, kl = self.begun(rows)
+        found, kl = self.common_columns(rows)
         outcomes = found["row_scores"]
         if self.overlong is not None:
             outcomes = outcomes + self.overlong.penalty(found["row_ends"], max_tokens=mask.shape[1])

@@ -75,7 +75,7 @@ class LagrangianEstimator(PenalizedEstimator):
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
-        found, kl = self.begun(rows)
+        found, kl = self.common_columns(rows)
         rewards = self._limited(penalized_rewards(rows["scores"], kl, mask, coef=self.kl_coef))
         costs = self._limited(penalized_rewards(rows["costs"], kl, mask, coef=-self.kl_coef))
         advantages, returns = self._estimated(rewards, rows["values"], mask)

@@ -42,7 +42,7 @@ class PenalizedEstimator(Estimator):
         made = ("advantages", "row_scores", "row_tokens", "row_ends")
         return (*made, *(("kl", "row_kl") if self.measures_kl else ()))
 
-    def begun(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    def common_columns(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Compute what all subclasses have in common; each adds the advantages.
 
         Args:

@@ -67,7 +67,7 @@ class ReturnEstimator(PenalizedEstimator):
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
         mask = rows["response_mask"]
-        found, kl = self.begun(rows)
+        found, kl = self.common_columns(rows)
         advantages = self._credited(rows["scores"], kl, mask)
         if self.whiten:
             advantages = whiten(advantages, mask, unbiased=self.unbiased, add=add)

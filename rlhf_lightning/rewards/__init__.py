@@ -9,7 +9,14 @@ steps, environment  where steps of a response end; what answers an actor between
 
 from rlhf_lightning.rewards.environment import Environment
 from rlhf_lightning.rewards.http import RETRIES, SCHEMES, HTTPOptions, ServiceError, json_safe
-from rlhf_lightning.rewards.registry import REWARDS, Functions, Sources, named, named_sources, resolve
+from rlhf_lightning.rewards.registry import (
+    REWARDS,
+    Functions,
+    Sources,
+    function_names,
+    function_names_by_source,
+    resolve,
+)
 from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, preflight, score
 from rlhf_lightning.rewards.spec import Kind, RewardFunction, RewardSpec
 from rlhf_lightning.rewards.steps import step_ends
@@ -27,9 +34,9 @@ __all__ = [
     "RewardSpec",
     "ServiceError",
     "Sources",
+    "function_names",
+    "function_names_by_source",
     "json_safe",
-    "named",
-    "named_sources",
     "preflight",
     "resolve",
     "score",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from rlhf_lightning.rewards.http import SCHEMES
-from rlhf_lightning.rewards.registry import check_parameters, dotted, imported
+from rlhf_lightning.rewards.registry import check_parameters, function_name, imported
 from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, awaited
 
 Replies: TypeAlias = Sequence[str | None]
@@ -41,7 +41,7 @@ class Environment:
     """Columns that it reads beside the prompts."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", dotted(self.function, "environment.function"))
+        object.__setattr__(self, "function", function_name(self.function, "environment.function"))
         if self.turns < 2:
             raise ValueError(
                 f"environment.turns={self.turns}: no turn of the actor follows a reply. Give at least 2, "
@@ -56,7 +56,7 @@ class Environment:
     @property
     def name(self) -> str:
         """The function's dotted path."""
-        return dotted(self.function, "environment.function")
+        return function_name(self.function, "environment.function")
 
     def replies(
         self, prompts: list[str], responses: list[str], rows: list[dict[str, object]]

@@ -134,7 +134,9 @@ def _exists(module_name: str) -> bool:
         return False
 
 
-def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | list[str] | str | None:
+def function_names(
+    functions: Functions, *, kind: Kind = "reward"
+) -> dict[str, float] | list[str] | str | None:
     """Return the functions of a reward by the names by which workers find them.
 
     Raises:
@@ -143,20 +145,20 @@ def named(functions: Functions, *, kind: Kind = "reward") -> dict[str, float] | 
     if functions is None or isinstance(functions, str):
         return functions
     if isinstance(functions, Mapping):
-        return {dotted(function, _role(kind)): weight for function, weight in functions.items()}
+        return {function_name(function, _role(kind)): weight for function, weight in functions.items()}
     if isinstance(functions, Sequence):
-        return [dotted(function, _role(kind)) for function in functions]
-    return dotted(functions, _role(kind))
+        return [function_name(function, _role(kind)) for function in functions]
+    return function_name(functions, _role(kind))
 
 
-def named_sources(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
+def function_names_by_source(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
     """Return the functions of each data source by the names by which workers find them.
 
     Raises:
         ValueError: workers cannot import a function.
     """
     return {
-        source: {dotted(function, _role(kind)): weight for function, weight in weights.items()}
+        source: {function_name(function, _role(kind)): weight for function, weight in weights.items()}
         for source, weights in by_source.items()
     }
 
@@ -165,7 +167,7 @@ def _role(kind: Kind) -> str:
     return f"{kind}.functions"
 
 
-def dotted(function: object, option: str) -> str:
+def function_name(function: object, option: str) -> str:
     """The name by which workers find a function: its short name or dotted path; a name is returned as it is.
 
     Args:

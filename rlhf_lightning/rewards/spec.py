@@ -9,7 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlhf_lightning.rewards.http import HTTPOptions
-from rlhf_lightning.rewards.registry import Functions, Sources, named, named_sources
+from rlhf_lightning.rewards.registry import Functions, Sources, function_names, function_names_by_source
 
 if TYPE_CHECKING:
     from rlhf_lightning.spec import ModelSpec
@@ -66,8 +66,8 @@ class RewardSpec:
     """Whether it is a reward or a cost; a cost has no default function."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", named(self.functions, kind=self.kind))
-        object.__setattr__(self, "by_source", named_sources(self.by_source, kind=self.kind))
+        object.__setattr__(self, "functions", function_names(self.functions, kind=self.kind))
+        object.__setattr__(self, "by_source", function_names_by_source(self.by_source, kind=self.kind))
         if self.kind == "cost" and self.model is None and not self.names():
             raise ValueError(
                 "cost: it has neither functions nor a model, and there is no default. Type "
@@ -93,7 +93,7 @@ class RewardSpec:
         if self.functions is None:
             scored = self.by_source or self.model is not None or self.kind == "cost"
             return {} if scored else {DEFAULT: 1.0}
-        functions = named(self.functions)
+        functions = function_names(self.functions)
         if isinstance(functions, dict):
             return functions
         return dict.fromkeys([functions] if isinstance(functions, str) else functions or [], 1.0)

@@ -23,8 +23,8 @@ from rlhf_lightning.rewards import (
     Kind,
     RewardSpec,
     Sources,
-    named,
-    named_sources,
+    function_names,
+    function_names_by_source,
     score,
 )
 from rlhf_lightning.spec import ModelSpec
@@ -63,8 +63,8 @@ class Judge(Remote):
     """Whether its scores are rewards or costs."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", named(self.functions, kind=self.kind))
-        object.__setattr__(self, "by_source", named_sources(self.by_source, kind=self.kind))
+        object.__setattr__(self, "functions", function_names(self.functions, kind=self.kind))
+        object.__setattr__(self, "by_source", function_names_by_source(self.by_source, kind=self.kind))
         if self.clip is not None and not self.clip > 0:
             raise ValueError(
                 f"{self.kind}.clip={self.clip}: no score is left. Give a positive number, such as 5."
