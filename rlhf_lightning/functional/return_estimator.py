@@ -21,7 +21,7 @@ from rlhf_lightning.functional.whiten import whiten
 
 @dataclass(frozen=True, kw_only=True)
 class ReturnEstimator(PenalizedEstimator):
-    """The discounted reward to go of r_t = score_t - beta kl_t, whitened over the whole batch; Hu 2025, 3.
+    """The discounted reward to go of r_t = score_t - beta kl_t, whitened over the whole batch; section 3.
 
     With a `group_size` above 1 it is the baseline variant: each outcome has its group's mean taken off first.
     The columns are those of `PenalizedEstimator`.

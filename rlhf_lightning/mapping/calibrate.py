@@ -51,7 +51,7 @@ _SMALL, _LARGE = 2**10, 2**24
 _TIMEOUT_S = 180.0
 _CALL_S = 3e-3
 """Assumed overhead of a remote call, which a run's measurements replace (`refine_by_run`). The fixed part of
-transition is set to nearly nothing: it is within the seconds of the probes' generations."""
+a transition is set to nearly nothing: the seconds of the probes' generations include it."""
 
 
 @dataclass(frozen=True)

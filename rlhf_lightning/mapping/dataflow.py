@@ -79,7 +79,7 @@ class Dataflow:
 
     @property
     def rows(self) -> int:
-        """Rows of an iteration, for throughput: those that it generates, or trains on if these are fewer."""
+        """Rows of an iteration, for throughput: generated ones, or those trained on if fewer or alone."""
         made = sum(w.rows for s in self.stages for w in s.work if w.kind == "generate")
         learnt = [w.rows for s in self.stages for w in s.work if w.kind == "train"]
         return min(made or max(learnt, default=0), *learnt) if learnt else made
@@ -88,8 +88,8 @@ class Dataflow:
 def dataflow_of(calls: Sequence[Call]) -> Dataflow:
     """The stages of calls, given in program order.
 
-    A call comes a stage after those that it waits for. Only of a call of the same model in the same phase
-    does it share the stage: the model's devices run both in turn.
+    A call comes at least one stage after each call that it waits for, unless that is a call of the same model
+    in the same phase: these may share a stage, since the model's devices run them in turn.
     """
     phases: list[str] = []
     stage_of: list[int] = []
