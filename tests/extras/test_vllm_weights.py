@@ -17,7 +17,7 @@ from vllm.distributed import parallel_state
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
-from rlhf_lightning.engines.vllm.memory import forget
+from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
@@ -198,7 +198,7 @@ def test_bfloat16_weights_follow_too(spec: ModelSpec) -> None:
 def test_forgotten_pages_hold_zeros() -> None:
     tensor = torch.ones(2**20)
     before = resident_bytes()
-    assert forget([tensor[:10], tensor[10:]]) > 4 * 2**20 - 2 * 4096
+    assert release_pages([tensor[:10], tensor[10:]]) > 4 * 2**20 - 2 * 4096
     assert before - resident_bytes() > 3 * 2**20
     assert not tensor[1024:-1024].any()
     assert torch.ones(2**20).add_(tensor).max() == 2

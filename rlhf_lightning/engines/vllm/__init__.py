@@ -1,4 +1,4 @@
-"""The vLLM engine for generation: see `engine`, which imports vLLM; what stands here does not."""
+"""The vLLM engine for generation: see `engine`, which imports vLLM; this module does not."""
 
 from rlhf_lightning.engines.vllm.config import VLLM, check_vllm, require_vllm
 

@@ -1,4 +1,4 @@
-"""How a vLLM engine spends memory, and what it can generate with: asked without vLLM."""
+"""Options of the vLLM engine, and which models and layouts it can generate with; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class VLLM:
-    """How vLLM uses memory and time; but for `max_model_len`, none of it changes what can be generated.
+    """Options of the vLLM engine; only `max_model_len` limits which prompts it can answer.
 
     Raises:
         ValueError: a value is outside its range.
     """
 
     gpu_memory_utilization: float = 0.4
-    """Share of a GPU's memory that its weights, keys and values may take while it generates."""
+    """Share of a GPU's memory that weights, keys and values may take while vLLM generates."""
     kv_cache_gib: float = 0.0
     """Memory of keys and values on each rank, GiB. 0: on a GPU what is left of the share, on a CPU 1."""
     max_num_seqs: int = 256
     """Most rows decoded at once."""
     max_num_batched_tokens: int = 0
-    """Most tokens in one forward; 0 leaves it to vLLM."""
+    """Most tokens in one forward pass; 0 leaves it to vLLM."""
     max_model_len: int = 0
     """Most tokens of a prompt and its response; 0: the model's positions, or what the cache holds."""
     enable_prefix_caching: bool = True
-    """Compute the shared beginning of prompts once."""
+    """Compute a beginning that prompts share only once."""
     enforce_eager: bool | None = None
-    """Neither compile nor capture graphs: starts sooner, decodes slower. None: on a CPU."""
+    """Neither compile nor capture graphs: starts sooner, decodes slower. None: only on a CPU."""
     zero_copy: bool = True
-    """Compute in the memory of the training parameters, where they can be lent: Megatron's, on a CPU."""
+    """Compute in the memory of the training parameters where possible: of a Megatron actor on a CPU."""
     sleep: bool = True
-    """Give memory back after each generation: keys and values, and on a GPU the weights too."""
+    """Free memory after each generation: of keys and values, and on a GPU of the weights too."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -58,17 +58,17 @@ class VLLM:
                 )
 
     def kv_cache_bytes(self, *, on_cpu: bool) -> int | None:
-        """Memory of keys and values on a rank; None for what is left of the GPU's share."""
+        """Memory of keys and values on a rank; None: what weights leave of the GPU's share."""
         gib = self.kv_cache_gib or (1.0 if on_cpu else 0.0)
         return int(gib * GIB) or None
 
     def eager(self, *, on_cpu: bool) -> bool:
-        """Whether nothing is compiled: as told, else what suits the device."""
+        """Whether nothing is compiled: the option, or by default what suits the device."""
         return on_cpu if self.enforce_eager is None else self.enforce_eager
 
 
 def require_vllm() -> None:
-    """Refuse to go on without vLLM, which is looked up but not imported.
+    """Refuse to run without vLLM, without importing it.
 
     Raises:
         ValueError: it is not installed.
@@ -88,7 +88,7 @@ def check_vllm(
     settings: VLLM | None = None,
     on_cpu: bool,
 ) -> None:
-    """Refuse what vLLM cannot generate with, before anything is started.
+    """Refuse a model or layout that vLLM cannot generate with, before anything is started.
 
     Args:
         config: of the Hugging Face model.

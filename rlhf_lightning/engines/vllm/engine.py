@@ -1,8 +1,8 @@
-"""vLLM in the device's own process: SPMD, one engine a rank, tensor groups that are the layout's.
+"""vLLM as a generation engine in the device's own process: one vLLM per rank, in the layout's tensor groups.
 
 training engine ── weights(), one at a time, if they have changed ──> vLLM's parameters, in place
-rows ── prompts without padding ──> schedule, forward, draw: the same on all tensor ranks ──> responses
-     <── afterwards it sleeps: keys and values, on a GPU weights too, are given back ──┘
+rows ── prompts without padding ──> schedule, forward, draw: equal on all tensor ranks ──> responses
+     <── afterwards vLLM sleeps: memory of keys and values, on a GPU of weights too, is freed ──┘
 
 B is the number of rows, R the width of the responses.
 """
@@ -27,42 +27,42 @@ from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.training import WeightSource
 from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing
-from rlhf_lightning.engines.vllm.memory import forget
-from rlhf_lightning.engines.vllm.process import guest
+from rlhf_lightning.engines.vllm.memory import release_pages
+from rlhf_lightning.engines.vllm.process import process_restored
 from rlhf_lightning.engines.vllm.weights import fitting, weight_shapes
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling
 
-with guest():
+with process_restored():
     from vllm import CompletionOutput, EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from rlhf_lightning.engines.vllm.borrowed import Borrowed
     from rlhf_lightning.engines.vllm.executor import InPlaceExecutor
     from rlhf_lightning.engines.vllm.groups import Groups, keeping_world
     from rlhf_lightning.engines.vllm.plain import plain_weights
-    from rlhf_lightning.engines.vllm.requests import Going, Requests
+    from rlhf_lightning.engines.vllm.requests import Requests, RunningRequests
     from rlhf_lightning.engines.vllm.responses import add, begun_responses, responses
+    from rlhf_lightning.engines.vllm.zero_copy import ZeroCopyWeights
 
 logger = logging.getLogger(__name__)
 
-_Said = dict[int, CompletionOutput]
-"""By row."""
+_Outputs = dict[int, CompletionOutput]
+"""Finished outputs by row."""
 
 
 class VLLMEngine(GenerationEngine):
     """See the head of the module.
 
     Args:
-        model: that the source trains; of its directory only config.json is read.
-        source: has the weights.
-        seat: of this rank.
-        ends: of responses.
-        config: memory and time.
+        model: the model that the source trains; of its directory only config.json is read.
+        source: where the weights come from.
+        seat: this rank's place.
+        ends: what ends a response.
+        config: options of the engine.
 
     Attributes:
-        update_s: seconds until the weights of the last answers were there, copied or lent.
+        update_s: seconds that the last update of the weights took, by copying or lending.
 
     Raises:
         ValueError: vLLM cannot generate with the model.
@@ -79,12 +79,12 @@ class VLLMEngine(GenerationEngine):
         worker = self._engine.model_executor.driver_worker.worker
         self._runner, self._model = worker.model_runner, worker.get_model()
         self._logits = self._model.compute_logits = _Logits(self._model.compute_logits)
-        self._engine.engine_core._finalizer.detach()  # it would end the job's world
+        self._engine.engine_core._finalizer.detach()  # it would destroy the job's process groups
         self._closing = weakref.finalize(self, _close, self._engine, self._groups)
         self._version: int | None = None
-        self._fresh, self._asleep, self._kept, self.update_s = False, False, False, 0.0
+        self._fresh, self._asleep, self._held, self.update_s = False, False, False, 0.0
         borrows = config.zero_copy and self._on_cpu and source.lending() is not None
-        self._borrowed = Borrowed(self._model) if borrows else None
+        self._zero_copy = ZeroCopyWeights(self._model) if borrows else None
         if config.sleep:
             self.offload()
 
@@ -122,13 +122,13 @@ class VLLMEngine(GenerationEngine):
             begun_responses(rows, pad=self._ends.pad_token_id),
         )
         left = (~found["ended"]).nonzero()[:, 0].tolist()
-        with self._computing(), self._going(requests, rows=left, at_once=at_once or len(rows)) as going:
+        with self._computing(), self._running(requests, rows=left, at_once=at_once or len(rows)) as running:
             while not pause(found["ended"]) and not bool(found["ended"].all()):
-                ended = going.step()
-                add(found, ended, requests.said)
+                ended = running.step()
+                add(found, ended, requests.begun)
                 found["ended"][[*ended]] = True
-            add(found, going.pause(), requests.said)
-        if self._config.sleep and not self._kept:
+            add(found, running.pause(), requests.begun)
+        if self._config.sleep and not self._held:
             self.offload()
         return found.to(rows["prompt_ids"].device)
 
@@ -139,11 +139,11 @@ class VLLMEngine(GenerationEngine):
             with self._computing(), failing("as it took weights", self._config):
                 self._wake()
                 weights.enter_context(self._weights())
-            self._kept = True
+            self._held = True
             try:
                 yield
             finally:
-                self._kept = False
+                self._held = False
                 with self._computing():
                     weights.close()
                 if self._config.sleep:
@@ -161,7 +161,10 @@ class VLLMEngine(GenerationEngine):
             pass
 
     def offload(self) -> None:
-        """Give memory back: on a GPU all of it, and weights are copied again; on a CPU keys and values."""
+        """Free memory: on a GPU of weights, keys and values, on a CPU of keys and values.
+
+        Before the next answers on a GPU, the weights are copied again.
+        """
         if self._asleep:
             return
         self._asleep = True
@@ -171,17 +174,17 @@ class VLLMEngine(GenerationEngine):
                 self._fresh = False
             elif self._on_cpu:
                 self._engine.reset_prefix_cache()
-                forget(self._runner.kv_caches)
+                release_pages(self._runner.kv_caches)
 
     def close(self) -> None:
-        """End vLLM in this process, as happens when nobody holds the engine any more."""
+        """End vLLM in this process; happens by itself when the engine is garbage-collected."""
         self._closing()
 
     def _started(self) -> LLMEngine:
-        """A new engine in these groups, which are let go where none can be made."""
+        """Start vLLM with these groups; if that fails, close them."""
         entered, start = self._groups.entered, failing("to start", self._config)
         try:
-            with start, guest(), entered(), self._uncompiled(), plain_weights():
+            with start, process_restored(), entered(), self._uncompiled(), plain_weights():
                 return LLMEngine.from_engine_args(self._arguments())
         except BaseException:
             self._groups.close()
@@ -197,27 +200,27 @@ class VLLMEngine(GenerationEngine):
             generation_config="vllm",
             tensor_parallel_size=len(self._groups.ranks),
             distributed_executor_backend=InPlaceExecutor,
-            # Both map memory of devices that this process does not see.
+            # These two map memory of other GPUs, which this process does not see.
             disable_custom_all_reduce=True,
             compilation_config={"pass_config": {"fuse_allreduce_rms": False}},
-            enable_flashinfer_autotune=False,  # it waits for all ranks of the job, and some have no vLLM
+            enable_flashinfer_autotune=False,  # it waits for all ranks of the job, also those without vLLM
             gpu_memory_utilization=config.gpu_memory_utilization,
             kv_cache_memory_bytes=config.kv_cache_bytes(on_cpu=self._on_cpu),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens or None,
             max_model_len=config.max_model_len or -1,
             enable_prefix_caching=config.enable_prefix_caching,
-            # A part of a prompt draws a token in vain, and on a CPU the draw cannot be taken back.
+            # A chunk of a prompt draws a token that is dropped; on a CPU its random state is not restored.
             enable_chunked_prefill=False if self._on_cpu else None,
             enforce_eager=config.eager(on_cpu=self._on_cpu),
-            async_scheduling=False,  # a step ahead it would draw before it is told with what
+            async_scheduling=False,  # scheduling a step ahead, it would draw before `seed`
             enable_sleep_mode=self._sleeps,
             logprobs_mode="raw_logprobs",
             disable_log_stats=True,
         )
 
     def _uncompiled(self) -> AbstractContextManager[object]:
-        """Keep torch from compiling the small functions of vLLM that eager mode leaves to it."""
+        """In eager mode, keep torch from compiling the small functions that vLLM compiles even then."""
         eager = self._config.eager(on_cpu=self._on_cpu)
         return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
@@ -228,14 +231,14 @@ class VLLMEngine(GenerationEngine):
 
     @contextmanager
     def _weights(self) -> Iterator[None]:
-        """Compute with the source's present weights; keys and values of others are forgotten."""
+        """Within this context vLLM has the source's present weights; changed ones clear the prefix cache."""
         version, started = self.source.version, time.perf_counter()
         changed = not self._fresh or version is None or version != self._version
-        lending = self.source.lending() if self._borrowed is not None else None
+        lending = self.source.lending() if self._zero_copy is not None else None
         if changed:
             self._engine.reset_prefix_cache()
             self._engine.set_weight_version(str(version))
-        if lending is None or self._borrowed is None:
+        if lending is None or self._zero_copy is None:
             if changed:
                 self._copy()
             self._arrived(version, started)
@@ -243,25 +246,27 @@ class VLLMEngine(GenerationEngine):
             return
         with lending as shard:
             try:
-                self._borrowed.lay(shard)
+                self._zero_copy.attach(shard)
                 self._arrived(version, started)
                 yield
             finally:
-                self._borrowed.give_back()
+                self._zero_copy.detach()
 
     def _copy(self) -> None:
-        """Write the weights into vLLM's own, one after the other."""
+        """Copy the source's weights into vLLM's parameters, one after the other."""
         owner = f"vLLM of {self._spec.path}"
         loaded = self._model.load_weights(fitting(self.source.weights(), self._shapes, owner=owner))
         if missing := dict(self._model.named_parameters()).keys() - loaded:
-            raise ValueError(f"{owner}: was given no {min(missing)}.")
+            raise ValueError(
+                f"{owner}: was given no {min(missing)}. Giver and taker must be of one architecture."
+            )
 
     @cached_property
     def _shapes(self) -> dict[str, torch.Size]:
         return weight_shapes(self._spec)
 
     def _arrived(self, version: int | None, started: float) -> None:
-        """Note which weights are there."""
+        """Note the version of the weights that vLLM has now, and how long they took."""
         self._version, self._fresh, self.update_s = version, True, time.perf_counter() - started
         logger.debug("vLLM has weights %s after %.3f s", version, self.update_s)
 
@@ -271,7 +276,7 @@ class VLLMEngine(GenerationEngine):
             yield
 
     def _requests(self, rows: TensorDict, sampling: Sampling, seed: int) -> Requests:
-        """What to ask for rows as `begun` gives them; from now on the logits are at the temperature.
+        """Make requests of rows as `begun` returns them, and set the temperature of the logits.
 
         Raises:
             ValueError: a prompt is empty, or too long for the model.
@@ -282,36 +287,36 @@ class VLLMEngine(GenerationEngine):
         return Requests.of(rows, prompts, sampling=sampling, ends=self._ends, seed=seed)
 
     @contextmanager
-    def _going(self, requests: Requests, *, rows: Sequence[int], at_once: int) -> Iterator[Going]:
-        """Awake, and with the present weights; no request is left behind."""
+    def _running(self, requests: Requests, *, rows: Sequence[int], at_once: int) -> Iterator[RunningRequests]:
+        """Run requests with the present weights; on exit, unfinished ones are aborted."""
         self._wake()
-        going = Going(self._engine, self._runner, requests, rows=rows, at_once=at_once)
-        weights = nullcontext() if self._kept else self._weights()
+        running = RunningRequests(self._engine, self._runner, requests, rows=rows, at_once=at_once)
+        weights = nullcontext() if self._held else self._weights()
         with weights, failing(f"as it answered {len(requests)} rows", self._config):
-            self._logits.before = going.seed
+            self._logits.before = running.seed
             try:
-                yield going
+                yield running
             finally:
                 self._logits.before = None
-                going.break_off()
+                running.abort()
 
-    def _answered(self, requests: Requests, sizes: list[int]) -> Iterator[_Said]:
-        """What every request says in the end, so many at a time as they end."""
-        found: _Said = {}
-        with self._going(requests, rows=range(len(requests)), at_once=len(requests)) as going:
+    def _answered(self, requests: Requests, sizes: list[int]) -> Iterator[_Outputs]:
+        """Answer every request; yield finished outputs by row, `sizes` at a time."""
+        found: _Outputs = {}
+        with self._running(requests, rows=range(len(requests)), at_once=len(requests)) as running:
             for size in sizes:
                 while len(found) < size:
-                    found |= going.step()
+                    found |= running.step()
                 yield {row: found.pop(row) for row in sorted([*found][:size])}
 
 
 class _Logits:
-    """A model's logits at the temperature, so that what vLLM calls raw lacks truncation only."""
+    """Divides a model's logits by the temperature, so vLLM's "raw" log-probabilities only lack truncation."""
 
     def __init__(self, compute: Callable[[Tensor], Tensor | None]) -> None:
         self._compute, self.temperature = compute, 1.0
         self.before: Callable[[], None] | None = None
-        """What to do before tokens are drawn from them."""
+        """Called before the logits of each step are computed, and so before its draws."""
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
         if self.before is not None:
@@ -321,6 +326,6 @@ class _Logits:
 
 
 def _close(engine: LLMEngine, groups: Groups) -> None:
-    with guest(), keeping_world():
+    with process_restored(), keeping_world():
         engine.engine_core.engine_core.shutdown()
     groups.close()

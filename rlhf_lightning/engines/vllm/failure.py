@@ -1,4 +1,4 @@
-"""What vLLM raises, with what it was at and what to change; asked without vLLM."""
+"""Wraps vLLM's exceptions: what it was doing, why it failed, what to change; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _CACHE = ("kv cache", "cache blocks", "auto-fit max_model_len")
 
 
 class VLLMError(RuntimeError):
-    """vLLM failed; the message says at what, why, and what to change."""
+    """vLLM failed; the message says when, why, and what to change."""
 
 
 @contextmanager
 def failing(at: str, config: VLLM) -> Iterator[None]:
-    """Let what vLLM raises within say that it was vLLM.
+    """Turn exceptions within this context into `VLLMError`.
 
     Args:
-        at: what it does there, as in `as it answered 8 rows`.
+        at: when it fails, for the message, such as `as it answered 8 rows`.
         config: of the engine.
 
     Raises:
-        VLLMError: as said.
+        VLLMError: instead of any exception.
     """
     try:
         yield
@@ -34,7 +34,7 @@ def failing(at: str, config: VLLM) -> Iterator[None]:
 
 
 def _advice(err: Exception, config: VLLM) -> str:
-    """What to change."""
+    """Which options to change."""
     said = str(err).lower()
     if any(words in said for words in _CACHE):
         return (

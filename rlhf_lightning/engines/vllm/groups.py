@@ -1,7 +1,7 @@
-"""vLLM's groups of ranks, made of the job's own process groups.
+"""Gives vLLM the job's own process groups in place of those that it would make.
 
-vLLM numbers ranks itself: with t = 2 its groups would be 01 23 45 67. HybridFlow's may be 02 13 46 57, and
-the world may have devices where no vLLM runs. So vLLM finds these groups, and makes none.
+With t = 2 vLLM would make groups of the ranks 01 23 45 67. HybridFlow's may be 02 13 46 57, and the world may
+have devices without vLLM.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ALONE = ("_ETP", "_DCP", "_PCP", "_PP", "_DP")
 
 
 class _Coordinator(GroupCoordinator):  # type: ignore[misc]
-    """What vLLM asks of a group, answered by one that exists."""
+    """vLLM's interface of a group, over an existing process group."""
 
     def __init__(
         self, group: dist.ProcessGroup, *, name: str, device: torch.device, talks: bool = False
     ) -> None:
-        # The parent's constructor makes new groups, over the whole world: it is not called.
+        # The parent's constructor is not called: it makes new groups, with all ranks of the world.
         self.unique_name = parallel_state._get_unique_name(name)
         parallel_state._register_group(self)
         self.rank, self.ranks = dist.get_rank(), dist.get_process_group_ranks(group)
@@ -50,7 +50,7 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]
 
 @contextmanager
 def keeping_world() -> Iterator[None]:
-    """End vLLM's core within: it would leave the world, which is the job's."""
+    """Within this context, shutting down vLLM's core does not destroy the job's process groups."""
     clean = core.cleanup_dist_env_and_memory
     core.cleanup_dist_env_and_memory = lambda: None
     try:
@@ -60,7 +60,7 @@ def keeping_world() -> Iterator[None]:
 
 
 class Groups:
-    """The groups of one rank.
+    """The groups that vLLM needs on one rank.
 
     Args:
         tensor: ranks that generate with one copy of the model; None for one rank.
@@ -79,13 +79,13 @@ class Groups:
         tensors = _Coordinator(tensor or alone, name="rlhf_tensor", device=device, talks=True)
         self._coordinators = [one, world, tensors]
         self._found: dict[str, object] = {**dict.fromkeys(_ALONE, one), "_WORLD": world, "_TP": tensors}
-        self._found["_NODE_COUNT"] = 1  # asked by expert parallelism only, which there is none of
+        self._found["_NODE_COUNT"] = 1  # read by expert parallelism, which is not used
         self.ranks: list[int] = tensors.ranks
-        """Global ranks that generate with one copy."""
+        """Global ranks that generate with one copy of the model."""
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let vLLM find these groups, and afterwards what it found before."""
+        """Within this context vLLM uses these groups."""
         before = {name: getattr(parallel_state, name) for name in self._found}
         vars(parallel_state).update(self._found)
         try:
@@ -94,7 +94,7 @@ class Groups:
             vars(parallel_state).update(before)
 
     def close(self) -> None:
-        """Let go of the groups, and leave the world if it was made for this."""
+        """Destroy what was made here: the group of this rank alone, or the world if there was none."""
         for coordinator in self._coordinators:
             del coordinator.cpu_group, coordinator.device_group
         self._found.clear()

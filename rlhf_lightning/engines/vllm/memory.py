@@ -1,4 +1,4 @@
-"""Memory of the host given back to the system while the tensors that lie in it stay."""
+"""Returns host memory of tensors to the system while the tensors stay valid: vLLM's cache on a CPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _DONT_NEED = 4
 """MADV_DONTNEED of Linux's madvise(2)."""
 
 
-def forget(tensors: Iterable[Tensor]) -> int:
-    """Give the pages of tensors back, which then hold zeros; memory comes again as it is written.
+def release_pages(tensors: Iterable[Tensor]) -> int:
+    """Return the pages of tensors to the system; they read as zeros, and get memory again when written.
 
-    Nothing happens where the system is not Linux.
+    Does nothing on systems other than Linux.
 
     Returns:
-        Bytes of the pages.
+        Bytes released.
     """
     if sys.platform != "linux":
         return 0

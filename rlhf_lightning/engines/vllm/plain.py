@@ -1,4 +1,4 @@
-"""Weights that stay as they are on a CPU, as on a GPU, so that they can be written to and shared."""
+"""Keeps vLLM on a CPU from repacking the weights of a model, so that they can be updated and shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm.model_executor.layers import utils
 
 @contextmanager
 def plain_weights() -> Iterator[None]:
-    """Load a model within; vLLM would pack its matrices for oneDNN, or for kernels of its own."""
+    """Within this context, loading a model packs no matrices for oneDNN or for vLLM's own kernels."""
     packs = {operations: "_supports_onednn", utils: "check_cpu_sgl_kernel"}
     before = {module: vars(module)[name] for module, name in packs.items()}
     operations._supports_onednn = False

@@ -1,4 +1,4 @@
-"""What vLLM does to its process, undone: other engines live there too."""
+"""Undoes what importing and starting vLLM changes in the process, which other engines share."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ _ALWAYS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
-"""It computes in this process, with the runner whose random numbers are each request's own (the other one is
-its choice on GPUs)."""
+"""Set for vLLM: compute in this process, with the model runner that has a random generator per request. (On
+GPUs the other runner is vLLM's default.)"""
 _NEVER = "VLLM_CPU_KVCACHE_SPACE"
-"""Would count more than the option for the same."""
+"""Unset for vLLM: it would override the option `kv_cache_gib`."""
 _BINDING = "init_cpu_memory_env"
-"""Operation that keeps the memory of the process on one socket."""
+"""vLLM's operation that binds the memory of the process to one socket."""
 _DEFAULTS = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-"""Unless the user says otherwise it tells nobody how it is used, and here only what went wrong."""
+"""Set unless the user sets them: send no usage statistics, log errors only."""
 
 
 @contextmanager
-def guest() -> Iterator[None]:
-    """Import and build vLLM within; afterwards the process is as it was.
+def process_restored() -> Iterator[None]:
+    """Import, start or end vLLM within this context; on exit the process is restored.
 
-    That is the environment, to which it writes; `torch.set_num_threads`, which on a CPU it replaces by a
-    function that does nothing; the generators of random numbers, which it seeds; and the garbage collector,
-    which it keeps from everything that is there. On a CPU it would also move the memory of the process to one
-    socket and keep it there, which could not be undone, and so is not done.
+    vLLM writes to the environment; replaces `torch.set_num_threads` on a CPU by a function that does nothing;
+    seeds the random generators; and freezes all existing objects in the garbage collector. On a CPU it would
+    also bind the memory of the process to one socket, which cannot be undone, and so is prevented.
     """
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
     threads = torch.get_num_threads()

@@ -1,6 +1,6 @@
-"""How vLLM is asked to answer each prompt, and what it is answering now.
+"""The requests to vLLM: one per row, some of them running at a time.
 
-waiting rows --so many at once--> vLLM --a token a row and step--> what they said, ended or not
+waiting rows ── at most `at_once` ──> vLLM, a token per row and step ──> outputs, finished or paused
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.spec import Sampling
 
 _BITS = 48
-"""Of what `uniform` draws."""
+"""Number of bits of a number from `uniform`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What vLLM is to answer, row by row."""
+    """The requests for B rows."""
 
     prompts: list[list[int]]
-    """Tokens of each prompt, and of what was said to it before."""
-    said: list[int]
-    """How many of these were said before."""
+    """Tokens of each prompt and of the response so far."""
+    begun: list[int]
+    """Number of tokens of each response so far; they are the last of its `prompts`."""
     params: list[SamplingParams]
-    """How each row is answered: with seeds of its own, from logits already at the temperature."""
+    """vLLM's sampling parameters; logits are divided by the temperature before."""
     seeds: npt.NDArray[np.int64]
-    """[B, R]: of the draw at each place of each response."""
+    """[B, R]: seeds of the draws at all positions of all responses."""
     texts: StopTexts | None
-    """What else ends a response."""
+    """Texts that end a response, beside the tokens that do."""
 
     @classmethod
     def of(
         cls, rows: TensorDict, prompts: Sequence[Prompt], *, sampling: Sampling, ends: Ends, seed: int
     ) -> Requests:
-        """Ask for the rest of every row.
+        """Request the rest of every row's response.
 
         Args:
-            rows: row_ids [B] int64 and what was said before, as `begun` gives it.
+            rows: row_ids [B] int64 and the responses so far, as `begun` returns them.
             prompts: of the rows, without padding.
-            sampling: for all of them.
-            ends: of responses.
+            sampling: for all rows.
+            ends: what ends a response.
             seed: of all draws.
         """
-        ids, said = rows["response_ids"].cpu().numpy(), rows["response_mask"].sum(1).tolist()
+        ids, begun = rows["response_ids"].cpu().numpy(), rows["response_mask"].sum(1).tolist()
         numbers = uniform(seed, rows["row_ids"].cpu()[:, None], torch.arange(sampling.max_new_tokens))
         params = [
             SamplingParams(
@@ -68,32 +68,32 @@ class Requests:
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
-                seed=0,  # `Going` knows better before each draw
+                seed=0,  # `RunningRequests.seed` replaces it before each draw
                 stop_token_ids=ends.tokens(sampling),
                 ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            for before in said
+            for before in begun
         ]
-        whole = [[*p.tolist(), *row[:n].tolist()] for p, row, n in zip(prompts, ids, said, strict=True)]
+        whole = [[*p.tolist(), *row[:n].tolist()] for p, row, n in zip(prompts, ids, begun, strict=True)]
         seeds = (numbers * 2**_BITS).long().numpy()
-        return cls(prompts=whole, said=said, params=params, seeds=seeds, texts=ends.texts(sampling))
+        return cls(prompts=whole, begun=begun, params=params, seeds=seeds, texts=ends.texts(sampling))
 
     def __len__(self) -> int:
         return len(self.prompts)
 
 
-class Going:
-    """Requests of which some are with vLLM.
+class RunningRequests:
+    """Runs requests in vLLM, a limited number at a time.
 
     Args:
-        engine: that answers.
-        runner: of its model.
+        engine: vLLM's engine.
+        runner: vLLM's model runner.
         requests: of all rows.
-        rows: those that are answered, the first ones first.
-        at_once: most rows with vLLM.
+        rows: the rows to answer, in this order.
+        at_once: most rows that vLLM has at a time.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Going:
         self._engine, self._runner, self._requests = engine, runner, requests
         self._waiting, self._at_once = deque(rows), at_once
         self.left: set[int] = set()
-        """Rows that vLLM has."""
+        """Rows that vLLM has now."""
 
     def step(self) -> dict[int, CompletionOutput]:
-        """One more token for every row that vLLM has; what those say in the end that have ended."""
+        """Add waiting rows, draw a token for every row in vLLM, and return the outputs of finished rows."""
         while self._waiting and len(self.left) < self._at_once:
             row = self._waiting.popleft()
             self.left.add(row)
@@ -129,44 +129,44 @@ class Going:
         return ended
 
     def seed(self) -> None:
-        """Before tokens are drawn: by the place of each in its response, so that it can be gone on with."""
+        """Seed the next draw of every row by its position in the response, so a pause changes no draw."""
         batch, width = self._runner.input_batch, self._requests.seeds.shape[1]
         for index, generator in batch.generators.items():
             name = batch.req_ids[index]
             row = _row(name)
-            place = self._requests.said[row] + len(self._runner.requests[name].output_token_ids)
+            place = self._requests.begun[row] + len(self._runner.requests[name].output_token_ids)
             generator.manual_seed(int(self._requests.seeds[row, min(place, width - 1)]))
 
     def _stopped(self, texts: StopTexts) -> set[int]:
-        """Rows that have just completed a text that ends a response: without a tokenizer vLLM reads none."""
+        """Rows that have just completed a stop text, which vLLM, having no tokenizer, cannot find."""
         new = {row: state.detokenizer.output_token_ids for row, state in self._states().items()}
         new = {row: tokens for row, tokens in new.items() if tokens}
         lasts = torch.tensor([tokens[-1] for tokens in new.values()], dtype=torch.int64)
         found = set()
         for row in compress(new, texts.may_end(lasts).tolist()):
-            prompt, before = self._requests.prompts[row], self._requests.said[row]
+            prompt, before = self._requests.prompts[row], self._requests.begun[row]
             if texts.ended([*prompt[len(prompt) - before :], *new[row]]):
                 found.add(row)
         return found
 
     def pause(self) -> dict[int, CompletionOutput]:
-        """Take from vLLM what it has, between two steps, and say how far each row came."""
+        """Remove all rows from vLLM, between two steps, and return their outputs so far."""
         return self._taken(self.left)
 
     def _taken(self, rows: AbstractSet[int]) -> dict[int, CompletionOutput]:
-        """What these rows have said so far; vLLM has them no more."""
+        """Remove rows from vLLM, and return their outputs so far."""
         states = self._states()
-        said = {row: states[row]._new_completion_output([], None, None) for row in rows}
+        outputs = {row: states[row]._new_completion_output([], None, None) for row in rows}
         self._engine.abort_request([str(row) for row in rows])
         self.left -= rows
-        return said
+        return outputs
 
     def _states(self) -> dict[int, RequestState]:
-        """What vLLM notes of the rows that it has."""
+        """VLLM's state of each row that it has."""
         return {_row(name): state for name, state in self._engine.output_processor.request_states.items()}
 
-    def break_off(self) -> None:
-        """Forget requests without an answer, and keys and values that vLLM may only think it has computed."""
+    def abort(self) -> None:
+        """Abort unfinished requests, and clear the prefix cache, whose entries may not have been computed."""
         if self.left:
             self._engine.abort_request([str(row) for row in self.left])
             self.left.clear()
@@ -175,5 +175,5 @@ class Going:
 
 
 def _row(name: str) -> int:
-    """The row of a request, by vLLM's own name of it, which has something random behind a dash."""
+    """The row of a request by vLLM's internal name of it, which is the row, a dash and a random suffix."""
     return int(name.partition("-")[0])

@@ -1,4 +1,4 @@
-"""Whether weights are those of the model that vLLM has: it would cut what fits out of larger ones."""
+"""Checks that weights fit the model in vLLM, which would silently take a slice of larger ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_lightning.spec import ModelSpec
 
 
 def weight_shapes(model: ModelSpec) -> dict[str, torch.Size]:
-    """The shape of every parameter under its Hugging Face name, a tied output layer's too."""
+    """The shape of every parameter by its Hugging Face name, with that of a tied output layer."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(read_config(model))
     return {name: weight.shape for name, weight in module.named_parameters(remove_duplicate=False)}
@@ -22,15 +22,15 @@ def weight_shapes(model: ModelSpec) -> dict[str, torch.Size]:
 def fitting(
     weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, torch.Size], *, owner: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same weights, each looked at before it is handed on.
+    """Yield the same weights, each checked before.
 
     Args:
-        weights: name and tensor.
-        shapes: that they must have.
-        owner: whose they are to be, for the message.
+        weights: (name, tensor).
+        shapes: the shapes that they must have, by name.
+        owner: whose weights they are to become, for the message.
 
     Raises:
-        ValueError: a weight of another architecture.
+        ValueError: a weight is of another architecture.
     """
     for name, value in weights:
         shape = shapes.get(name)

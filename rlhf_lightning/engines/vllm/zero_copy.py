@@ -1,12 +1,13 @@
-"""vLLM's parameters in the memory of a generation shard, of which the training parameters are views.
+"""Lets vLLM compute in the memory of a generation shard, of which the training parameters are views.
 
-Megatron's fused matrices lie in another order than vLLM's. No weight moves: what comes out is ordered.
+The rows of Megatron's fused matrices are in another order than vLLM's. The weights stay as they are, and the
+outputs of these layers are reordered:
 
-    linear_qkv -> [q q k v | q q k v]   group by group      ordered: [q q q q | k k | v v]
-    linear_fc1 -> [gate up | gate up]   chunk by chunk      ordered: [gate gate | up up]
+    linear_qkv -> [q q k v | q q k v]   group by group      reordered: [q q q q | k k | v v]
+    linear_fc1 -> [gate up | gate up]   chunk by chunk      reordered: [gate gate | up up]
 
-T is the number of tokens, G the groups (key-value heads) of this rank, Q the query heads of each, D the size
-of a head, F the inner size of this rank, k the training shards in a generation shard.
+T is the number of tokens, G of groups (key-value heads) of this rank, Q of query heads in each, D the size of
+a head, F the inner size of this rank, k the number of training shards in a generation shard.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.training import Shard
 
 _FUSED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
-"""The first of Hugging Face's parts, and what vLLM calls the whole."""
+"""The first Hugging Face part of a fused matrix -> vLLM's name of the matrix."""
 
 
-class Borrowed:
-    """The parameters of vLLM's model, without memory but while a shard is lent.
+class ZeroCopyWeights:
+    """The parameters of vLLM's model, which have memory only while a shard is attached.
 
     Args:
-        model: of vLLM; its own memory is freed.
+        model: of vLLM; the memory of its own weights is freed.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._parameters = model, dict(model.named_parameters())
         self._fits = False
-        self.give_back()
+        self.detach()
 
-    def lay(self, shard: Shard) -> None:
-        """Compute with the tensors of a shard until `give_back`."""
+    def attach(self, shard: Shard) -> None:
+        """Compute with the tensors of a shard until `detach`."""
         if not self._fits:
             self._fit(shard)
         for name, tensor in shard.tensors.items():
             self._parameters[_name(shard.conversion, name)].data = tensor
 
-    def give_back(self) -> None:
-        """Let go of the memory."""
+    def detach(self) -> None:
+        """Drop the shard's tensors."""
         for parameter in self._parameters.values():
             parameter.data = parameter.data.new_empty(0)
 
     def _fit(self, shard: Shard) -> None:
-        """Make the model compute as the shard lies."""
+        """Make the model's layers compute with the shard's order and padding; once."""
         conversion = shard.conversion
         names = {_name(conversion, param.name) for param in conversion.parameters}
         assert names == self._parameters.keys()
@@ -65,7 +66,7 @@ class Borrowed:
 
 
 def _name(conversion: Conversion, name: str) -> str:
-    """What vLLM calls a parameter of Megatron's."""
+    """VLLM's name of a Megatron parameter."""
     first = conversion.names(name)[0]
     for part, whole in _FUSED.items():
         first = first.replace(f".{part}.", f".{whole}.")
@@ -80,7 +81,7 @@ def _ordering(order: Callable[[Tensor], Tensor]) -> Callable[..., object]:
 
 
 def _by_kind(queries: int, size: int) -> Callable[[Tensor], Tensor]:
-    """[T, G (Q + 2) D], group by group -> the same numbers, queries before keys before values."""
+    """Reorder [T, G (Q + 2) D] from group by group to all queries, all keys, all values."""
 
     def order(fused: Tensor) -> Tensor:
         mixed = torch.unflatten(fused, -1, (-1, queries + 2, size))
@@ -91,7 +92,7 @@ def _by_kind(queries: int, size: int) -> Callable[[Tensor], Tensor]:
 
 
 def _by_half(chunks: int) -> Callable[[Tensor], Tensor]:
-    """[T, k 2 F / k], chunk by chunk -> the same numbers, gates before ups."""
+    """Reorder [T, 2 F] from k chunks of gate and up to all of gate, all of up."""
 
     def order(fused: Tensor) -> Tensor:
         return torch.unflatten(fused, -1, (chunks, 2, -1)).transpose(-3, -2).flatten(-3)
@@ -100,7 +101,7 @@ def _by_half(chunks: int) -> Callable[[Tensor], Tensor]:
 
 
 def _repad(layer: VocabParallelEmbedding, vocabulary: int) -> None:
-    """Tell a table of words that it is padded to `vocabulary`, not to a multiple of 64."""
+    """Make an embedding or output layer take a vocabulary padded to `vocabulary`, not to a multiple of 64."""
     layer.org_vocab_size_padded = layer.num_embeddings_padded = vocabulary
     layer.num_embeddings_per_partition = vocabulary // layer.tp_size
     layer.shard_indices = layer._get_indices(
