@@ -38,6 +38,18 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
     return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
 
 
+def zero_moments(master: Tensor, steps: int, *, device: torch.device | str) -> dict[str, Tensor]:
+    """AdamW's state of a parameter after `steps` steps, with moments of 0 that are to be overwritten.
+
+    Args:
+        master: the parameter.
+        steps: number of steps so far.
+        device: of the step count; fused AdamW needs that of the parameter.
+    """
+    moments = {moment: torch.zeros_like(master, requires_grad=False) for moment in MOMENTS}
+    return {"step": torch.tensor(float(steps), device=device), **moments}
+
+
 def gradient_norm(
     gradients: Iterable[Tensor], *, group: dist.ProcessGroup | None, device: torch.device
 ) -> Tensor:
@@ -222,7 +234,4 @@ class ClippedAdamW:
         self._adamw.state.clear()
         for name, count in moments.items():
             parameter = self._parameters[name]
-            self._adamw.state[parameter] = {
-                "step": torch.tensor(float(count), device=local(parameter).device),
-                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
-            }
+            self._adamw.state[parameter] = zero_moments(parameter, count, device=local(parameter).device)

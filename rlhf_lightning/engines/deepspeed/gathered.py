@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.deepspeed.scope import GatheredParameters, Scope, ZeroParamStatus
-from rlhf_lightning.engines.fsdp.shards import set_parameter, skeleton
+from rlhf_lightning.engines.fsdp.shards import filled, skeleton
 
 
 class Gathering:
@@ -38,17 +38,15 @@ class Gathering:
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:
         """A plain module without DeepSpeed's hooks, over whole tensors that are freed on exit."""
-        empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
         self.received_bytes = 0
-        try:
-            whole = {id(self._parameters[name]): values for name, values in self.whole()}
-            for name, parameter in self._model.named_parameters(remove_duplicate=False):
-                set_parameter(self._skeleton, name, nn.Parameter(whole[id(parameter)], requires_grad=False))
-            del whole
-            yield self._skeleton
-        finally:
-            for name, parameter in empty.items():
-                set_parameter(self._skeleton, name, parameter)
+        with filled(self._skeleton, self._whole_parameters()) as module:
+            yield module
+
+    def _whole_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter, whole, under each of its names."""
+        whole = {id(self._parameters[name]): values for name, values in self.whole()}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            yield name, nn.Parameter(whole[id(parameter)], requires_grad=False)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every whole parameter by name; gathered tensors are freed once the caller drops them."""

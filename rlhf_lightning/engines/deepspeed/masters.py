@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.deepspeed.scope import ZeROModule
-from rlhf_lightning.engines.optimizer import MOMENTS
+from rlhf_lightning.engines.optimizer import MOMENTS, zero_moments
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,10 @@ class Masters:
         self._adamw.state.clear()
         if not self._divided:
             self._zero._hp_optimizer_states_linked = False
-        for flat in self._flats if steps is not None else ():
-            self._adamw.state[flat] = {
-                "step": torch.tensor(float(steps or 0), device=flat.device),
-                **{moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS},
-            }
+        if steps is None:
+            return
+        for flat in self._flats:
+            self._adamw.state[flat] = zero_moments(flat, steps, device=flat.device)
 
     def tensors(self) -> list[Tensor]:
         """All masters and moments of this rank."""

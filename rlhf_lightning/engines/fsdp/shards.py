@@ -14,7 +14,7 @@ the whole model is one unit, and ranks wait for each other once a pass instead o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -133,17 +133,13 @@ class Shards:
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:
         """A plain module over gathered tensors, which are freed on exit."""
-        empty = dict(self._skeleton.named_parameters(remove_duplicate=False))
         try:
-            for name, parameter in self._whole_module():
-                set_parameter(self._skeleton, name, parameter)
-            yield self._skeleton
+            with filled(self._skeleton, self._whole_parameters()) as module:
+                yield module
         finally:
-            for name, parameter in empty.items():
-                set_parameter(self._skeleton, name, parameter)
             self.after_forward()
 
-    def _whole_module(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _whole_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter, whole, under each of its names."""
         if self._tensor is None:
             for unit in self._units:
@@ -198,7 +194,22 @@ def skeleton(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, {**shared, **empty})
 
 
-def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+@contextmanager
+def filled(
+    module: PreTrainedModel, parameters: Iterable[tuple[str, nn.Parameter]]
+) -> Iterator[PreTrainedModel]:
+    """Within this context a `skeleton` has these parameters, by name; on exit it is empty again."""
+    empty = dict(module.named_parameters(remove_duplicate=False))
+    try:
+        for name, parameter in parameters:
+            _set_parameter(module, name, parameter)
+        yield module
+    finally:
+        for name, parameter in empty.items():
+            _set_parameter(module, name, parameter)
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Set a parameter of a module by its dotted name."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, parameter)

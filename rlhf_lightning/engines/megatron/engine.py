@@ -39,6 +39,7 @@ from rlhf_lightning.engines.megatron.state import load, save
 from rlhf_lightning.engines.megatron.weights import Weights, empty_model
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import OffloadedParts
+from rlhf_lightning.engines.packed.forward import zero_outputs
 from rlhf_lightning.engines.packed.packing import PackedRows, Place
 from rlhf_lightning.engines.training import PARTS, Part, Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
@@ -90,9 +91,7 @@ class MegatronEngine(TrainEngine):
     ) -> TensorDict:
         """See `TrainEngine.infer`; zeros on stages before the last."""
         self._offloaded.refuse("parameters")
-        names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
-        zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
-        results = {name: zeros.clone() for name in names}
+        results = zero_outputs(rows["response_mask"], head=self._head, entropy=entropy)
         parts = self._plan(rows)
 
         def outputs_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[None, object]:
@@ -101,8 +100,8 @@ class MegatronEngine(TrainEngine):
         with torch.no_grad(), self._scope.entered():
             found = self._pipeline.run(parts, partial(self._packed, rows), outputs_of, backward=False)
         for index, outputs in zip(parts, found, strict=False):
-            for name in names if index else ():
-                results[name][index] = cast(Rows, outputs)[name].cpu()
+            for name, values in results.items() if index else ():
+                values[index] = cast(Rows, outputs)[name].cpu()
         return TensorDict(results, batch_size=rows.batch_size)
 
     def accumulate(

@@ -23,7 +23,7 @@ from megatron.core.optimizer.optimizer import (
 )
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.optimizer import MOMENTS, Counters, gradient_norm
+from rlhf_lightning.engines.optimizer import MOMENTS, Counters, gradient_norm, zero_moments
 from rlhf_lightning.parallel.groups import ModelGroups
 from rlhf_lightning.spec import OptimizerSpec
 
@@ -177,10 +177,7 @@ class ShardedAdamW:
             return
         for group in self._adamw.param_groups:
             for master in group["params"]:
-                self._adamw.state[master] = {
-                    "step": torch.tensor(float(steps)),
-                    **{moment: torch.zeros_like(master, requires_grad=False) for moment in MOMENTS},
-                }
+                self._adamw.state[master] = zero_moments(master, steps, device="cpu")
 
     def _tensor(self, piece: Piece, moment: str | None) -> Tensor:
         master = piece.master

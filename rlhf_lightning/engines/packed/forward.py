@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -46,6 +47,12 @@ def forward(
     log_probs, entropies = _evaluated(logits, packed, temperature=temperature or 1.0, entropy=entropy)
     outputs = {"log_probs": packed.unpack(log_probs)}
     return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs
+
+
+def zero_outputs(response_mask: Tensor, *, head: Head, entropy: bool) -> dict[str, Tensor]:
+    """The outputs that `forward` computes, by name, as zeros on the host to be filled row by row: [n, R]."""
+    names = ["values"] if head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
+    return {name: torch.zeros(response_mask.shape, dtype=torch.float32) for name in names}
 
 
 def _evaluated(

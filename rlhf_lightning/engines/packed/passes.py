@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.packed.forward import forward
+from rlhf_lightning.engines.packed.forward import forward, zero_outputs
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.packing import micro_batches, row_lengths, select
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
@@ -55,9 +55,7 @@ class Passes:
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
-        names = ["values"] if self._head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
-        zeros = torch.zeros(rows["response_mask"].shape, dtype=torch.float32)
-        results = {name: zeros.clone() for name in names}
+        results = zero_outputs(rows["response_mask"], head=self._head, entropy=entropy)
         if keep:
             self._kept.begin(rows, temperature=temperature)
         for index in self._plan(rows):
@@ -68,8 +66,8 @@ class Passes:
                 outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=needed)
             if kept:
                 self._kept.add(index, outputs)
-            for name in names if index else ():
-                results[name][index] = outputs[name].detach().cpu()
+            for name, values in results.items() if index else ():
+                values[index] = outputs[name].detach().cpu()
         return TensorDict(results, batch_size=rows.batch_size)
 
     def forget(self) -> None:
