@@ -60,12 +60,12 @@ class _KnownOutput(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input, the weight and the bias, as far as they are needed."""
         input, weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        wanted = ctx.needs_input_grad  # type: ignore[attr-defined]
+        needed = ctx.needs_input_grad  # type: ignore[attr-defined]
         rows = grad.flatten(0, -2)
         return (
-            grad @ weight if wanted[0] else None,
-            rows.t() @ input.flatten(0, -2) if wanted[1] else None,
-            rows.sum(0) if wanted[2] else None,
+            grad @ weight if needed[0] else None,
+            rows.t() @ input.flatten(0, -2) if needed[1] else None,
+            rows.sum(0) if needed[2] else None,
             None,
         )
 

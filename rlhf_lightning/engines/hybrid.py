@@ -4,7 +4,8 @@ train ── generating(): gather within the micro-DP group ──> a decoder ov
   ^                                                              │
   └──────── on exit: free the slices of other ranks ─────────────┘
 
-The rank's training shard is a part of its generation shard, in the same memory, so it exists once.
+By HybridFlow's rule the rank's training shard is a part of its generation shard, in the same memory, so it
+exists once; by the vanilla rule (HybridFlow-V) the generation shard is cut out of the whole gathered model.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def begun(rows: TensorDict, *, width: int) -> TensorDict:
     """
     if "ended" not in rows:
         nothing = torch.zeros(len(rows), width, device=rows["prompt_ids"].device)
-        said = {"response_ids": nothing.long(), "response_mask": nothing.bool(), "log_probs": nothing}
-        said["ended"] = said["response_mask"].any(1)
-        return TensorDict({**rows, **said}, batch_size=[len(rows)])
+        empty = {"response_ids": nothing.long(), "response_mask": nothing.bool(), "log_probs": nothing}
+        empty["ended"] = empty["response_mask"].any(1)
+        return TensorDict({**rows, **empty}, batch_size=[len(rows)])
     if (found := rows["response_ids"].shape[1]) != width:
         raise ValueError(
             f"sampling.max_new_tokens={width}: the responses were begun with {found}. Continue with {found}."

@@ -51,7 +51,7 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """Refuse a layout in which the engine cannot divide a model, without loading the model.
 
         Raises:
-            ValueError: as said; the message names a layout that is possible.
+            ValueError: it cannot; the message names a layout that is possible.
         """
 
     def layout(self, devices: int, *, name: str) -> ParallelLayout:

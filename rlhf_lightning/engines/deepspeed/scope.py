@@ -124,7 +124,7 @@ class Ranks:
 class ZeROModule(DeepSpeedEngine):  # type: ignore[misc]
     """A module trained by one of DeepSpeed's two ZeRO optimizers, also in bfloat16 at stage 1.
 
-    For that case DeepSpeed has another optimizer, which fails where the gradient norm is 0 or NaN.
+    For that case DeepSpeed has another optimizer, whose state `Masters` does not know.
     """
 
     def _broadcast_model(self) -> None:

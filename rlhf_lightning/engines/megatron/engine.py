@@ -172,7 +172,7 @@ class MegatronEngine(TrainEngine):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
         self._offloaded.refuse("parameters")
-        return self._weights.everything(lambda name: self.shards[name].detach())
+        return self._weights.gathered(lambda name: self.shards[name].detach())
 
     @property
     def version(self) -> int:
@@ -216,7 +216,7 @@ class MegatronEngine(TrainEngine):
         size = sum(shape.numel() for shape in self._weights.shapes.values())
         found = torch.empty(size if wanted else 0)
         places = self._weights.in_order(found, path=self._spec.path) if wanted else {}
-        for name, value in self._weights.everything(self._optimizer.read):
+        for name, value in self._weights.gathered(self._optimizer.read):
             if wanted:
                 places[name].copy_(value)
         return found

@@ -103,7 +103,7 @@ class Weights:
             dist.gather(shard, shards, group=self._groups.tensor, group_dst=target)
         return self.conversion.to_hugging_face(param, param.whole(shards)) if shards else {}
 
-    def everything(self, shard_of: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def gathered(self, shard_of: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Gather all parameters one by one on every rank of a replica, as (Hugging Face name, tensor).
 
         Args:

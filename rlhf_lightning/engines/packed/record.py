@@ -111,7 +111,7 @@ class Record:
 
     @contextmanager
     def given(self, packed: PackedRows) -> Iterator[bool]:
-        """Let linear layers return the recorded products meanwhile; yields whether all rows are there."""
+        """Within this context linear layers return recorded products; yields whether all rows are there."""
         places = self._find(packed)
         try:
             if places is not None:
@@ -129,7 +129,7 @@ class Record:
                     layer.known_output = None
 
     def _find(self, packed: PackedRows) -> Tensor | None:
-        """[T] int64, where the computed tokens are; None where a row is not in the record."""
+        """[T] int64, where in the record the computed tokens are; None where a row is not recorded."""
         if not self._rows:
             return None
         ids, ends = packed.whole_ids.numpy(), [0, *accumulate(packed.lengths)]

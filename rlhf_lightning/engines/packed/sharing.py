@@ -59,7 +59,7 @@ def share(whole: Packed, present: Tensor, prompt_ids: Tensor) -> Shared | None:
         prompt_ids: [n, P] int64; prompts of equal length are at the same columns.
     """
     width = prompt_ids.shape[1]
-    first = _first_alike(prompt_ids.where(present[:, :width], -1))
+    first = _first_equal(prompt_ids.where(present[:, :width], -1))
     kept = present.clone()
     kept[:, :width] &= (first == torch.arange(len(first), device=first.device))[:, None]
     flags = kept[present]
@@ -71,7 +71,7 @@ def share(whole: Packed, present: Tensor, prompt_ids: Tensor) -> Shared | None:
     return Shared(whole, computed=computed, source=order[present])
 
 
-def _first_alike(x: Tensor) -> Tensor:
+def _first_equal(x: Tensor) -> Tensor:
     """For each row the number of the first row that equals it: [n, P] -> [n] int64."""
     number = torch.unique(x, dim=0, return_inverse=True)[1]
     rows = torch.arange(len(x), device=x.device)

@@ -53,10 +53,10 @@ def parallel_token_log_probs(
     if group.size() == 1:
         return token_log_probs(logits, targets, temperature=temperature, entropy=entropy)
     apply = cast(Callable[..., tuple[Tensor, Tensor]], _ParallelTokenLogProbs.apply)
-    return apply(logits, targets - first, _Wanted(1.0 / temperature, entropy, group))
+    return apply(logits, targets - first, _Options(1.0 / temperature, entropy, group))
 
 
-class _Wanted(NamedTuple):
+class _Options(NamedTuple):
     scale: float
     entropy: bool
     group: dist.ProcessGroup
@@ -64,9 +64,9 @@ class _Wanted(NamedTuple):
 
 class _ParallelTokenLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, logits: Tensor, places: Tensor, wanted: _Wanted) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionCtx, logits: Tensor, places: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
         """`places` [K]: the targets' columns in this shard; outside [0, S) they are another rank's words."""
-        scale, entropy, group = wanted
+        scale, entropy, group = options
         words = logits.shape[1]
         tops = logits.new_full((len(logits),), -torch.inf, dtype=torch.float32)
         sums = tops.new_zeros(3 if entropy else 2, len(logits))
@@ -87,14 +87,14 @@ class _ParallelTokenLogProbs(torch.autograd.Function):
         entropies = logs - sums[2] / sums[0] if entropy else torch.zeros_like(logs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, places, mine, tops + logs, entropies)
-        ctx.wanted = wanted  # type: ignore[attr-defined]
+        ctx.options = options  # type: ignore[attr-defined]
         return sums[1] - logs, entropies
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor, None, None]:
         """Gradients as in `log_probs`, each rank for its own words."""
         logits, places, mine, norms, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
-        scale, entropy, _ = cast(_Wanted, ctx.wanted)  # type: ignore[attr-defined]
+        scale, entropy, _ = cast(_Options, ctx.options)  # type: ignore[attr-defined]
         grad_log_probs = torch.zeros_like(norms) if grads[0] is None else grads[0]
         grad_entropies = grads[1] if entropy else None
         out = torch.empty_like(logits)

@@ -29,19 +29,19 @@ def failing(at: str, config: VLLM) -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        said = str(err).strip().removesuffix(".")
-        raise VLLMError(f"vLLM failed {at}: {type(err).__name__}: {said}. {_advice(err, config)}") from err
+        reason = str(err).strip().removesuffix(".")
+        raise VLLMError(f"vLLM failed {at}: {type(err).__name__}: {reason}. {_advice(err, config)}") from err
 
 
 def _advice(err: Exception, config: VLLM) -> str:
     """Which options to change."""
-    said = str(err).lower()
-    if any(words in said for words in _CACHE):
+    reason = str(err).lower()
+    if any(words in reason for words in _CACHE):
         return (
             f"Try more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), or "
             f"less than max_model_len={config.max_model_len} (0: what the cache can hold)."
         )
-    if isinstance(err, MemoryError) or any(words in said for words in _MEMORY):
+    if isinstance(err, MemoryError) or any(words in reason for words in _MEMORY):
         return (
             f"Try less than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: the default), "
             f"gpu_memory_utilization={config.gpu_memory_utilization} or max_num_seqs={config.max_num_seqs}."
