@@ -31,10 +31,10 @@ class DAPO(GRPO):
     progress = ("reward/drawn",)
 
     def __post_init__(self) -> None:
-        """Refuse a penalty that begins before the answer.
+        """Refuse an overlong penalty that would begin before the answer does.
 
         Raises:
-            ValueError: as said.
+            ValueError: `overlong.buffer` is longer than the longest answer, or an option of GRPO is wrong.
         """
         super().__post_init__()
         self._held = WaitingGroups(size=self.group_size)

@@ -43,10 +43,10 @@ class GRPO(RLHFAlgorithm):
     """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse groups that cannot differ.
+        """Refuse groups whose answers cannot differ.
 
         Raises:
-            ValueError: as said.
+            ValueError: `group_size` is below 2, or the actor answers greedily.
         """
         if self.group_size < 2:
             raise ValueError(

@@ -18,10 +18,10 @@ class GSPO(GRPO):
     """The actor's loss."""
 
     def setup(self, stage: str) -> None:
-        """Refuse log-probabilities that are rounded more coarsely than the ratio is limited, too.
+        """As for every algorithm; also refuse log-probabilities rounded by more than the ratio may move.
 
         Raises:
-            ValueError: as said.
+            ValueError: the actor computes in bfloat16 and does not recompute them.
         """
         if self.actor.dtype == "bfloat16" and not self.actor.recompute_log_probs:
             raise ValueError(

@@ -35,10 +35,10 @@ class KTO(RLHFAlgorithm):
     """Rows per optimizer step, at least 2; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse rows that come one by one.
+        """Refuse mini-batches of one row.
 
         Raises:
-            ValueError: as said.
+            ValueError: `mini_batch_size` is 1, and the baseline needs answers to other prompts.
         """
         self.positions: int | None = None
         if self.mini_batch_size == 1 and self.loss.baseline:

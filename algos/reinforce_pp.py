@@ -33,10 +33,10 @@ class ReinforcePP(RLHFAlgorithm):
     """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse groups, or a discount, that cannot be.
+        """Refuse a group size or a discount outside its range.
 
         Raises:
-            ValueError: as said.
+            ValueError: `group_size` is below 1, its answers cannot differ, or the discount is out of range.
         """
         if self.group_size < 1:
             raise ValueError(f"group_size={self.group_size}: a prompt has at least 1 answer. Try 1, or 8.")

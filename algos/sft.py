@@ -26,10 +26,10 @@ class SFT(RLHFAlgorithm):
     """Rows per optimizer step; 0 is the whole batch."""
 
     def setup(self, stage: str) -> None:
-        """Refuse data in which some answers are bad, too.
+        """As for every algorithm; also refuse data in which some answers are bad.
 
         Raises:
-            ValueError: as said.
+            ValueError: the data gives pairs or labelled answers.
         """
         data = row_data(self.trainer)
         if data is not None and stage != "predict":

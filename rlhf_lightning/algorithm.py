@@ -337,7 +337,7 @@ class RLHFAlgorithm(LightningModule):
         """Refuse, in `setup`, a data module that is known to have no pre-training rows.
 
         Raises:
-            ValueError: as said.
+            ValueError: the data module yields rows of one kind, and so no `ptx`.
         """
         if isinstance(row_data(self.trainer), RowData):
             raise ValueError(_NO_PTX)

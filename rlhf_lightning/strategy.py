@@ -187,7 +187,7 @@ class Strategy(SingleDeviceStrategy):
         """Refuse impossible placements and unreachable clusters before data are read or processes started.
 
         Raises:
-            ValueError: as said, or a launcher has started several controllers.
+            ValueError: too few devices, a division that does not work, no cluster, or several controllers.
         """
         # The controller holds no model: Lightning would choose a GPU for it where there is one.
         self.accelerator = CPUAccelerator()
@@ -218,7 +218,7 @@ class Strategy(SingleDeviceStrategy):
         """Refuse a cluster that does not answer or is too small.
 
         Raises:
-            ValueError: as said.
+            ValueError: it does not answer, or has too few devices.
         """
         assert self._cluster is not None
         self._cluster.check(num_devices)

@@ -38,7 +38,7 @@ class OneStepOff(OpenRLHF):
         """Refuse a staleness below 1, and offloading.
 
         Raises:
-            ValueError: as said.
+            ValueError: `max_staleness` is below 1, or `offload` is set.
         """
         super().__post_init__()
         refuse_offload(self)

@@ -90,7 +90,7 @@ def refuse_offload(strategy: OpenRLHF) -> None:
     """Refuse offloading where every model has devices of its own.
 
     Raises:
-        ValueError: as said.
+        ValueError: `offload` is set.
     """
     if strategy.offload:
         raise ValueError(
@@ -107,7 +107,7 @@ def refuse_environment(strategy: OpenRLHF, *, instead: str) -> None:
         instead: what to type instead.
 
     Raises:
-        ValueError: as said.
+        ValueError: an actor has an environment.
     """
     actors = [role for role in strategy.algorithm.roles().values() if isinstance(role, Actor)]
     if any(actor.environment for actor in actors):

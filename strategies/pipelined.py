@@ -27,7 +27,7 @@ class Pipelined(OpenRLHF):
         """Refuse a batch in one part, and offloading.
 
         Raises:
-            ValueError: as said.
+            ValueError: `parts` is below 2, or `offload` is set.
         """
         super().__post_init__()
         refuse_offload(self)

@@ -17,7 +17,7 @@ def check_neighbours(what: str, batch: Batch, together: int) -> None:
         together: neighbours that are compared.
 
     Raises:
-        ValueError: as said.
+        ValueError: neighbours answer different prompts.
     """
     if together == 1 or GROUPS not in batch or len(batch) % together:
         return
