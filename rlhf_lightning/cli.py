@@ -285,7 +285,7 @@ def _searched(directory: Path) -> str:
     if not directory.is_dir():
         return f"{directory} is not there"
     beside = sorted(path.name for path in directory.glob("*.ckpt"))
-    return f"{directory} holds no last.ckpt, but {', '.join(beside) or 'nothing else either'}"
+    return f"{directory} holds " + (f"no last.ckpt, but {', '.join(beside)}" if beside else "no checkpoint")
 
 
 def _is_about_run(record: logging.LogRecord) -> bool:

@@ -68,6 +68,11 @@ def _dataclasses(hint: object) -> list[type]:
     return [cls for part in get_args(hint) for cls in _dataclasses(part)]
 
 
+def factory(field: dataclasses.Field[T]) -> object:
+    """What makes a field's value where none is given; MISSING where nothing has to."""
+    return field.metadata.get(_FACTORY, field.default_factory)
+
+
 def complete(holder: object) -> None:
     """Make the values of `unless_given` fields that are None, in place."""
     for field in dataclasses.fields(cast("DataclassInstance", holder)):

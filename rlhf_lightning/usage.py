@@ -18,6 +18,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from rlhf_lightning.names import FOLDERS, choices
+from rlhf_lightning.options import factory
 
 _TRIED = re.compile(
     r"- (Expected a <class '(NoneType|list)'>|Expected a path but|Does not validate)|"
@@ -54,6 +55,7 @@ _NAMED = {
 }
 """Modules whose classes the trainer's options take without their path."""
 _TRL_OPTIONS = {
+    "lr": "actor.optimizer.lr",
     "learning_rate": "actor.optimizer.lr",
     "num_generations": "group_size",
     "num_iterations": "epochs",
@@ -183,9 +185,21 @@ def _option_suggestion(option: str, classes: Sequence[str], owners: Mapping[str,
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
-        return "Try --help."
-    names = _options(owner)
-    return _similar_option([first, *rest], owner) or f"{owner.__name__} has: {', '.join(names)}."
+        near = get_close_matches(first, [*FOLDERS, *owners], n=1)
+        return f"Did you mean {near[0]}?" if near else "Try --help."
+    said = _untyped(first, owner) or _similar_option([first, *rest], owner)
+    return said or f"{owner.__name__} has: {', '.join(_options(owner))}."
+
+
+def _untyped(name: str, owner: type) -> str:
+    """Advice to annotate a plain number or text of a class, which is no option yet; empty if it is none."""
+    typed = {each for base in owner.__mro__ for each in inspect.get_annotations(base)}
+    value, made = vars(owner).get(name), getattr(owner, "__dataclass_params__", None)
+    by_hand = made is None or not made.init
+    if by_hand or name in typed or not isinstance(value, bool | int | float | str):
+        return ""
+    line = f"{name}: {type(value).__name__} = {value!r}"
+    return f"{name} is an attribute of {owner.__name__} without a type. Write `{line}` there."
 
 
 def _similar_option(words: Sequence[str], owner: type) -> str:
@@ -202,7 +216,7 @@ def _similar_option(words: Sequence[str], owner: type) -> str:
         return f"Did you mean {known}?"
     if same:
         return f"Did you mean {' or '.join([*same, *ends][:2])}?"
-    if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
+    if found := (begun if len(typed) > 1 else [])[:1] or ends[:1] or inside[:1] or close[:1]:
         return f"Did you mean {found[0]}?"
     for kind in (kind for kind, folder in FOLDERS.items() if owner.__module__.startswith(folder)):
         having = [short for short, cls in choices(kind).items() if words[0] in _options(cls)]
@@ -227,7 +241,7 @@ def _options(owner: object) -> list[str]:
 def _default_types(owner: object) -> dict[str, type]:
     """Classes of the options that are dataclasses, by name of the option."""
     fields = dataclasses.fields(owner) if isinstance(owner, type) and dataclasses.is_dataclass(owner) else ()
-    made: dict[str, object] = {field.name: field.default_factory for field in fields}
+    made: dict[str, object] = {field.name: factory(field) for field in fields}
     classes = {name: cls for name, cls in made.items() if isinstance(cls, type)}
     return {name: cls for name, cls in classes.items() if dataclasses.is_dataclass(cls)}
 

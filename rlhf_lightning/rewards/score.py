@@ -98,8 +98,9 @@ def _call(
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
     except (Exception, SystemExit) as err:
+        has = f". Rows have: {', '.join(sorted(rows[0]))}." if isinstance(err, KeyError) else ""
         raise ValueError(
-            f"{whose}: {type(err).__name__} while it scored {len(rows)} rows, {first}: {err}"
+            f"{whose}: {type(err).__name__} while it scored {len(rows)} rows, {first}: {err}{has}"
         ) from err
     if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
         raise ValueError(

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from wandb.errors import UsageError
 
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.usage import library_error, option_error
 
 
@@ -34,10 +35,29 @@ def answer(cls: str, option: str) -> str:
         ("algos.GRPO", "value_model", "GRPO has: actor, "),
         ("algos.GRPO", "num_generations", "Did you mean group_size?"),
         ("algos.PPO", "wholly.unknown", "PPO has: actor, critic, "),
+        ("strategies.HybridEngine3D", "t", "Did you mean parallel.t?"),
+        ("strategies.Local", "devices", "devices is an option of --strategy auto, "),
+        ("strategies.Colocated", "max_num_seqs", "Did you mean settings.vllm.max_num_seqs?"),
+        ("strategies.Colocated", "settings.generate.slot", "Did you mean slots?"),
     ],
 )
 def test_what_was_meant(cls: str, option: str, expected: str) -> None:
     assert answer(cls, option).startswith(expected)
+
+
+class Untyped(GRPO):
+    """An algorithm with a class attribute that was meant as an option."""
+
+    budget = 5.0
+
+
+def test_an_attribute_without_a_type_is_no_option() -> None:
+    said = option_error(
+        f"Problem with given class_path '{__name__}.Untyped':\n    unrecognized arguments: --budget=1", {}
+    )
+    assert said.endswith(
+        "budget is an attribute of Untyped without a type. Write `budget: float = 5.0` there."
+    )
 
 
 def test_a_class_that_refuses_its_options_says_so_alone() -> None:
@@ -134,6 +154,13 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
     assert said == "unrecognized arguments: --max_steps 3. Did you mean --trainer.max_steps?"
     said = option_error("unrecognized arguments: --learning_rate 1e-5", {"trainer": Trainer})
     assert said.endswith("Did you mean --algo.actor.optimizer.lr?")
+    assert option_error("unrecognized arguments: --lr 1e-5", {"trainer": Trainer}).endswith(said[-42:])
+
+
+def test_a_misspelt_group_of_options() -> None:
+    said = "Subcommand 'fit' does not accept option 'strategi'"
+    assert option_error(said, {"trainer": Trainer}) == f"{said}. Did you mean strategy?"
+    assert option_error("unrecognized arguments: --dta x", {"trainer": Trainer}).endswith("Did you mean data?")
 
 
 def test_what_a_class_lacks_is_said_alone() -> None:

@@ -145,7 +145,9 @@ def test_wrong_number_of_scores(mine: ModuleType) -> None:
 def test_exception_in_a_function_is_named(mine: ModuleType) -> None:
     vars(mine)["failing"] = lambda _prompts, _responses, rows: [one["nowhere"] for one in rows]
     with pytest.raises(
-        ValueError, match=r"my_rewards\.failing: KeyError while it scored 1 rows, .*'nowhere'"
+        ValueError,
+        match=r"my_rewards\.failing: KeyError while it scored 1 rows, .*'nowhere'\. "
+        r"Rows have: answer, data_source, prompt\.$",
     ) as error:
         scored(RewardSpec(functions="my_rewards.failing"), ["x"], [row()])
     assert isinstance(error.value.__cause__, KeyError)
