@@ -10,6 +10,7 @@ from rlhf_lightning.engines.fsdp.base_model import register_adapted
 from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.megatron import silence_on_host
 from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.generator import Native
 from rlhf_lightning.engines.train_config import TrainConfig
@@ -41,6 +42,8 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
         return fsdp
     # Megatron-core and DeepSpeed take seconds to import, and only their own engines need them.
     package = "deepspeed" if isinstance(config, ZeRO) else "megatron"
+    if package == "megatron" and seat.device.type == "cpu":
+        silence_on_host()
     module = import_module(f"rlhf_lightning.engines.{package}.engine")
     engine: type[TrainEngine] = module.ZeROEngine if isinstance(config, ZeRO) else module.MegatronEngine
     return engine(model, head=head, seat=seat, config=config)  # type: ignore[call-arg]
