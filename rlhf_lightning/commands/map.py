@@ -16,7 +16,7 @@ from typing import Any
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.commands.parser import Parser, count
 from rlhf_lightning.dataflow import read_dataflow
-from rlhf_lightning.mapping import cluster, report, shapes
+from rlhf_lightning.mapping import cluster, hardware, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
 from rlhf_lightning.mapping.picture import check_format, draw
 from rlhf_lightning.mapping.plan import Plan, plan
@@ -57,10 +57,20 @@ def run(arguments: Sequence[str]) -> None:
     sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
     if options.yaml:
         text = report.as_yaml(found, found.mappings[0], request)
-        Path(options.yaml).write_text(f"# rlhf fit -c {options.yaml} --data ...\n{text}", encoding="utf-8")
+        Path(options.yaml).write_text(f"{_heading(options)}\n{text}", encoding="utf-8")
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, found.mappings[0], Path(options.picture), title=title)
+
+
+def _heading(options: argparse.Namespace) -> str:
+    """What stands above the configuration: the command, and what the file does not hold."""
+    return (
+        f"# rlhf fit -c {options.yaml} --data ...\n"
+        "# Write the directory or hub name of a model in the place of each path.\n"
+        f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
+        f"--algo.actor.sampling.max_new_tokens {options.response}"
+    )
 
 
 def _check_place(option: str, given: str) -> None:
@@ -174,10 +184,14 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     add(
         "--hardware",
         default="a100-80gb",
-        help="known name, or a file that `rlhf calibrate` wrote; of several kinds a100-80gb:16,h100-80gb:8, "
-        "or a YAML list of {hardware: a100-80gb, devices: 16}",
+        help=f"{', '.join(hardware.KNOWN)}, or a file that `rlhf calibrate` wrote (default %(default)s); of "
+        "several kinds a100-80gb:16,h100-80gb:8, or a YAML list of {hardware: a100-80gb, devices: 16}",
     )
-    add("--model", required=True, help="the actor's: a known name, or a Hugging Face config.json")
+    add(
+        "--model",
+        required=True,
+        help=f"the actor's: {', '.join(shapes.KNOWN)}, or a Hugging Face config.json",
+    )
     for role in roles:
         add(
             f"--{role.replace('_', '-')}",
@@ -185,18 +199,23 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
             default="",
             help=f"the {role}'s model where it is another; none: functions",
         )
-    add("--prompt", type=count, default=1024, help="width of the prompts, tokens")
+    add("--prompt", type=count, default=1024, help="width of the prompts, tokens (%(default)s)")
     add(
         "--real-prompt",
         type=float,
         default=0.0,
         help="mean tokens of a prompt; by default a quarter of --prompt",
     )
-    add("--response", type=count, default=1024, help="most tokens of a response")
-    add("--batch", type=count, default=1024, help="prompts of an iteration")
-    add("--updates", type=count, default=8, help="optimizer steps of an iteration")
-    add("--max-resident", type=int, default=256, help="sequences that a generation engine decodes at once")
-    add("--top", type=count, default=5, help="how many mappings to find")
+    add("--response", type=count, default=1024, help="most tokens of a response (%(default)s)")
+    add("--batch", type=count, default=1024, help="prompts of an iteration (%(default)s)")
+    add("--updates", type=count, default=8, help="optimizer steps of an iteration (%(default)s)")
+    add(
+        "--max-resident",
+        type=int,
+        default=256,
+        help="sequences that a generation engine decodes at once (%(default)s)",
+    )
+    add("--top", type=count, default=5, help="how many mappings to find (%(default)s)")
     add("--json", action="store_true", help="the best mapping as JSON")
     add("--yaml", default="", help="file for the configuration that runs the best mapping")
     add("--picture", default="", help="file (.png, .svg) for a picture of the best mapping over time")

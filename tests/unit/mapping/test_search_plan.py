@@ -193,7 +193,12 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     drawn = set(re.findall(layout, picture))  # in comments
     assert drawn
     assert drawn <= set(re.findall(layout, text))
-    config = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    written = (tmp_path / "run.yaml").read_text()
+    first, paths, workload, *_ = written.splitlines()
+    assert first == f"# rlhf fit -c {tmp_path / 'run.yaml'} --data ..."
+    assert paths == "# Write the directory or hub name of a model in the place of each path."
+    assert workload.startswith("# Predicted for --data.batch_size ")
+    config = yaml.safe_load(written)
     assert config["algo"]["init_args"]["actor"]["dtype"] == "bfloat16"
     parser = ArgumentParser()
     parser.add_class_arguments(Auto, "strategy")
