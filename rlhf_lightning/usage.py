@@ -45,6 +45,8 @@ _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
 _REQUIRED = re.compile(r"(the following arguments are required: [\w, ]+?) Expected a <class .*")
 """A missing option of a class; the rest of the line is about other types that the option may have."""
+_REQUIRED_CLASS = re.compile(r"\b(?:fit|validate|predict)\.(algo|data)\b(?=, |$)")
+"""A missing option of the command, by its name in the parser."""
 _NO_LIST = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
 """A single value where a list is wanted."""
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
@@ -96,6 +98,7 @@ def option_error(
     if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
         return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
+    said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
     return _MISSING.sub(_with_similar_name, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
 
 

@@ -79,7 +79,7 @@ def copy_model(*, without: str = "") -> Path:
         ((*FIT, "--trainer.max_steps", "-5"), ("max_steps", "-5")),
         ((*FIT, "--trainer.callbacks", "Nope"), ("trainer.callbacks", "Nope")),
         ((*FIT, "--data", "promptdata"), ("PromptData", "required: path")),
-        (("fit", "--data", "taskdata"), ("required: fit.algo",)),
+        (("fit", "--data", "taskdata"), ("required: --algo NAME",)),
         (("fit", "-c", "nowhere.yaml"), ("-c nowhere.yaml", "cannot be read")),
         (("fitt",), ("'fitt' is no command", "fit, validate, predict, export, map, calibrate, reshard")),
         ((), ("no command was typed. Choose from fit,",)),

@@ -168,3 +168,5 @@ def test_what_a_class_lacks_is_said_alone() -> None:
     tried = f"  - CSVLogger:\n    {lacks}\n  - Expected a <class 'bool'>. Got value: CSVLogger"
     said = f'Parser key "trainer.logger":\n{tried}'
     assert option_error(said, {}).endswith(lacks)
+    said = "the following arguments are required: fit.algo, fit.data"
+    assert option_error(said, {}) == "the following arguments are required: --algo NAME, --data NAME"
