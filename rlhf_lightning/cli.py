@@ -49,6 +49,12 @@ DECIDED_BY_STRATEGY = {
 """Trainer options that the strategy decides, and what to type instead."""
 STRICT = {"exit_on_error": False}
 """Options of every parser: errors are raised, not printed."""
+TRAINER_COMMANDS = {
+    "fit": "Train.",
+    "validate": "Answer and score the held-out prompts, by --ckpt_path or the models' own paths.",
+    "predict": "Answer the prompts; the answers go to <root>/predictions.jsonl.",
+}
+"""Commands that are methods of the trainer, and what the help says of them."""
 HELP = {
     "prog": "rlhf",
     "version": __version__,
@@ -99,7 +105,11 @@ class CommandLine(LightningCLI):
             load_from_checkpoint_support=False,
             save_config_kwargs={"overwrite": True},
             parser_class=Parser,
-            parser_kwargs={**STRICT, **HELP, **{command: dict(STRICT) for command in self.subcommands()}},
+            parser_kwargs={
+                **STRICT,
+                **HELP,
+                **{c: STRICT | {"description": s} for c, s in TRAINER_COMMANDS.items()},
+            },
             trainer_defaults={
                 "default_root_dir": "runs",
                 "enable_model_summary": False,
@@ -118,7 +128,14 @@ class CommandLine(LightningCLI):
             "val_dataloaders",
             "weights_only",
         }
-        return {"fit": loaders, "validate": loaders, "predict": loaders}
+        return dict.fromkeys(TRAINER_COMMANDS, loaders)
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **options: object) -> None:
+        """Add the commands, and let the list of them say what they do here."""
+        super()._add_subcommands(parser, **options)
+        assert parser._subcommands_action is not None
+        for listed in parser._subcommands_action._choices_actions:
+            listed.help = TRAINER_COMMANDS[listed.dest]
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `trainer`, `algo`, `strategy` and `data`."""

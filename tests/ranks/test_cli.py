@@ -279,6 +279,8 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
     [
         (("--version",), (f"rlhf {__version__}",)),
         (("--help",), ("rlhf fit --algo ppo", "rlhf export", "rlhf map", "rlhf calibrate")),
+        (("-h",), ("fit Train.", "predict Answer the prompts; the answers go to <root>/predictions.jsonl.")),
+        (("predict", "--help"), ("Answer the prompts; the answers go to <root>/predictions.jsonl.",)),
         (("fit", "--algo.help", "ppo"), ("PPO", "--algo.kl", "--algo.actor")),
         (("fit", "--strategy.help=split"), ("--strategy.actor_devices",)),
         (("fit", "--algo", "grpo", "--algo.actor.help"), ("--algo.actor.sampling.max_new_tokens",)),
