@@ -51,7 +51,7 @@ STRICT = {"exit_on_error": False}
 """Options of every parser: errors are raised, not printed."""
 TRAINER_COMMANDS = {
     "fit": "Train.",
-    "validate": "Answer and score the held-out prompts, by --ckpt_path or the models' own paths.",
+    "validate": "Answer and score the held-out prompts, with the models of --ckpt_path or of their paths.",
     "predict": "Answer the prompts; the answers go to <root>/predictions.jsonl.",
 }
 """Commands that are methods of the trainer, and what the help says of them."""
@@ -225,10 +225,10 @@ class CommandLine(LightningCLI):
         self._check_slurm_checkpoint()
 
     def after_fit(self) -> None:
-        """Say where the newest checkpoint is, and what makes a model of it."""
+        """Say where the newest checkpoint is, and how its model is exported."""
         kept = [c.path for c in self.trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint)]
         if kept and self.trainer.global_step and leaves_files(self.trainer):
-            sys.stderr.write(f"rlhf: the models are in {kept[0]}; `rlhf export` makes a directory of one.\n")
+            sys.stderr.write(f"rlhf: wrote {kept[0]}; `rlhf export {kept[0]} OUT` exports its model.\n")
 
     def _parse_ckpt_path(self) -> None:
         """Refuse a file as `--ckpt_path`: it has to be a directory, and Lightning would read options from it.

@@ -37,7 +37,7 @@ from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs, start_paths
 from rlhf_lightning.strategy_checks import check_options, check_restart, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
-from rlhf_lightning.workers.standing import say_standing
+from rlhf_lightning.workers.placement_summary import log_placements
 
 MODELS = "models"
 """Key of a checkpoint under which the trained roles' architectures stand."""
@@ -262,7 +262,7 @@ class Strategy(SingleDeviceStrategy):
         pools = self._pools(roles)
         cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
-        say_standing(placements)
+        log_placements(placements)
         cluster.start(pools)
         transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)

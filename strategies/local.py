@@ -13,7 +13,7 @@ from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.parallel import WorldSpec
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Role
-from rlhf_lightning.workers.standing import say_standing
+from rlhf_lightning.workers.placement_summary import log_placements
 
 
 class Local(Strategy):
@@ -52,7 +52,7 @@ class Local(Strategy):
         device = Device(0)
         self.transport = InProcessTransport(device)
         placements, groups = self.placements(roles, self.place(tuple(roles), 1))
-        say_standing(placements)
+        log_placements(placements)
         spec = WorldSpec(size=1, address="", groups=tuple(dict.fromkeys(groups)), timeout_s=self.timeout_s)
         device.join(spec, self.num_threads or torch.get_num_threads())
         for name, placement in placements.items():

@@ -289,7 +289,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
         (("map", "--help"), ("--hardware",)),
         (
             ("export", "--help"),
-            ("usage: rlhf export CHECKPOINT OUT", "a Hugging Face directory", "--adapters those"),
+            ("usage: rlhf export CHECKPOINT OUT", "a Hugging Face directory", "only the adapters"),
         ),
     ],
     ids=" ".join,

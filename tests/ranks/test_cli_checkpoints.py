@@ -177,7 +177,7 @@ def test_libraries_warn_of_nothing_that_nobody_can_change(trained: Path) -> None
     assert run.returncode == 0, run.stderr
     assert "max_steps=2` reached" in run.stderr
     last = trained.parents[1] / "checkpoints" / "last.ckpt"
-    said = f"rlhf: the models are in {last}; `rlhf export` makes a directory of one."
+    said = f"rlhf: wrote {last}; `rlhf export {last} OUT` exports its model."
     assert run.stderr.splitlines()[-1] == said
     assert [line for line in run.stderr.splitlines() if re.search("deprecat|not empty|is zero", line)] == []
 

@@ -160,7 +160,9 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
 def test_a_misspelt_group_of_options() -> None:
     said = "Subcommand 'fit' does not accept option 'strategi'"
     assert option_error(said, {"trainer": Trainer}) == f"{said}. Did you mean strategy?"
-    assert option_error("unrecognized arguments: --dta x", {"trainer": Trainer}).endswith("Did you mean data?")
+    assert option_error("unrecognized arguments: --dta x", {"trainer": Trainer}).endswith(
+        "Did you mean data?"
+    )
 
 
 def test_what_a_class_lacks_is_said_alone() -> None:

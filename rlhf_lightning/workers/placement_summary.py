@@ -1,4 +1,4 @@
-"""Where models stand, in words: what a run says before its devices start."""
+"""Which models are placed on which devices: what a run logs before its devices start."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.workers.role import Role, Settings
 
 
-def say_standing(placements: Mapping[str, Placement]) -> None:
-    """Log which models are to stand on which devices."""
-    rank_zero_info(standing(placements, gpu=num_gpus() > 0))
+def log_placements(placements: Mapping[str, Placement]) -> None:
+    """Log the summary of a run's placements."""
+    rank_zero_info(placement_summary(placements, gpu=num_gpus() > 0))
 
 
-def standing(placements: Mapping[str, Placement], *, gpu: bool) -> str:
+def placement_summary(placements: Mapping[str, Placement], *, gpu: bool) -> str:
     """The devices and the engines, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
 
     Args:

@@ -13,7 +13,7 @@ from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, Split
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Settings
-from rlhf_lightning.workers.standing import standing
+from rlhf_lightning.workers.placement_summary import placement_summary
 from tests.unit.algos.short import grpo, trainer
 
 DIVIDED = Parallel3D(p=2, t=2, generate=Generation(t=2), roles={"critic": Sizes()})
@@ -49,7 +49,7 @@ def test_each_pool_is_a_line_with_its_models_and_their_sizes(
     strategy.connect(algorithm)
     roles = strategy.models()
     placements, _ = strategy.placements(roles, strategy.place(tuple(roles), strategy.devices))
-    assert standing(placements, gpu=False).splitlines() == said
+    assert placement_summary(placements, gpu=False).splitlines() == said
 
 
 def test_a_run_says_where_its_models_stand(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
