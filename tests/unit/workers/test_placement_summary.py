@@ -1,4 +1,4 @@
-"""What a run says as it starts: which models stand on which devices, divided how."""
+"""What a run says as it starts: which models are on which devices, and how they are divided."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from tests.unit.algos.short import grpo, trainer
 DIVIDED = Parallel3D(p=2, t=2, generate=Generation(t=2), roles={"critic": Sizes()})
 
 
+def summary(strategy: Strategy, algorithm: PPO | GRPO, *, gpu: bool) -> list[str]:
+    strategy.connect(algorithm)
+    roles = strategy.models()
+    placements, _ = strategy.placements(roles, strategy.place(tuple(roles), strategy.devices))
+    return placement_summary(placements, gpu=gpu).splitlines()
+
+
 @pytest.mark.parametrize(
     ("strategy", "algorithm", "said"),
     [
@@ -35,21 +42,20 @@ DIVIDED = Parallel3D(p=2, t=2, generate=Generation(t=2), roles={"critic": Sizes(
                 "  0-7: actor p2 t2 d2 -> pg1 tg2 dg2, critic d8, reference p2 t2 d2, reward",
             ],
         ),
-        (
-            Colocated(devices=1, settings=Settings(generator="vllm")),
-            GRPO(),
-            ["1 CPU, engine fsdp, generator vllm", "  0: actor d1, reference d1, reward"],
-        ),
     ],
-    ids=["split", "hybrid3d", "colocated"],
+    ids=["split", "hybrid3d"],
 )
 def test_each_pool_is_a_line_with_its_models_and_their_sizes(
     strategy: Strategy, algorithm: PPO | GRPO, said: list[str]
 ) -> None:
-    strategy.connect(algorithm)
-    roles = strategy.models()
-    placements, _ = strategy.placements(roles, strategy.place(tuple(roles), strategy.devices))
-    assert placement_summary(placements, gpu=False).splitlines() == said
+    assert summary(strategy, algorithm, gpu=False) == said
+
+
+def test_one_device_and_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    strategy = Colocated(devices=1, settings=Settings(generator="vllm"))
+    said = ["1 GPU, engine fsdp, generator vllm", "  0: actor d1, reference d1, reward"]
+    assert summary(strategy, GRPO(), gpu=True) == said
 
 
 def test_a_run_says_where_its_models_stand(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
