@@ -139,5 +139,5 @@ def _gradients(engine: FSDPEngine | MegatronEngine) -> dict[str, Tensor]:
         return {name: master.grad.clone() for name, master in masters if master.grad is not None}
     if engine._config.distributed_optimizer:
         return {}
-    found = engine._weights.everything(lambda name: engine.shards[name].main_grad)  # type: ignore[attr-defined]
+    found = engine._weights.gathered(lambda name: engine.shards[name].main_grad)  # type: ignore[attr-defined]
     return {name: value.clone() for name, value in found}
