@@ -17,7 +17,7 @@ from rlhf_lightning.rewards.registry import (
     function_names_by_source,
     resolve,
 )
-from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, preflight, score
+from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, not_finite, preflight, score
 from rlhf_lightning.rewards.spec import Kind, RewardFunction, RewardSpec
 from rlhf_lightning.rewards.steps import step_ends
 
@@ -37,6 +37,7 @@ __all__ = [
     "function_names",
     "function_names_by_source",
     "json_safe",
+    "not_finite",
     "preflight",
     "resolve",
     "score",

@@ -145,8 +145,27 @@ def _finite(whose: str, value: object, number: int, prompt: str) -> float:
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not abs(result) <= LARGEST:
-        raise ValueError(
-            f"{whose}: row {number} of the batch got {repr(value)[:60]}, which is not a finite number; "
-            f"its prompt begins {prompt[:60]!r}. Return a number, 0.0 where a response cannot be scored."
+        raise not_finite(
+            whose,
+            value,
+            number,
+            prompt=prompt,
+            advice="Return a number, 0.0 where a response cannot be scored.",
         )
     return result
+
+
+def not_finite(whose: str, value: object, number: int, *, prompt: str, advice: str) -> ValueError:
+    """The error of a score that is not a finite number.
+
+    Args:
+        whose: function or model that gave it.
+        value: that it gave.
+        number: of the row in the batch.
+        prompt: of the row.
+        advice: what to do instead.
+    """
+    return ValueError(
+        f"{whose}: row {number} of the batch got {repr(value)[:60]}, which is not a finite number; "
+        f"its prompt begins {prompt[:60]!r}. {advice}"
+    )

@@ -25,6 +25,7 @@ from rlhf_lightning.rewards import (
     Sources,
     function_names,
     function_names_by_source,
+    not_finite,
     score,
 )
 from rlhf_lightning.spec import ModelSpec
@@ -186,10 +187,13 @@ class Judge(Remote):
         found = scores if self.clip is None else scores.clamp(-self.clip, self.clip)
         if strange := (~found.isfinite()).nonzero().tolist():
             row, value = strange[0][0], float(found[tuple(strange[0])])
-            raise ValueError(
-                f"{self.kind}.path={self.path!r}: row {row} of the batch got {value}, which is not a finite "
-                f"number; its prompt begins {str(_raw(rows)[row]['prompt'])[:60]!r}. The model "
-                f"is damaged, or its numbers too large for its type: try --algo.{self.kind}.dtype float32."
+            raise not_finite(
+                f"{self.kind}.path={self.path!r}",
+                value,
+                row,
+                prompt=str(_raw(rows)[row]["prompt"]),
+                advice="The model is damaged, or its numbers too large for its type: try "
+                f"--algo.{self.kind}.dtype float32.",
             )
         return found
 
