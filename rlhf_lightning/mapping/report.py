@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.plan import Plan, Task
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
+from rlhf_lightning.parallel.layout import GenerationLayout
 
 GB = 1e9
 BF16_BYTES = 2
@@ -153,11 +154,10 @@ def digits(seconds: float) -> str:
 
 def layout_text(layout: Layout, *, generating: bool) -> str:
     """`p1 t8 d2`, and `-> pg1 tg2 dg4` where the model generates."""
-    train, sizes = layout.train, layout.generation
-    text = f"p{train.p} t{train.t} d{train.d}"
-    if not generating or sizes is None:
-        return text
-    return f"{text} -> pg{sizes.pg} tg{sizes.tg} dg{train.p * train.t // (sizes.pg * sizes.tg)}"
+    train, generation = layout.train, layout.generation
+    if not generating or generation is None:
+        return train.sizes
+    return f"{train.sizes} -> {GenerationLayout(train=train, p=generation.pg, t=generation.tg).sizes}"
 
 
 def as_yaml(plan: Plan, mapping: DeviceMapping, request: Request) -> str:

@@ -95,6 +95,11 @@ class ParallelLayout:
         """Ranks that the model occupies: p t d."""
         return self.p * self.t * self.d
 
+    @property
+    def sizes(self) -> str:
+        """The sizes in words: `p1 t8 d2`."""
+        return f"p{self.p} t{self.t} d{self.d}"
+
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of a rank of this layout, 0 <= rank < num_ranks."""
         place = {}
@@ -167,6 +172,11 @@ class GenerationLayout:
     def num_micro(self) -> int:
         """dg: copies of the model within a training replica."""
         return self.train.p * self.train.t // (self.p * self.t)
+
+    @property
+    def sizes(self) -> str:
+        """The sizes within a training replica in words: `pg1 tg2 dg4`."""
+        return f"pg{self.p} tg{self.t} dg{self.num_micro}"
 
     @property
     def num_replicas(self) -> int:

@@ -44,8 +44,6 @@ def _span(devices: tuple[int, ...]) -> str:
 
 def _sizes(layout: ParallelLayout) -> str:
     """`p2 t4 d1`, or `d8` of replicas alone; `-> pg1 tg2 dg4` where the model generates in other shards."""
-    train = f"p{layout.p} t{layout.t} d{layout.d}" if layout.p * layout.t > 1 else f"d{layout.d}"
-    shards = layout.generation
-    if shards is None or (shards.p, shards.t) == (layout.p, layout.t):
-        return train
-    return f"{train} -> pg{shards.p} tg{shards.t} dg{layout.p * layout.t // (shards.p * shards.t)}"
+    train = layout.sizes if layout.p * layout.t > 1 else f"d{layout.d}"
+    generating = layout.generating
+    return train if generating.num_micro == 1 else f"{train} -> {generating.sizes}"
