@@ -210,7 +210,7 @@ def _similar_option(words: Sequence[str], owner: type) -> str:
     typed, paths = "_".join(words), _paths(owner)
     flat = {path: path.replace(".", "_") for path in paths}
     same = [path for path in paths if flat[path] == typed]
-    begun = [known for known in _options(owner) if known.startswith(typed)]
+    begun = [known for known in _options(owner) if len(typed) > 1 and known.startswith(typed)]
     inside = [path for path in paths if path.endswith(f".{words[-1]}")]
     ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
     alike = get_close_matches(typed, flat.values(), n=1)
@@ -219,7 +219,7 @@ def _similar_option(words: Sequence[str], owner: type) -> str:
         return f"Did you mean {known}?"
     if same:
         return f"Did you mean {' or '.join([*same, *ends][:2])}?"
-    if found := (begun if len(typed) > 1 else [])[:1] or ends[:1] or inside[:1] or close[:1]:
+    if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
         return f"Did you mean {found[0]}?"
     for kind in (kind for kind, folder in FOLDERS.items() if owner.__module__.startswith(folder)):
         having = [short for short, cls in choices(kind).items() if words[0] in _options(cls)]
