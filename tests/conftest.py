@@ -129,6 +129,17 @@ def _leaves_nothing(*, files: Look) -> Iterator[None]:
 _REPORTED: set[str] = set()
 
 
+def _freeze_what_was_imported() -> None:
+    """Tests import what they need, and each collection of theirs would look at all of it."""
+    if len(sys.modules) > _FROZEN.get("modules", 0) + 20:
+        gc.collect()
+        gc.freeze()
+        _FROZEN["modules"] = len(sys.modules)
+
+
+_FROZEN: dict[str, int] = {}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_leaves_nothing() -> Iterator[None]:
     """Look at the whole session; at files only in CI, where nobody edits the repository meanwhile."""
@@ -140,6 +151,7 @@ def session_leaves_nothing() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def module_leaves_nothing(session_leaves_nothing: None) -> Iterator[None]:
     """Look at what the fixtures of a module leave."""
+    _freeze_what_was_imported()
     yield from _leaves_nothing(files="none")
 
 

@@ -47,6 +47,13 @@ def sources(*folders: str) -> list[Source]:
     return [Source(path=name, text=read(name)) for name in names]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sources_are_let_go() -> Iterator[None]:
+    """Their trees are a million objects, which every later collection of garbage would look at."""
+    yield
+    sources.cache_clear()
+
+
 def agree(complaints: Iterator[str]) -> None:
     left = [complaint for complaint in complaints if not complaint.startswith(tuple(EXCEPTIONS))]
     assert not left, "\n" + "\n".join(left)
