@@ -97,6 +97,8 @@ class LoRA:
     """B A is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ()
     """Last parts of names of linear layers, such as q_proj; empty: all linear layers but the output layer."""
+    path: str = field(default="", compare=False)
+    """Directory of adapters to begin with, as peft writes it; empty: fresh ones."""
 
     def __post_init__(self) -> None:
         check_types(self)

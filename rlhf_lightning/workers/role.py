@@ -189,8 +189,9 @@ class Role(ModelSpec, Remote):
         return replace(self, path=actor.path, dtype=self.dtype or actor.dtype)
 
     def located(self) -> Self:
-        """A copy with an absolute path, since devices have another working directory."""
-        return replace(self, path=located(self.path))
+        """A copy with absolute paths, since devices have another working directory."""
+        lora = self.lora and replace(self.lora, path=located(self.lora.path))
+        return replace(self, path=located(self.path), lora=lora)
 
     def seeded(self, seed: int) -> Self:
         """A copy with this seed for fresh weights, unless it has one of its own."""

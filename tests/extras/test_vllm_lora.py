@@ -1,4 +1,4 @@
-"""vLLM answers with the merged weights of an adapted actor."""
+"""vLLM answers with the merged weights of an adapted actor, from the first answer on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ SEAT = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
 
 def test_answers_follow_the_adapters(tmp_path: Path) -> None:
     spec = generating.write(tmp_path / "base", "qwen2")
-    source = FSDPEngine(replace(spec, lora=LoRA(rank=4)))
+    earlier = FSDPEngine(replace(spec, lora=LoRA(rank=4)))
+    generating.learn(earlier, prompts([9]))
+    earlier.export_adapters(tmp_path / "adapters")
+    source = FSDPEngine(replace(spec, lora=LoRA(rank=4, path=str(tmp_path / "adapters"))))
     engine = generation_engine(spec, source, seat=SEAT, ends=generating.ends(), config=SMALL)
     assert isinstance(engine, VLLMEngine)
     sampling, sequences = Sampling(max_new_tokens=8), prompts([12, 5, 30])

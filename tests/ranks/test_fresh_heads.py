@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_lightning.engines.huggingface.adapters import HEAD
+from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec

@@ -1,4 +1,4 @@
-"""Low-rank adapters on the linear layers of a decoder, by peft (extra `lora`): trained, merged, exported.
+"""Low-rank adapters on the linear layers of a decoder, by peft (extra `lora`): added, merged, switched off.
 
 plain     q_proj.weight
 adapted   q_proj.base_layer.weight [out, in]        frozen
@@ -13,26 +13,19 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
-from rlhf_lightning.engines.huggingface.source import copy_tokenizer, resolve
+from rlhf_lightning.engines.huggingface.adapter_files import ADAPTER, FACTOR, HEAD, load_adapters
 from rlhf_lightning.extras import import_extra
-from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
+from rlhf_lightning.spec import LoRA
 
-HEAD = "score.weight"
-"""The head of a scalar model: it has no adapter but is trained itself, since it may be fresh."""
-
-_NAME = "default"
 _BASE = ".base_layer."
-_FACTOR = ".lora_"
 _STATE = "lora"
 """Key of a checkpoint's state that holds the options of its adapters."""
 
@@ -42,11 +35,12 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
 
     Args:
         model: whole, on the host or on the meta device.
-        lora: rank, scale and layers of the adapters.
-        seed: of the initial values of their factors A.
+        lora: rank, scale and layers of the adapters, and the directory of those to begin with.
+        seed: of the initial values of their factors A, where they are fresh.
 
     Raises:
-        ValueError: peft is not installed, or the model has no such layers.
+        ValueError: peft is not installed, the model has no such layers, or the adapters to begin with are
+            others than `lora` says.
     """
     peft = import_extra("peft", extra="lora", purpose="lora")
     config = peft.LoraConfig(
@@ -58,38 +52,11 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
     )
     with torch.random.fork_rng(devices=[]), _in_float32(model):
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(config, model, adapter_name=_NAME)
+        peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(_FACTOR in name or name == HEAD)
-
-
-def export_adapters(
-    directory: Path, stored: Mapping[str, Tensor], *, like: PreTrainedModel, spec: ModelSpec
-) -> None:
-    """Write adapters in peft's format, for `PeftModel.from_pretrained(base model, directory)`.
-
-    Args:
-        directory: where to write adapter_config.json, adapter_model.safetensors and the tokenizer.
-        stored: the whole parameters by name; the trained ones are float32, and are written as such.
-        like: a model with these adapters.
-        spec: of the model; the path or hub name of the base model is written too.
-    """
-    scalar = HEAD in stored
-    config = dataclasses.replace(
-        cast(Any, like).peft_config[_NAME],  # peft keeps the adapters' configuration there
-        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
-        modules_to_save=[HEAD.partition(".")[0]] if scalar else None,
-        base_model_name_or_path=str(resolve(spec)) if spec.path == EMBEDDED else spec.path,
-        inference_mode=True,
-    )
-    config.save_pretrained(directory)
-    trained = {
-        f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": tensor.detach().cpu().contiguous()
-        for name, tensor in stored.items()
-        if is_factor(name) or name == HEAD
-    }
-    save_file(trained, directory / "adapter_model.safetensors", {"format": "pt"})
-    copy_tokenizer(spec, directory)
+        parameter.requires_grad_(FACTOR in name or name == HEAD)
+    if lora.path:
+        load_adapters(model, lora)
 
 
 @contextmanager
@@ -142,12 +109,12 @@ class Merged:
     def parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Gather one parameter after the other, by plain name; sums are computed in float32, then cast."""
         for name, tensor in self._stored.items():
-            if _FACTOR in name:
+            if FACTOR in name:
                 continue
             weight = whole(tensor)
             layer, base, leaf = name.partition(_BASE)
             if base and leaf == "weight":
-                a, b = (whole(self._stored[f"{layer}{_FACTOR}{f}.{_NAME}.weight"]) for f in "AB")
+                a, b = (whole(self._stored[f"{layer}{FACTOR}{f}.{ADAPTER}.weight"]) for f in "AB")
                 added = b.float() @ a.float() * self._scale
                 weight = weight.float() + (added.T if self._by_inputs else added)
             yield plain_name(name), weight.to(dtype)
@@ -160,7 +127,7 @@ def plain_name(name: str) -> str:
 
 def is_factor(name: str) -> bool:
     """Whether a parameter is a factor of an adapter."""
-    return _FACTOR in name
+    return FACTOR in name
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -191,7 +158,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 def lora_state(lora: LoRA | None) -> dict[str, object]:
     """The options of adapters, as a part of a checkpoint's state."""
-    return {} if lora is None else {_STATE: dataclasses.asdict(lora)}
+    return {} if lora is None else {_STATE: dataclasses.asdict(dataclasses.replace(lora, path=""))}
 
 
 def saved_lora(directory: Path) -> LoRA | None:

@@ -19,7 +19,8 @@ from transformers import (
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
-from rlhf_lightning.engines.huggingface.adapters import HEAD, adapt, check_lora
+from rlhf_lightning.engines.huggingface.adapter_files import HEAD, check_adapter_files
+from rlhf_lightning.engines.huggingface.adapters import adapt, check_lora
 from rlhf_lightning.engines.huggingface.source import config_directory, resolve, weight_files
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
@@ -48,6 +49,8 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
     directory = Path(spec.path).expanduser()
     if spec.path != EMBEDDED and not directory.is_dir():
         import_extra("peft", extra="lora", purpose="lora")
+        if spec.lora is not None and spec.lora.path:
+            check_adapter_files(spec.lora, spec.lora.target_modules)
         return
     if not weight_files(resolve(spec)):
         raise ValueError(

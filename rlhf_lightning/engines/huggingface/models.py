@@ -23,7 +23,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_lightning.engines.huggingface.adapters import HEAD, adapt
+from rlhf_lightning.engines.huggingface.adapter_files import HEAD
+from rlhf_lightning.engines.huggingface.adapters import adapt
 from rlhf_lightning.engines.huggingface.source import (
     check_model,
     copy_tokenizer,

@@ -82,7 +82,7 @@ def num_tokens(spec: ModelSpec) -> int | None:
 
 def _number(spec: ModelSpec, *keys: str) -> int | None:
     directory = config_directory(spec)
-    config = {} if directory is None else _read_json(directory / "config.json")
+    config = {} if directory is None else read_json(directory / "config.json")
     text = config.get("text_config")
     for values in (text if isinstance(text, dict) else {}, config):
         for key in keys:
@@ -99,7 +99,7 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / _INDEX
     if index.exists():
-        listed = _read_json(index).get("weight_map")
+        listed = read_json(index).get("weight_map")
         if not isinstance(listed, dict):
             raise ValueError(f"{index}: has no weight_map. Export the model again with save_pretrained.")
         files = [directory / str(name) for name in sorted(set(listed.values()))]
@@ -170,7 +170,12 @@ def _is_hub_name(path: str) -> bool:
     return path != EMBEDDED and not path.startswith((".", "/", "~")) and path.count("/") == 1
 
 
-def _read_json(file: Path) -> dict[str, object]:
+def read_json(file: Path) -> dict[str, object]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: the file is not JSON, or holds something else.
+    """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as err:
@@ -184,12 +189,13 @@ def _check_config(directory: Path) -> None:
     file = directory / "config.json"
     if not file.exists() and (directory / ADAPTER_CONFIG).exists():
         raise ValueError(
-            f"{directory}: holds adapters, and no model. Merge them into their base model first, with "
-            "`rlhf export` without --adapters or with peft's merge_and_unload."
+            f"{directory}: holds adapters, and no model. Type the directory of their base model as the path, "
+            "and this one as lora.path; or merge them, with `rlhf export` without --adapters or with peft's "
+            "merge_and_unload."
         )
     if not file.exists():
         raise ValueError(f"{directory}: has no config.json. Type the path of a Hugging Face model directory.")
-    kind = _read_json(file).get("model_type")
+    kind = read_json(file).get("model_type")
     if kind is None:
         raise ValueError(f'{file}: has no "model_type". Add it, for example "llama".')
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

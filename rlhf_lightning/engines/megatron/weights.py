@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_lightning.engines.conversion import Conversion, Read
 from rlhf_lightning.engines.exchange import split_flat
-from rlhf_lightning.engines.huggingface.adapters import HEAD
+from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.models import check_model, fresh_head, load_causal_lm, load_scalar
 from rlhf_lightning.engines.huggingface.source import resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
