@@ -136,11 +136,12 @@ class RayTransport(Transport):
             WorkerTimeoutError: no call ended within `timeout_s`.
         """
         ours = [future for future in futures if isinstance(future, RayFuture)]
+        refs = list(dict.fromkeys(future.ref for future in ours))  # Ray waits for none twice
         try:
-            found = self._get([future.ref for future in ours])
+            found = dict(zip(refs, self._get(refs), strict=True))
         except RayError as err:
             self._fail(err, reading=ours[0].maker)
-        return [self.counted(f.opened(value)) for f, value in zip(ours, found, strict=True)]
+        return [self.counted(future.opened(found[future.ref])) for future in ours]
 
     def _get(self, refs: list[Ref]) -> list[object]:
         """The objects; while waiting, checks the pending calls every POLL_S."""

@@ -55,6 +55,8 @@ class Pretended:
         self, refs: Sequence[End], *, num_returns: int = 1, timeout: float, fetch_local: bool = True
     ) -> tuple[list[End], list[End]]:
         """As `ray.wait`."""
+        if len(set(refs)) < len(refs):
+            raise ValueError("Wait requires a list of unique ray_waitables.")
         times = {end: end.here_s if fetch_local else end.made_s for end in refs}
         enough = sorted(times.values())[num_returns - 1]
         self.now = max(self.now, min(enough, self.now + timeout))

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
+import torch
 from ray.exceptions import RayError
 
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.ray_types import Ref
@@ -70,6 +72,18 @@ def test_a_value_that_does_not_come_is_told(there: Pretended) -> None:
     made = transport.submit(0, ping(0), [])
     with pytest.raises(WorkerTimeoutError, match=r"^what calls have made did not come .* in 10 s: the netw"):
         transport.fetch([made.report])
+
+
+def test_what_is_read_twice_is_waited_for_once(there: Pretended) -> None:
+    """Ray refuses to wait for the same object twice, and only for what has not come at once."""
+    shard = {"x": encode(torch.zeros(1)), "y": encode(torch.ones(1))}
+    refs = [there.ref(shard, made_s=3.0), there.ref(report(), made_s=3.0)]
+    transport = RayTransport([Actor(submit=lambda *_: refs).handle], Owner(), timeout_s=TIMEOUT_S)
+    made = transport.submit(0, Call("echo", "make", 0, 1, (), {}, ("x", "y")), [])
+    futures = [made.columns["x"], made.report, made.columns["y"], made.report]
+    x, first, y, second = transport.fetch(futures)
+    assert (x, y) == (shard["x"], shard["y"])
+    assert first == second == pickle.loads(report())  # noqa: S301 - our own
 
 
 @pytest.mark.parametrize("made_s", [0.0, 5.0])
