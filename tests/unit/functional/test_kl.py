@@ -49,6 +49,13 @@ def test_gradients(kind: KLKind, slope: float) -> None:
     close(log_probs.grad, [[slope, 0.0]])
 
 
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_the_gradient_of_k2_leaves_the_value_as_it_is(kind: Literal["k1", "k3"]) -> None:
+    log_probs, ref = torch.tensor([-0.3, -90.0, -0.7, -1e4]), torch.tensor([-1.1, -0.2, -800.0, -0.1])
+    plus: KLKind = "k1+" if kind == "k1" else "k3+"
+    assert torch.equal(kl_estimate(log_probs, ref, plus), kl_estimate(log_probs, ref, kind))
+
+
 def test_estimates_agree_with_the_divergence() -> None:
     p, q = torch.tensor([0.2, 0.3, 0.5]).log(), torch.tensor([0.3, 0.3, 0.4]).log()
     truth = float((p.exp() * (p - q)).sum())
