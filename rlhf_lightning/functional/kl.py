@@ -18,6 +18,8 @@ from rlhf_lightning.functional.ratio import MAX_LOG_RATIO
 KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
 _MAX_K3 = 10.0
 """Largest k3 of a token (verl)."""
+_MAX_ERROR = 0.2
+"""Largest relative distance from the target that counts (Ziegler 2019, section 2.2)."""
 
 
 def kl_estimate(
@@ -104,12 +106,18 @@ def adapted_kl_coef(coef: float, *, current: float, target: float, horizon: floa
         The coefficient of the next iteration.
 
     Raises:
-        ValueError: target or horizon is not above 0.
+        ValueError: target or horizon is not above 0, or the rows are so many that it could turn negative.
     """
     if target <= 0 or horizon <= 0:
         raise ValueError(
             f"adapted_kl_coef(target={target}, horizon={horizon}): both must be above 0. "
             "Try target=0.1 nats per token, horizon=10000, or a fixed coefficient."
         )
-    error = min(max(current / target - 1, -0.2), 0.2)
+    if _MAX_ERROR * num_rows >= horizon:
+        raise ValueError(
+            f"adapted_kl_coef(horizon={horizon}, num_rows={num_rows}): one iteration with little divergence "
+            f"would take the whole coefficient away, or more. Try a horizon of at least {num_rows}, at which "
+            "it changes by 20% an iteration at most."
+        )
+    error = min(max(current / target - 1, -_MAX_ERROR), _MAX_ERROR)
     return coef * (1 + error * num_rows / horizon)

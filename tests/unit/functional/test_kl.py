@@ -111,3 +111,9 @@ def test_adapted_kl_coef() -> None:
     for target, horizon in ((0.0, 10.0), (1.0, 0.0)):
         with pytest.raises(ValueError, match="must be above 0"):
             adapted_kl_coef(0.2, current=1.0, target=target, horizon=horizon, num_rows=1)
+
+
+def test_a_horizon_of_a_fifth_of_the_rows_would_turn_the_penalty_into_a_reward() -> None:
+    assert adapted_kl_coef(0.2, current=0.0, target=6.0, horizon=101.0, num_rows=500) > 0
+    with pytest.raises(ValueError, match=r"horizon=100.0, num_rows=500.*Try a horizon of at least 500"):
+        adapted_kl_coef(0.2, current=6.0, target=6.0, horizon=100.0, num_rows=500)
