@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
+from numbers import Number
 from typing import NoReturn
 
 import numpy as np
@@ -59,10 +60,15 @@ class Batch:
         """A batch of values in this process: tensors or arrays [B, ...], or lists of B Python objects.
 
         Raises:
-            ValueError: the values differ in length, or there are none.
+            ValueError: the values differ in length, there are none, or one is a single number.
         """
         if not values:
             raise ValueError("Batch.of({}): give at least one column, so that the number of rows is known.")
+        if single := [name for name, value in values.items() if _is_number(value)]:
+            raise ValueError(
+                f"column {single[0]!r} is one number: give one for each row. Of x make "
+                "torch.full((len(batch),), x)."
+            )
         blocks = {name: encode(value) for name, value in values.items()}
         first = len(next(iter(blocks.values())))
         return cls({name: Column.of(block, len(block)) for name, block in blocks.items()}, num_rows=first)
@@ -228,3 +234,7 @@ class Batch:
     def repeat(self, times: int) -> Batch:
         """Each row `times` times, copies side by side: rows 0 0 0 1 1 1 for times = 3."""
         return self.take(np.repeat(np.arange(len(self)), times))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Number) or (isinstance(value, torch.Tensor | np.ndarray) and not value.ndim)

@@ -55,7 +55,8 @@ Values = torch.Tensor | np.ndarray | Sequence[object]
 def encode(value: Values) -> Block:
     """Turn the values of a column into a block."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        value = torch.from_numpy(value)
+        own = value.dtype.newbyteorder("=")
+        value = torch.from_numpy(np.require(value, own, ["C", "W"]))  # a copy only where torch needs one
     if not isinstance(value, torch.Tensor):
         return Block(list(value), "object")
     host = value.detach().to("cpu").contiguous()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -129,3 +131,10 @@ def test_a_mask_is_no_row_numbers() -> None:
         batch.take(mask)  # type: ignore[arg-type]
     assert batch.take(np.flatnonzero(mask))["x"].tolist() == [2, 3]
     assert len(batch.take([])) == 0
+
+
+@pytest.mark.parametrize("number", [1.0, np.float32(1), np.array(1.0), torch.tensor(1.0)])
+def test_one_number_is_no_column(number: Any) -> None:  # noqa: ANN401
+    batch = Batch.of({"x": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"^column 'bonus' is one number: .* torch\.full\("):
+        batch |= {"bonus": number}

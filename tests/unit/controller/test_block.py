@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,3 +60,15 @@ def test_python_objects_come_back() -> None:
     block = encode([{"a": 1}, None, "text"])
     assert decode([block.take(slice(1, 3)), block]) == [None, "text", {"a": 1}, None, "text"]
     assert block.size_bytes == 0
+
+
+@pytest.mark.parametrize("kind", ["reversed", "read-only", "big-endian"])
+def test_an_array_may_lie_in_memory_as_it_likes(kind: str) -> None:
+    array = np.arange(3, dtype=">f4" if kind == "big-endian" else "f4")
+    array.flags.writeable = kind != "read-only"
+    array = array[::-1] if kind == "reversed" else array
+    with warnings.catch_warnings(action="error"):
+        found = decode([encode(array)])
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == array.tolist()
+    assert found.dtype == torch.float32
