@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+import torch
 from ray._private import services
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
@@ -66,14 +67,16 @@ def _encrypted() -> bool:
 
 
 def start_ray(num_cpus: int) -> None:
-    """Start Ray on this machine, for this job alone.
+    """Start Ray on this machine, for this job alone, with the GPUs that torch can use.
 
     Raises:
         WorkerTimeoutError: it takes longer than Ray waits.
     """
     try:
         with _apart():
-            ray.init(address=LOCAL, num_cpus=num_cpus, **_OWN, **_QUIET)
+            # Left to itself Ray counts GPUs for which torch may not have been built.
+            gpus = torch.cuda.device_count()
+            ray.init(address=LOCAL, num_cpus=num_cpus, num_gpus=gpus, **_OWN, **_QUIET)
     except Exception as err:  # Ray has no narrower one for this
         if type(err) is not Exception:
             raise

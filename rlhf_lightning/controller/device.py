@@ -98,7 +98,16 @@ class Device:
             spec: the world.
             num_threads: threads of computation.
             offload: offload roles to make room for the one that computes.
+
+        Raises:
+            WorkerError: it is to compute on a GPU that torch cannot use.
         """
+        if self.gpu and not torch.cuda.is_available():
+            raise WorkerError(
+                f"device {self.rank} on node {self.node}: Ray counts a GPU there, and PyTorch "
+                f"{torch.__version__} cannot use it. Install one that is built for it there, or start that "
+                "node's Ray with --num-gpus 0 to compute on CPUs."
+            )
         torch.set_num_threads(num_threads)
         self.offload = offload
         self.world = World.join(self.rank, spec, gpu=self.gpu)

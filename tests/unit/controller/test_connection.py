@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray._private import services
 
 from rlhf_lightning.controller import WorkerTimeoutError, connection
@@ -63,6 +64,15 @@ def test_a_ray_of_its_own_is_apart_and_as_eager_as_others(begun: dict[str, Any])
     assert begun["_system_config"] == {"worker_niceness": 0}
     assert begun["popen"].keywords == {"process_group": 0}
     assert services.ConsolePopen is popen
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_ray_of_its_own_has_the_gpus_that_torch_can_use(
+    begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    start_ray(1)
+    assert begun["num_gpus"] == gpus
 
 
 def test_a_cluster_is_joined_as_it_is(begun: dict[str, Any]) -> None:

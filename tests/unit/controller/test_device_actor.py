@@ -10,6 +10,7 @@ import ray
 import torch
 import torch.distributed as dist
 
+from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.controller.cluster import DeviceActor
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
@@ -27,6 +28,13 @@ def test_a_device_sees_its_own_gpu_alone(
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [5])
     DeviceActor(0, gpu=True)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = r"^device 3 on node \S+: Ray counts a GPU there, and PyTorch \S+ cannot use it\. Install .*gpus 0"
+    with pytest.raises(WorkerError, match=said):
+        Device(3, gpu=True).join(WorldSpec(1, "", (), 60.0), 1)
 
 
 def test_a_device_that_closes_lets_its_roles_go_and_leaves_the_world() -> None:
