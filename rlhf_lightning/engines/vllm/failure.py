@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rlhf_lightning.engines.vllm.config import VLLM
 
-_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "desired gpu memory")
 _CACHE = ("kv cache", "cache blocks", "auto-fit max_model_len")
 
 

@@ -1,0 +1,32 @@
+"""What vLLM's exceptions say beside themselves: which options to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_lightning.engines import VLLM
+from rlhf_lightning.engines.vllm.failure import VLLMError, failing
+
+LESS = "Try less than strategy.settings.vllm.kv_cache_gib=0.0 (0: the default), gpu_memory_utilization=0.4 or"
+MORE = "Try more than strategy.settings.vllm.kv_cache_gib=0.0 (0: on a CPU 1), or less than max_model_len=0"
+OTHER = "VLLM_LOGGING_LEVEL=INFO in the environment"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "advice"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", LESS),
+        (
+            "Free memory on device cuda:0 (20/80 GiB) on startup is less than desired GPU memory utilization"
+            " (0.4, 32.0 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+            LESS,
+        ),
+        ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when", MORE),
+        ("another", OTHER),
+    ],
+)
+def test_a_lack_of_memory_is_answered_with_the_options_that_take_it(theirs: str, advice: str) -> None:
+    with pytest.raises(VLLMError) as told, failing("to start", VLLM()):
+        raise ValueError(theirs)
+    said = theirs.removesuffix(".")
+    assert str(told.value).startswith(f"vLLM failed to start: ValueError: {said}. {advice}")
