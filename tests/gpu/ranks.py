@@ -6,6 +6,7 @@ As under Ray a rank sees its own GPU alone.
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,18 +28,20 @@ def num_gpus() -> int:
 def run(world: int, body: Body) -> list[dict[str, torch.Tensor]]:
     """Call `body`, a function of a module or a partial of one, on every rank; its tensors by rank."""
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(partial(_rank, world=world, body=body, folder=folder), nprocs=world)
+        start_processes(partial(_rank, world=world, body=pickle.dumps(body), folder=folder), nprocs=world)
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(world)]
 
 
-def _rank(rank: int, *, world: int, body: Body, folder: str) -> None:
+def _rank(rank: int, *, world: int, body: bytes, folder: str) -> None:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if len(seen) > rank and seen[rank] else str(rank)
+    # Only now: what the body imports may ask for GPUs, as DeepSpeed does, and CUDA then looks no more.
+    compute: Body = pickle.loads(body)  # noqa: S301 - from the process that started this one
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save({name: value.cpu() for name, value in body(device).items()}, Path(folder, f"{rank}.pt"))
+    torch.save({name: value.cpu() for name, value in compute(device).items()}, Path(folder, f"{rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()
