@@ -36,7 +36,7 @@ def rows() -> TensorDict:
 def twice(device: torch.device, *, path: Path, dtype: tiny.Dtype) -> dict[str, torch.Tensor]:
     """Weights and answers of two runs from the same start."""
     be_deterministic(True, seed=1)
-    warnings.filterwarnings("error", message=".*cannot be recorded")
+    warnings.filterwarnings("error", message=".*cannot be captured")
     found = {}
     for run in range(2):
         engine = FSDPEngine(tiny.spec(path, dtype=dtype), device=device)

@@ -1,15 +1,21 @@
-"""Ranks of the tests on GPUs: each sees its own before anything starts CUDA, which then looks no more."""
+"""What tests on GPUs rely on, where there are none: their ranks, and the warning that must not come."""
 
 from __future__ import annotations
 
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.gpu import ranks
+from rlhf_lightning.engines.native import cuda_graphs
+from rlhf_lightning.engines.native.cuda_graphs import GraphCapture
+from tests.gpu import ranks, test_repeated
+from tests.unit.engines import tiny
+from tests.unit.pretended import GPU, pretended
 
 SEEN = "CUDA_VISIBLE_DEVICES"
 
@@ -42,3 +48,17 @@ def test_a_rank_sees_its_own_gpu_before_its_body_is_imported(monkeypatch: pytest
     monkeypatch.setenv(SEEN, "5,6")
     (found,) = ranks.run(1, Importing())  # type: ignore[arg-type]
     assert found == {"imported": torch.tensor(5), "own": torch.tensor(5)}
+
+
+def test_what_cannot_be_captured_fails_the_test_of_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object, compute: object) -> None:
+        raise RuntimeError("not permitted")
+
+    monkeypatch.setattr(test_repeated, "be_deterministic", lambda *_, **__: None)
+    monkeypatch.setattr(cuda_graphs, "_not_capturable", set())
+    path = tiny.write_causal(tmp_path)
+    refused = mock.patch.object(GraphCapture, "capture", refuse)
+    with pretended(), refused, pytest.raises(UserWarning, match="cannot be captured"):
+        test_repeated.twice(GPU, path=path, dtype="float32")
