@@ -6,10 +6,10 @@ n rows, P prompt width, R response width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import deepspeed  # noqa: F401 - transformers imports it as it saves, and it writes to the environment
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -21,6 +21,9 @@ from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
+
+with suppress(ModuleNotFoundError):
+    import deepspeed  # noqa: F401 - transformers imports it as it saves, and it writes to the environment
 
 VOCABULARY, POSITIONS, PAD = 89, 512, 0
 TOKENIZER = load_tokenizer("embedded")

@@ -1,10 +1,12 @@
-"""What tests on GPUs rely on, where there are none: their ranks, and the warning that must not come."""
+"""What tests on GPUs rely on, where there are none: ranks, a warning that must not come, few packages."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -62,3 +64,9 @@ def test_what_cannot_be_captured_fails_the_test_of_repetition(
     refused = mock.patch.object(GraphCapture, "capture", refuse)
     with pretended(), refused, pytest.raises(UserWarning, match="cannot be captured"):
         test_repeated.twice(GPU, path=path, dtype="float32")
+
+
+def test_those_of_vllm_need_no_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "tests.extras.generating", raising=False)
+    assert import_module("tests.extras.generating").SMALL
