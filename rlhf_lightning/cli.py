@@ -34,7 +34,7 @@ from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.usage import library_error, option_error
+from rlhf_lightning.usage import library_error, option_error, place_of
 from rlhf_lightning.words import resolved
 
 DECIDED_BY_STRATEGY = {
@@ -335,7 +335,10 @@ def main() -> None:
 
 def _user_error(err: Exception) -> str | None:
     """The message of an error to be shown without a traceback; None for an error in the program."""
-    if isinstance(err, ValueError | MisconfigurationException | WorkerError | WorkerTimeoutError):
+    if isinstance(err, ValueError):
+        place = place_of(err)
+        return f"{err} ({place})" if place else str(err)
+    if isinstance(err, MisconfigurationException | WorkerError | WorkerTimeoutError):
         return str(err)
     if not isinstance(err, OSError):
         return library_error(err) or None

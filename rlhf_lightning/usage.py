@@ -10,16 +10,23 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import factory
 
+_NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
+"""How the paths of files begin that the user did not write."""
+_SET_UP = ("<module>", "__init__", "__post_init__", "setup")
+"""Functions in which options are refused, where the place says nothing about the mistake."""
 _TRIED = re.compile(
     r"- (Expected a <class '(NoneType|list)'>|Expected a path but|Does not validate)|"
     r"Does not validate|Subtypes:|Errors:|Given value|$"
@@ -139,6 +146,16 @@ def library_error(err: Exception) -> str:
         return f"wandb: {said} Or try --trainer.logger.offline true."
     raised_there = str(frame.f_globals.get("__name__")).startswith("lightning.")
     return said if type(err) is RuntimeError and raised_there else ""
+
+
+def place_of(err: Exception) -> str:
+    """Where the user's own code was when an error was raised; empty if it was not there, or in a set-up."""
+    frames = [f for f in traceback.extract_tb(err.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
+    if not frames or frames[0].name in _SET_UP:
+        return ""
+    path = Path(frames[-1].filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}, line {frames[-1].lineno}, in {frames[-1].name}"
 
 
 def _as_list(found: re.Match[str]) -> str:

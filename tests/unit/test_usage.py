@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from wandb.errors import UsageError
 
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.usage import library_error, option_error
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.usage import library_error, option_error, place_of
 
 
 def answer(cls: str, option: str) -> str:
@@ -172,3 +176,31 @@ def test_what_a_class_lacks_is_said_alone() -> None:
     assert option_error(said, {}).endswith(lacks)
     said = "the following arguments are required: fit.algo, fit.data"
     assert option_error(said, {}) == "the following arguments are required: --algo NAME, --data NAME"
+
+
+class Unpacks(GRPO):
+    """Fails in a way that says nothing about where."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Wrong."""
+        _, _, _ = batch["prompt_ids"].shape
+        return Metrics()
+
+    def setup(self, stage: str) -> None:
+        """Right, and above what may be wrong."""
+        raise ValueError(f"{stage}: an option of the run.")
+
+
+def test_an_error_below_a_step_is_said_with_its_place() -> None:
+    with pytest.raises(ValueError, match="not enough values") as caught:
+        Unpacks().step(Batch.of({"prompt_ids": torch.zeros(2, 3)}))
+    caught.value.__traceback__ = caught.tb.tb_next  # as where the command catches it
+    assert re.fullmatch(r"\S*test_usage\.py, line \d+, in step", place_of(caught.value))
+    with pytest.raises(ValueError, match="an option") as refused:
+        Unpacks().setup("fit")
+    refused.value.__traceback__ = refused.tb.tb_next
+    assert not place_of(refused.value)
+    with pytest.raises(ValueError, match="other lengths") as ours:
+        _ = Batch.of({"a": torch.zeros(2), "b": torch.zeros(3)})
+    ours.value.__traceback__ = ours.tb.tb_next
+    assert not place_of(ours.value)
