@@ -26,7 +26,7 @@ from rlhf_lightning.balance import balanced, tokens_of
 from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
 from rlhf_lightning.data.sampler import permutation
-from rlhf_lightning.functional import Estimator
+from rlhf_lightning.functional import Estimator, check_estimator, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
@@ -195,8 +195,7 @@ class RLHFAlgorithm(LightningModule):
         checks.check_fields(self)
         if stage != "predict":
             checks.check_columns(self)
-        given_answers = "response_ids" in self.needs
-        if given_answers:
+        if given_answers := "response_ids" in self.needs:
             self._read_at_temperature_1()
         main, seed, kind = self.main_model, run_seed(), type(self)
         seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
@@ -344,10 +343,11 @@ class RLHFAlgorithm(LightningModule):
 
     def estimate(self, batch: Batch, estimator: Estimator) -> Batch:
         """Add the estimator's columns to the batch, computed on the controller or by the actor's workers."""
+        check_estimator(estimator)
         if self.advantages_on == "workers":
             return batch | self.main_actor.compute_advantage(batch, estimator=estimator)
         check_neighbours(type(estimator).__name__, batch, estimator.rows_together)
-        return batch | estimator({name: batch[name] for name in estimator.columns})
+        return batch | run_estimator(estimator, {n: batch[n] for n in estimator.columns})
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """Metrics of a batch after `estimate`: rewards, lengths and, where known, KL and value statistics."""

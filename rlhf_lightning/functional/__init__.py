@@ -16,7 +16,7 @@ from rlhf_lightning.functional.best_of import expected_best
 from rlhf_lightning.functional.cispo import CISPOLoss
 from rlhf_lightning.functional.cost_model import CostLoss, sign_loss
 from rlhf_lightning.functional.dpo import DPOLoss, PreferenceKind, preference_loss
-from rlhf_lightning.functional.estimator import Add, Estimator, alone
+from rlhf_lightning.functional.estimator import Add, Estimator, alone, check_estimator, run_estimator
 from rlhf_lightning.functional.gae import Gap, bootstrap_truncated, explained_variance, gae
 from rlhf_lightning.functional.gae_estimator import GAEEstimator
 from rlhf_lightning.functional.geometric_policy import GeometricPolicyLoss
@@ -109,6 +109,7 @@ __all__ = [
     "alone",
     "at_last_valid",
     "bootstrap_truncated",
+    "check_estimator",
     "clipped_policy_loss",
     "clipped_value_loss",
     "discounted_returns",
@@ -139,6 +140,7 @@ __all__ = [
     "rollout_metrics",
     "row_ends",
     "row_totals",
+    "run_estimator",
     "run_loss",
     "sign_loss",
     "split_pairs",

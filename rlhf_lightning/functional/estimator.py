@@ -50,3 +50,63 @@ class Estimator(ABC):
         Returns:
             The columns named in `returns`, [B, R] or [B].
         """
+
+
+def check_estimator(estimator: object) -> None:
+    """Refuse what is no estimator, such as a function or the class of one.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(estimator, Estimator):
+        return
+    name = getattr(estimator, "__name__", type(estimator).__name__)
+    if isinstance(estimator, type) and issubclass(estimator, Estimator):
+        raise TypeError(f"{name} is a class. Give one of it, {name}().")
+    raise TypeError(
+        f"{name} is no estimator. Derive a frozen dataclass from rlhf_lightning.functional.Estimator, whose "
+        "__call__ is what you have."
+    )
+
+
+def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
+    """Call an estimator, and check what it returns.
+
+    Args:
+        estimator: built in, or the user's own.
+        rows: as for `Estimator.__call__`.
+        add: as for `Estimator.__call__`.
+
+    Raises:
+        ValueError: it read a column that it does not name, or returned others than it names in `returns`.
+    """
+    whose = type(estimator).__name__
+    try:
+        found: object = estimator(rows, add)
+    except KeyError as err:
+        if not err.args or err.args[0] in rows:
+            raise
+        raise ValueError(
+            f"{whose} reads {err.args[0]!r}, and is given {sorted(rows)}. Name the column in its `columns`."
+        ) from err
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"{whose} returned a {type(found).__name__}: an estimator returns columns by name. Write "
+            '`return {"advantages": advantages}`.'
+        )
+    if {*found} != {*estimator.returns}:
+        raise ValueError(
+            f"{whose} returned {sorted(found)}, and its `returns` names {sorted(estimator.returns)}. Let "
+            "both name the same columns."
+        )
+    _check_shapes(whose, found, rows=len(next(iter(rows.values()), ())))
+    return dict(found)
+
+
+def _check_shapes(whose: str, found: Mapping[str, object], *, rows: int) -> None:
+    for name, column in found.items():
+        is_a = list(column.shape) if isinstance(column, Tensor) else type(column).__name__
+        if not isinstance(is_a, list) or is_a[:1] != [rows]:
+            raise ValueError(
+                f"{whose}: {name!r} is {is_a}. Make it a tensor [B, R] or [B] of the {rows} rows."
+            )

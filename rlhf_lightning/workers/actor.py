@@ -27,7 +27,7 @@ from rlhf_lightning.engines import (
     generation_engine,
     read_config,
 )
-from rlhf_lightning.functional import Estimator, Loss
+from rlhf_lightning.functional import Estimator, Loss, run_estimator
 from rlhf_lightning.parallel import Moved, ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
@@ -238,7 +238,8 @@ class Actor(Role):
     @register(transfer=DP, reads=(), returns=())
     def compute_advantage(self, rows: TensorDict, *, estimator: Estimator) -> TensorDict:
         """Run an estimator on this rank's rows; it names the columns that it reads and returns."""
-        found = estimator({name: rows[name] for name in estimator.columns}, self.add_over_ranks)
+        given = {name: rows[name] for name in estimator.columns}
+        found = run_estimator(estimator, given, self.add_over_ranks)
         return TensorDict(found, batch_size=rows.batch_size)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_lightning.functional import (
+    Add,
     Estimator,
     GAEEstimator,
     GreedyEstimator,
@@ -19,6 +21,9 @@ from rlhf_lightning.functional import (
     LagrangianEstimator,
     Overlong,
     ReturnEstimator,
+    alone,
+    check_estimator,
+    run_estimator,
 )
 from tests.unit import spmd
 from tests.unit.functional.cases import MASKS, mask_of
@@ -150,3 +155,51 @@ def test_refusals(estimator: type[Estimator], fields: dict[str, object], message
 def test_a_word_is_no_number(name: str) -> None:
     with pytest.raises(ValueError, match=r"Estimator\(kl_coef='0\.1'\): has to be of type float"):
         replace(cast(Any, ESTIMATORS[name]), kl_coef="0.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Estimator):
+    """A user's own, with what is wrong in it."""
+
+    reads: str = "scores"
+    answer: Any = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Scores alone."""
+        return ("scores",)
+
+    @property
+    def returns(self) -> tuple[str, ...]:
+        """Advantages alone."""
+        return ("advantages",)
+
+    def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
+        """Read, and answer."""
+        return {"advantages": rows[self.reads]} if self.answer is None else self.answer
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"reads": "values"}, r"^Mine reads 'values', and is given \['scores'\]\. Name .* its `columns`\.$"),
+        ({"answer": torch.ones(3, 2)}, r"^Mine returned a Tensor: an estimator returns columns by name\."),
+        ({"answer": {"adv": torch.ones(3)}}, r"^Mine returned \['adv'\], and its `returns` names \['advan"),
+        ({"answer": {"advantages": torch.ones(())}}, r"^Mine: 'advantages' is \[\]\. Make it a tensor"),
+        ({"answer": {"advantages": torch.ones(2)}}, r"^Mine: 'advantages' is \[2\]\. .* of the 3 rows"),
+        ({"answer": {"advantages": [1.0] * 3}}, "^Mine: 'advantages' is list"),
+    ],
+)
+def test_mistakes_in_an_own_one_are_explained(wrong: dict[str, object], says: str) -> None:
+    rows = {"scores": torch.zeros(3, 2)}
+    assert run_estimator(Mine(), rows)["advantages"] is rows["scores"]
+    with pytest.raises(ValueError, match=says):
+        run_estimator(replace(Mine(), **cast(Any, wrong)), rows)
+
+
+def test_what_is_no_estimator() -> None:
+    check_estimator(Mine())
+    with pytest.raises(TypeError, match=r"^Mine is a class\. Give one of it, Mine\(\)\.$"):
+        check_estimator(Mine)
+    with pytest.raises(TypeError, match=r"^alone is no estimator\. Derive"):
+        check_estimator(alone)
