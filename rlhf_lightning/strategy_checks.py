@@ -88,6 +88,19 @@ def check_restart(algorithm: RLHFAlgorithm) -> None:
         )
 
 
+def check_set_up(algorithm: RLHFAlgorithm) -> None:
+    """Refuse models that `RLHFAlgorithm.setup` has not completed: their seeds and paths would be wrong.
+
+    Raises:
+        ValueError: a subclass has a `setup` that does not call it.
+    """
+    if algorithm.main_model.init_seed is None:
+        raise ValueError(
+            f"{type(algorithm).__name__}.setup leaves out what completes and checks the models. Begin it "
+            "with super().setup(stage)."
+        )
+
+
 def _how_to_continue(trainer: Trainer, called: str) -> str:
     """What to type to continue from a checkpoint that the trainer's callbacks have kept."""
     keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]

@@ -1,4 +1,4 @@
-"""A step that calls a model which its algorithm does not have."""
+"""A step that calls a model which its algorithm does not have, and a set-up that completes none."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ def test_it_is_told_how_to_declare_one(name: str, error: type[Exception], says: 
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
     with pytest.raises(error, match=says):
         trainer(Local(), tmp_path).fit(Forgetful(name=name), datamodule=data)
+
+
+class Hasty(Forgetful):
+    """Sets up something of its own alone."""
+
+    def setup(self, stage: str) -> None:
+        """Replace what completes and checks the models."""
+        del stage
+
+
+def test_a_set_up_of_its_own_completes_the_models_too(tmp_path: Path) -> None:
+    said = r"Hasty\.setup leaves out what completes and checks the models\. .* super\(\)\.setup\(stage\)"
+    with pytest.raises(ValueError, match=said):
+        trainer(Local(), tmp_path).fit(Hasty(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
