@@ -17,8 +17,10 @@ from tensordict import NonTensorStack, TensorDict
 from rlhf_lightning.controller.block import Block, decode, encode
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError
+from rlhf_lightning.controller.futures import as_numbers
 from rlhf_lightning.controller.register import Remote, Worker, methods_of
 from rlhf_lightning.controller.residents import GPUGauge, Residents
+from rlhf_lightning.controller.transfer import MetricTransfer
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
 
 _LESS = (
@@ -170,6 +172,8 @@ class Device:
                 rows = assemble(call, blocks)
                 with unwritten(rows):
                     value = method.function(role, rows=rows, **arguments)
+        if isinstance(method.transfer, MetricTransfer):
+            value = as_numbers(value)
         return (None, _columns(value, call)) if call.returns else (value, [])
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class Metrics:
         Raises:
             TypeError: a value is not a single number.
         """
-        return cls([[{name: _number(name, value) for name, value in numbers.items()}]])
+        return cls([[as_numbers(numbers)]])
 
     def __or__(self, other: Metrics | Numbers) -> Metrics:
         return Metrics(self._calls + _metrics(other)._calls)
@@ -100,6 +100,17 @@ class Metrics:
         return _mean(per_call) | last
 
 
+def as_numbers(value: object) -> dict[str, float]:
+    """What a method returned as metrics, as plain numbers.
+
+    Raises:
+        TypeError: it is no mapping, or a value is not a single number.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"returned {type(value).__name__}, not metrics, numbers by name.")
+    return {name: _number(name, number) for name, number in value.items()}
+
+
 def _metrics(numbers: Metrics | Numbers) -> Metrics:
     return numbers if isinstance(numbers, Metrics) else Metrics.of(numbers)
 
@@ -108,9 +119,8 @@ def _number(name: str, value: float) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as err:
-        raise TypeError(
-            f"metric {name!r}: {str(value)[:60]} is no single number. Give its mean, say."
-        ) from err
+        said = " ".join(str(value).split())[:60]
+        raise TypeError(f"metric {name!r}: {said} is no single number. Give its mean, say.") from err
 
 
 class _Moved(Value[Numbers]):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, Batch, WorkerError, WorkerGroup, register
+from rlhf_lightning.controller import DP, DP_METRIC, Batch, WorkerError, WorkerGroup, register
 from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.functional import PolicyLoss
@@ -41,6 +41,16 @@ class Careless(Echo):
     def number(self, rows: TensorDict) -> TensorDict:
         """Return something else."""
         return 3  # type: ignore[return-value]
+
+    @register(transfer=DP_METRIC, reads=("x",))
+    def measure(self, rows: TensorDict) -> Mapping[str, float]:
+        """Give a number for each row."""
+        return {"x/mean": rows["x"]}
+
+    @register(transfer=DP_METRIC, reads=("x",))
+    def omit(self, rows: TensorDict) -> Mapping[str, float]:
+        """Forget to return."""
+        return None  # type: ignore[return-value]
 
     @register(transfer=DP, reads=("x",), returns=("x",))
     def fill(self, rows: TensorDict) -> TensorDict:
@@ -113,6 +123,13 @@ def test_results_that_are_not_as_declared_are_refused(role: Careless, method: st
     calls = {"forget": role.forget, "drop": role.drop, "number": role.number}
     with pytest.raises(WorkerError, match=rf"^echo\[rank 0, node .*\]\.{method}: {message}"):
         calls[method](numbers(4))
+
+
+def test_metrics_that_are_none_are_refused_by_the_device(role: Careless) -> None:
+    with pytest.raises(WorkerError, match=r"\]\.measure: metric 'x/mean': tensor.* is no single number\."):
+        role.measure(numbers(4))
+    with pytest.raises(WorkerError, match=r"\]\.omit: returned NoneType, not metrics, numbers by name\."):
+        role.omit(numbers(4))
 
 
 def test_a_missing_column_is_named_before_anything_is_sent(role: Careless) -> None:
