@@ -120,9 +120,13 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
         place: the position whose output belongs to a response token.
 
     Raises:
-        ValueError: a response has no prompt, and so no position that predicts its first token.
+        ValueError: a response has no prompt, and so no position that predicts its first token, or a mask is
+            not bool.
     """
     mask, prompt_mask = rows["response_mask"], rows["prompt_mask"]
+    for name, given in (("response_mask", mask), ("prompt_mask", prompt_mask)):
+        if given.dtype != torch.bool:  # numbers would be taken for positions
+            raise ValueError(f"{name} holds {given.dtype}. Make it one of bool: {name}.bool().")
     ends, starts = row_ends(mask), prompt_mask.sum(1)
     unpredictable = (ends > 0) & (starts == 0)
     if place == "before" and bool(unpredictable.any()):

@@ -86,3 +86,9 @@ def test_a_column_of_texts_is_none_for_a_loss() -> None:
     rows = TensorDict({**ROWS, "rows": NonTensorStack({"a": 1}, {"a": 2}, {"a": 3})}, batch_size=3)
     with pytest.raises(ValueError, match=r"the column 'rows' holds no numbers, and a loss reads tensors"):
         select(rows, [0, 1], ["rows"], device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["prompt_mask", "response_mask"])
+def test_a_mask_of_numbers_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} holds torch\.int64\. Make it one of bool: {name}\.bool"):
+        pack(ROWS | {name: ROWS[name].long()}, place="before")
