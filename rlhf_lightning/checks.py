@@ -20,7 +20,7 @@ from rlhf_lightning.engines import (
 )
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import PolicyLoss
-from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, preflight
+from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Judge, Reward, Role, reads_ids
@@ -330,15 +330,16 @@ def check_validation(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_environment(algorithm: RLHFAlgorithm) -> None:
-    """Try the actors' environments on the first rows, and on the first held-out rows.
+    """Try environments, of actors or for single calls, on the first rows, and on the first held-out rows.
 
     Raises:
         ValueError: one does not exist, or does not work.
     """
-    for role in algorithm.roles().values():
-        if isinstance(role, Actor) and role.environment is not None:
+    of_actors = [role.environment for role in algorithm.roles().values() if isinstance(role, Actor)]
+    for environment in (*of_actors, *vars(algorithm).values()):
+        if isinstance(environment, Environment):
             for rows in _rows_in_use(algorithm):
-                role.environment.try_out(rows)
+                environment.try_out(rows)
 
 
 def _rows_in_use(algorithm: RLHFAlgorithm) -> list[list[Row]]:

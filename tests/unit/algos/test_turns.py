@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import groupby
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -18,6 +19,7 @@ from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import OneStepOff, Pipelined
 from rlhf_lightning.workers import Actor, Critic, Reward
+from tests.unit.algos.short import refusal
 from tests.unit.algos.small import run
 
 FAST = OptimizerSpec(lr=1e-3)
@@ -287,3 +289,13 @@ def test_strategies_that_do_not_wait_refuse_turns(
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", max_steps=1, logger=False)
     with pytest.raises(ValueError, match=words):
         trainer.fit(grpo(model, insists), datamodule=data())
+
+
+class Tooled(GRPO):
+    """Hands an environment to one call."""
+
+    tool: Environment = field(default_factory=lambda: Environment(function=f"{__name__}.forgotten"))
+
+
+def test_an_environment_of_the_algorithm_is_tried_out_too(tmp_path: Path) -> None:
+    assert refusal(Tooled(), tmp_path).startswith(f"environment {__name__}.forgotten: the module {__name__}")
