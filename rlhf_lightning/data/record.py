@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rlhf_lightning.data.rows import Row
 
 _NOTHING = object()
+_NAMES = {"response_field": ("completion", "messages")}
+"""Names of fields in data made for TRL, by option, that are spelt unlike those of this package."""
 _SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
@@ -41,6 +43,7 @@ class Record:
         if self.has(field):
             return find(self.row, field)
         guess = get_close_matches(field, self.row, n=1)
+        guess = guess or [name for name in _NAMES.get(option, ()) if name in self.row]
         if not guess and option == "prompt_field":
             guess = list(self.row)[:1]
         hint = f"Try --data.{option} {guess[0]}." if guess else "Correct or remove the row."

@@ -50,6 +50,13 @@ def test_row_without_a_response(write_rows: Writer) -> None:
         completion_data(write_rows({"prompt": "a", "response": 3}))
 
 
+@pytest.mark.parametrize("name", ["completion", "messages"])
+def test_names_of_trl_are_suggested(write_rows: Writer, name: str) -> None:
+    """No spelling is near these, and they are what most published data has."""
+    with pytest.raises(ValueError, match=rf"it has: prompt, {name}\. Try --data\.response_field {name}\."):
+        completion_data(write_rows({"prompt": "a", name: "x"}))
+
+
 def test_a_conversation_brings_its_prompt_along(write_rows: Writer) -> None:
     turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": content} for role, content in turns]
