@@ -20,16 +20,14 @@ def read_config(path: str) -> str:
     """A configuration file as JSON text, with short names of classes replaced by their class paths.
 
     Raises:
-        ValueError: there is no such file, it is no YAML mapping, or options stand beside a class.
+        ValueError: there is no such file, it is no YAML mapping, or options stand at another level.
     """
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except OSError as err:
-        raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
-    except yaml.YAMLError as err:
-        raise ValueError(f"-c {path}: is not YAML ({err}).") from err
-    if not isinstance(content, dict):
-        raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
+    content = _read_mapping(path)
+    for name in ("class_path", "init_args"):
+        if name in content:
+            raise ValueError(
+                f"-c {path}: {name} stands outside algo, strategy and data. Indent it, below one."
+            )
     for option in FOLDERS:
         value = content.get(option)
         if isinstance(value, str):
@@ -41,7 +39,35 @@ def read_config(path: str) -> str:
                     f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, "
                     "beside class_path."
                 )
+            if not isinstance(value.get("init_args", {}), dict):
+                raise ValueError(
+                    f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
+                )
     return json.dumps(content, default=str)  # YAML reads dates, which JSON lacks
+
+
+def _read_mapping(path: str) -> dict[object, object]:
+    """The options of a file, as they stand there.
+
+    Raises:
+        ValueError: there is no such file, or it is no YAML mapping.
+    """
+    try:
+        content: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
+    except UnicodeDecodeError as err:
+        raise ValueError(f"-c {path}: is not UTF-8 (byte {err.start + 1}).") from err
+    except yaml.MarkedYAMLError as err:
+        raise ValueError(
+            f"-c {path}, line {err.problem_mark.line + 1}: is not YAML: {err.problem}. Options of one level "
+            "begin in one column, behind spaces and no tab; a text with a colon is quoted."
+        ) from err
+    except yaml.YAMLError as err:
+        raise ValueError(f"-c {path}: is not YAML ({' '.join(str(err).split())}).") from err
+    if not isinstance(content, dict):
+        raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
+    return content
 
 
 def resolved(arguments: Sequence[str]) -> list[str]:

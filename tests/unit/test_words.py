@@ -25,3 +25,31 @@ def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: 
     Path("rows").touch()
     with pytest.raises(ValueError, match="--data rows: is a file"):
         class_path("data", "rows")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "algo:\n  class_path: grpo\n   init_args:\n",
+            "line 3: is not YAML: mapping values are not .* column",
+        ),
+        ("algo:\n  a:\n    b: 1\n   c: 2\n", "line 4: is not YAML: expected <block end>.* column"),
+        ("algo:\n\tclass_path: grpo\n", "line 2: is not YAML: found character .* column"),
+        ("algo: {path: 'x}\n", "line 2: is not YAML: found unexpected end of stream.* column"),
+        ("a: \x01\n", r"mine\.yaml: is not YAML \(unacceptable character"),
+        (b"algo: \xff\n", r"mine\.yaml: is not UTF-8"),
+        ("algo:\n  class_path: grpo\ninit_args:\n  epochs: 2\n", "init_args stands outside .* Indent it"),
+        ("algo:\nclass_path: grpo\ninit_args:\n  epochs: 2\n", "class_path stands outside .* Indent it"),
+        ("algo:\n  class_path: grpo\n  init_args:\nepochs: 2\n", "algo: init_args has no options"),
+        ("algo:\n  class_path: grpo\n  init_args: 3\n", "algo: init_args has no options"),
+    ],
+)
+def test_slips_of_indentation(tmp_path: Path, text: str | bytes, message: str) -> None:
+    """What is said names the file and, where the parser knows it, the line, on one line."""
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message) as error:
+        read_config(str(path))
+    assert str(error.value).startswith(f"-c {path}")
+    assert "\n" not in str(error.value)
