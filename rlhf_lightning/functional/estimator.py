@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from torch import Tensor
 
@@ -78,7 +79,8 @@ def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = a
         add: as for `Estimator.__call__`.
 
     Raises:
-        ValueError: it read a column that it does not name, or returned others than it names in `returns`.
+        ValueError: it read a column that it does not name, returned others than it names in `returns`, or
+            numbers that are not finite: each step with them would be skipped, and nothing learned.
     """
     whose = type(estimator).__name__
     try:
@@ -99,14 +101,28 @@ def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = a
             f"{whose} returned {sorted(found)}, and its `returns` names {sorted(estimator.returns)}. Let "
             "both name the same columns."
         )
-    _check_shapes(whose, found, rows=len(next(iter(rows.values()), ())))
-    return dict(found)
+    columns = _columns(whose, found, rows=len(next(iter(rows.values()), ())))
+    _check_finite(whose, columns)
+    return columns
 
 
-def _check_shapes(whose: str, found: Mapping[str, object], *, rows: int) -> None:
+def _columns(whose: str, found: Mapping[str, object], *, rows: int) -> dict[str, Tensor]:
+    """What was returned, if it is a tensor of all rows under each name."""
     for name, column in found.items():
         is_a = list(column.shape) if isinstance(column, Tensor) else type(column).__name__
         if not isinstance(is_a, list) or is_a[:1] != [rows]:
             raise ValueError(
                 f"{whose}: {name!r} is {is_a}. Make it a tensor [B, R] or [B] of the {rows} rows."
+            )
+    return cast(dict[str, Tensor], dict(found))
+
+
+def _check_finite(whose: str, columns: Mapping[str, Tensor]) -> None:
+    for name, column in columns.items():
+        if not (finite := column.isfinite()).all():
+            row = int((~finite).nonzero()[0, 0])
+            value = float(column[row][~finite[row]].flatten()[0])
+            raise ValueError(
+                f"{whose}: row {row} of its rows has {value} in {name!r}, which is not finite. Look for a "
+                "division by 0 or a logarithm of 0; where the mask is False, give 0."
             )

@@ -203,3 +203,21 @@ def test_what_is_no_estimator() -> None:
         check_estimator(Mine)
     with pytest.raises(TypeError, match=r"^alone is no estimator\. Derive"):
         check_estimator(alone)
+@dataclass(frozen=True)
+class Careless(ReturnEstimator):
+    """An estimator of the user's own that divides by 0 in a row whose score is 0."""
+
+    def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
+        found = super().__call__(rows, add)
+        bad = torch.zeros(len(found["advantages"]))
+        bad[2] = torch.nan
+        return found | {"advantages": found["advantages"] + bad[:, None]}
+
+
+def test_advantages_that_are_no_numbers_are_refused() -> None:
+    """Otherwise every step is skipped, and the reason is not said."""
+    estimator = Careless()
+    rows = read(estimator, twice(mask_of("right_padding")))
+    assert run_estimator(ReturnEstimator(), rows).keys() == set(ReturnEstimator().returns)
+    with pytest.raises(ValueError, match=r"^Careless: row 2 of its rows has nan in 'advantages'"):
+        run_estimator(estimator, rows)
