@@ -126,7 +126,7 @@ def _shortened(message: str) -> str:
 
 @contextmanager
 def naming_role(name: str) -> Iterator[None]:
-    """Put the role's name before errors about `path`, so that they name an option: `actor.path=...`.
+    """Put the role's name before errors about `path` or `lora`, so that they name an option of it.
 
     Raises:
         ValueError: one was raised within.
@@ -135,15 +135,17 @@ def naming_role(name: str) -> Iterator[None]:
         yield
     except ValueError as err:
         said = str(err)
-        raise ValueError(f"{name}.{said}" if said.startswith("path=") else said) from err
+        raise ValueError(f"{name}.{said}" if said.startswith(("path=", "lora.")) else said) from err
 
 
 def library_error(err: Exception) -> str:
-    """An error that Lightning or wandb raised about its use, on one line; empty for any other error."""
+    """An error that a library of the command raised about its use, on one line; empty for any other error."""
     *_, (frame, _) = traceback.walk_tb(err.__traceback__)
     said = " ".join(str(err).split())
     if type(err).__module__.startswith("wandb."):
         return f"wandb: {said} Or try --trainer.logger.offline true."
+    if type(err).__module__.startswith("jsonargparse."):  # a logger's directory without room for config.yaml
+        return f"{said}."
     raised_there = str(frame.f_globals.get("__name__")).startswith("lightning.")
     return said if type(err) is RuntimeError and raised_there else ""
 

@@ -41,6 +41,7 @@ from rlhf_lightning.engines import (
 from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.usage import naming_role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +354,8 @@ class Role(ModelSpec, Remote):
             )
         if not self.trains:
             raise ValueError(f"{option}: this model is not trained. Leave it out.")
-        check_adapters(self, self.head)
+        with naming_role(type(self).__name__.lower()):
+            check_adapters(self, self.head)
 
     def check_checkpoint(self, directory: Path) -> None:
         """Refuse a checkpoint of another model without loading either.

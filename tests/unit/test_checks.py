@@ -154,10 +154,11 @@ def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
         (
             Colocated(devices=1),
             PPO(critic=Critic(lora=LoRA(rank=4, target_modules=("foo",)))),
-            "lora.target_modules: LlamaForSequenceClassification has no linear layers called 'foo'",
+            "critic.lora.target_modules: LlamaForSequenceClassification has no linear layers called 'foo'",
         ),
+        (Colocated(devices=1), PPO(critic=Critic(lora=LoRA(path="x"))), "critic.lora.path=x: there is no"),
     ],
-    ids=["megatron", "frozen", "heads", "layers"],
+    ids=["megatron", "frozen", "heads", "layers", "adapters"],
 )
 def test_roles_that_follow_the_actor_are_checked_as_it_is(
     strategy: Strategy, algorithm: PPO, told: str, tmp_path: Path

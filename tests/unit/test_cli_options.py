@@ -133,6 +133,13 @@ def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.Monkey
     assert end.value.code == 143
 
 
+def test_a_callback_that_could_not_save_is_refused_before_anything_starts(rlhf: Rlhf) -> None:
+    """Lightning's own would end the run at its first checkpoint, perhaps after hours."""
+    place = "/proc/tty"  # is there, and takes no files, not even of root
+    saves = ("--trainer.callbacks+=ModelCheckpoint", f"--trainer.callbacks.dirpath={place}")
+    assert rlhf.refused(*FIT, *saves, *SHORT).startswith(f"ModelCheckpoint: {place} cannot be written (")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EPIPE])
 def test_a_full_disk_is_named_without_a_file(
     number: int, rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch

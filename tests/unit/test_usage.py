@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from jsonargparse.typing import Path_fr
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from wandb.errors import UsageError
@@ -149,6 +150,9 @@ def test_what_a_library_refuses_is_one_line() -> None:
     assert not library_error(ours.value)
     with pytest.raises(UsageError) as wandbs:
         raise UsageError("No API key configured.\nUse `wandb login` to log in.")
+    with pytest.raises(TypeError, match="exist") as places:
+        Path_fr("nowhere.yaml")
+    assert library_error(places.value).startswith("File does not exist: '")
     said = "wandb: No API key configured. Use `wandb login` to log in. Or try --trainer.logger.offline true."
     assert library_error(wandbs.value) == said
 
