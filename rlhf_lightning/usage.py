@@ -64,19 +64,29 @@ _NAMED = {
 }
 """Modules whose classes the trainer's options take without their path."""
 _TRL_OPTIONS = {
-    "lr": "actor.optimizer.lr",
-    "learning_rate": "actor.optimizer.lr",
-    "num_generations": "group_size",
-    "num_iterations": "epochs",
-    "num_ppo_epochs": "epochs",
-    "max_completion_length": "actor.sampling.max_new_tokens",
-    "model": "actor.path",
-    "model_name_or_path": "actor.path",
-    "ref_model": "reference.path",
-    "value_model": "critic.path",
-    "reward_funcs": "reward.functions",
+    "lr": ("actor.optimizer.lr", "reward.optimizer.lr"),
+    "learning_rate": ("actor.optimizer.lr", "reward.optimizer.lr"),
+    "lr_scheduler_type": ("actor.optimizer.schedule", "reward.optimizer.schedule"),
+    "num_generations": ("group_size",),
+    "num_iterations": ("epochs",),
+    "num_ppo_epochs": ("epochs",),
+    "max_completion_length": ("actor.sampling.max_new_tokens",),
+    "beta": ("policy_loss.kl_coef", "loss.beta"),
+    "epsilon": ("policy_loss.clip_low",),
+    "epsilon_high": ("policy_loss.clip_high",),
+    "cliprange": ("policy_loss.clip_low",),
+    "delta": ("policy_loss.dual_clip",),
+    "loss_type": ("policy_loss.aggregation", "loss.kind"),
+    "scale_rewards": ("scale",),
+    "center_rewards_coefficient": ("loss.centering",),
+    "model": ("actor.path", "reward.path"),
+    "model_name_or_path": ("actor.path", "reward.path"),
+    "ref_model": ("reference.path",),
+    "value_model": ("critic.path",),
+    "reward_funcs": ("reward.functions",),
+    "reward_weights": ("reward.functions",),
 }
-"""Options of algorithms by their names in TRL; docs/coming_from.md lists all."""
+"""Options of algorithms by their names in TRL, the first that a class has; docs/coming_from.md lists all."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of the parameters `*args` and `**kwargs`."""
 _CLASS = re.compile(r"class_path '([\w.]+)'")
@@ -203,7 +213,7 @@ def _option_suggestion(option: str, classes: Sequence[str], owners: Mapping[str,
         if not tried and first in _options(cls):
             return f"Did you mean --{prefix}.{option}?"
     if not tried and option in _TRL_OPTIONS:
-        return f"Did you mean --algo.{_TRL_OPTIONS[option]}?"
+        return f"Did you mean --algo.{_TRL_OPTIONS[option][0]}?"
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
@@ -234,8 +244,9 @@ def _similar_option(words: Sequence[str], owner: type) -> str:
     ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
     alike = get_close_matches(typed, flat.values(), n=1)
     close = [path for path in paths if flat[path] in alike]
-    if (known := _TRL_OPTIONS.get(typed, f"{typed.removesuffix('_model')}.path")) in paths:
-        return f"Did you mean {known}?"
+    named = _TRL_OPTIONS.get(typed, (f"{typed.removesuffix('_model')}.path",))
+    if known := [path for path in named if path.partition(".")[0] in _options(owner)]:
+        return f"Did you mean {known[0]}?"
     if same:
         return f"Did you mean {' or '.join([*same, *ends][:2])}?"
     if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
