@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from rlhf_lightning.commands.alike import alike, ranks_text
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.parallel.redistribute import DevicePlan, Placement, redistribute
 from rlhf_lightning.parallel.sharding import Sharded, even_stages
@@ -61,7 +62,7 @@ def as_json(plans: Plans) -> str:
 
 
 def as_text(plans: Plans, title: str, size: Callable[[Bytes], str]) -> str:
-    """A line for each device, and the sums.
+    """A line for devices that are alike, and the sums.
 
     Args:
         plans: of all devices.
@@ -69,13 +70,16 @@ def as_text(plans: Plans, title: str, size: Callable[[Bytes], str]) -> str:
         size: writes bytes.
     """
     heads = "".join(f"{name:>12}" for name in COLUMNS)
-    lines = [title, "", f"{'device':>8}{heads}   from"]
-    for plan in plans:
-        sizes = "".join(f"{size(found):>12}" for found in _bytes(plan))
-        sources = " ".join(str(receive.source) for receive in plan.receives)
-        lines.append(f"{plan.device:>8}{sizes}   {sources}".rstrip())
+    rows = alike(
+        (plan.device, (_bytes(plan), ranks_text(sorted({r.source for r in plan.receives})))) for plan in plans
+    )
+    width = max(8, *(len(devices) + 1 for devices, _ in rows))
+    lines = [title, "", f"{'device':>{width}}{heads}   from"]
+    for devices, (found, sources) in rows:
+        sizes = "".join(f"{size(one):>12}" for one in found)
+        lines.append(f"{devices:>{width}}{sizes}   {sources}".rstrip())
     sums = [exact(sum(column)) for column in zip(*map(_bytes, plans), strict=True)]
-    lines.append(f"{'all':>8}{''.join(f'{size(found):>12}' for found in sums)}")
+    lines.append(f"{'all':>{width}}{''.join(f'{size(found):>12}' for found in sums)}")
     return "\n".join(lines) + "\n"
 
 

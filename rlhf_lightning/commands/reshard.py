@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlhf_lightning.commands import redistribution
+from rlhf_lightning.commands.alike import alike, ranks_text
 from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
 from rlhf_lightning.commands.parser import Parser, count
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelLayout
 from rlhf_lightning.parallel.planners import PLANNERS
-from rlhf_lightning.parallel.reshard import ReshardPlan, reshard
+from rlhf_lightning.parallel.reshard import RankPlan, ReshardPlan, reshard
 from rlhf_lightning.parallel.sharding import even_stages
 from rlhf_lightning.parallel.weights import Bytes, Weights
 
@@ -28,6 +29,8 @@ MODEL = "llama-7b"
 RULE = "hybridflow"
 NODE = 8
 BF16_BYTES = 2
+GROUPED = 16
+"""Ranks in a line of groups."""
 AXES: dict[str, GenerationAxis] = {"generation tensor": "t", "generation pipeline": "p", "micro-DP": "micro"}
 """Names of the groups of ranks, and the axis of each."""
 
@@ -120,26 +123,22 @@ def as_json(plan: ReshardPlan) -> str:
 
 
 def as_text(plan: ReshardPlan, name: str) -> str:
-    """As text: the groups, a line for each rank, the worst rank, and HybridFlow's Table 2 to compare with."""
+    """As text: the groups, a line for ranks that are alike, the worst rank, and HybridFlow's Table 2."""
     blocks = Blocks(plan)
-    lines = [_title(plan, name), ""]
-    for label, axis in AXES.items():
-        groups = " ".join(f"[{' '.join(map(str, group))}]" for group in _groups(plan, axis))
-        lines.append(f"{label:<19} groups  {groups}")
-    pictures = [f"|{blocks.text(part)}|" for part in plan.ranks]
-    width = max(len("the model"), *map(len, pictures))
+    lines = [_title(plan, name), "", *(_groups_text(plan, label, axis) for label, axis in AXES.items())]
+    rows = alike((part.rank, (f"|{blocks.text(part)}|", _sizes(_of(part)))) for part in plan.ranks)
+    width = max(len("the model"), *(len(picture) for _, (picture, _) in rows))
+    left = max(len("worst rank"), *(len(ranks) for ranks, _ in rows))
     heads = "".join(f"{head:>12}" for head in ("overlap", "volume", "peak", "redundant"))
-    lines += ["", f"{'rank':>10}  {'the model':<{width}}{heads}"]
-    for part, picture in zip(plan.ranks, pictures, strict=True):
-        sizes = (part.kept_bytes, part.received_bytes, part.peak_bytes, part.redundant_bytes)
-        lines.append(f"{part.rank:>10}  {picture:<{width}}{_sizes(sizes)}")
+    lines += ["", f"{'rank':>{left}}  {'the model':<{width}}{heads}"]
+    lines += [f"{ranks:>{left}}  {picture:<{width}}{sizes}" for ranks, (picture, sizes) in rows]
     worst = [
         max(getattr(part, f"{column}_bytes") for part in plan.ranks)
         for column in ("received", "peak", "redundant")
     ]
     lines += [
-        f"{'worst rank':>10}  {'':<{width}}{'':>12}{_sizes(worst)}",
-        f"{'Table 2':>10}  {'':<{width}}{'':>12}{_sizes(plan.table)}",
+        f"{'worst rank':>{left}}  {'':<{width}}{'':>12}{_sizes(worst)}",
+        f"{'Table 2':>{left}}  {'':<{width}}{'':>12}{_sizes(plan.table)}",
         "",
         "   ".join(f"{SIGNS[kind]} {meaning}" for kind, meaning in MEANING.items()),
     ]
@@ -158,6 +157,24 @@ def _title(plan: ReshardPlan, name: str) -> str:
 def _groups(plan: ReshardPlan, axis: GenerationAxis) -> list[list[int]]:
     """The groups along an axis, sorted by their first ranks; the ranks of each in the order of the axis."""
     return sorted(plan.layout.generating.groups(axis))
+
+
+def _groups_text(plan: ReshardPlan, label: str, axis: GenerationAxis) -> str:
+    """A line of groups; of many the first ones, and how many more there are."""
+    groups = _groups(plan, axis)
+    shown: list[str] = []
+    ranks = 0
+    for group in groups:
+        ranks += len(group)
+        if shown and ranks > GROUPED:
+            break
+        shown.append(f"[{' '.join(map(str, group)) if len(group) <= GROUPED else ranks_text(group)}]")
+    more = f" and {len(groups) - len(shown)} more" if len(groups) > len(shown) else ""
+    return f"{label:<19} groups  {' '.join(shown)}{more}"
+
+
+def _of(part: RankPlan) -> tuple[Bytes, ...]:
+    return part.kept_bytes, part.received_bytes, part.peak_bytes, part.redundant_bytes
 
 
 def _sizes(sizes: Sequence[Bytes]) -> str:

@@ -61,14 +61,36 @@ def test_text_draws_what_each_rank_keeps_and_receives(rlhf: Rlhf) -> None:
     found = lines(rlhf, *FIGURE_8)
     assert found[0].startswith("llama-7b, 13.48 GB: train (p=1, t=4, d=2) -> generate (pg=1, tg=2, dg=2)")
     assert found[2].split("groups  ")[1] == "[0 2] [1 3] [4 6] [5 7]"
-    assert found[7].split() == ["0", "|#+", "|", "3.37", "GB", "3.37", "GB", "6.74", "GB", "0", "B"]
+    assert found[7].split() == ["0", "4", "|#+", "|", "3.37", "GB", "3.37", "GB", "6.74", "GB", "0", "B"]
     pictures = [line.split("|")[1] for line in found if "|" in line]
-    assert pictures == ["#+  ", "+#  ", "  #+", "  +#"] * 2
+    assert pictures == ["#+  ", "+#  ", "  #+", "  +#"]
     found = lines(rlhf, *FIGURE_8, "--rule", "vanilla")
-    assert [line.split("|")[1] for line in found if "|" in line] == ["#+..", ".x++", "++x.", "..+#"] * 2
+    assert [line.split("|")[1] for line in found if "|" in line] == ["#+..", ".x++", "++x.", "..+#"]
     assert [line.split()[2:] for line in found if line.startswith("worst rank")] == [
         ["10.11", "GB", "13.48", "GB", "3.37", "GB"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("train", "generate", "ranks"),
+    [
+        ("1,1,64", "1,1", ["0-63"]),
+        ("1,2,3", "1,1", ["0 2 4", "1 3 5"]),
+        ("1,2,8", "1,1", ["0 2 .. 14", "1 3 .. 15"]),
+        ("4,32,2", "1,32", [f"{r}-{r + 1} {r + 128}-{r + 129}" for r in range(0, 128, 2)]),
+    ],
+)
+def test_ranks_that_are_alike_share_a_line(rlhf: Rlhf, train: str, generate: str, ranks: list[str]) -> None:
+    found = lines(rlhf, "reshard", "--train", train, "--generate", generate)
+    assert [line.split("|")[0].strip() for line in found if "|" in line] == ranks
+    assert max(map(len, found)) < 150
+
+
+def test_devices_that_are_alike_share_a_line(rlhf: Rlhf) -> None:
+    found = lines(rlhf, "reshard", "--train", "2,4,1", "--apart", "1,2,4")
+    assert [line.split()[0] for line in found[3:]] == ["0-7", "8", "9", "all"]
+    assert found[4].split()[:4] == ["8", "10", "12", "14"]
+    assert found[4].endswith("   0-1 4-5")
 
 
 def test_a_wide_layout_is_drawn_on_a_line(rlhf: Rlhf) -> None:
