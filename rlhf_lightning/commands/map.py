@@ -20,7 +20,7 @@ from rlhf_lightning.mapping import cluster, hardware, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
 from rlhf_lightning.mapping.picture import check_format, draw
 from rlhf_lightning.mapping.plan import Plan, plan
-from rlhf_lightning.mapping.search import Sets
+from rlhf_lightning.mapping.search import DeviceMapping, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.names import FOLDERS, class_path
@@ -53,14 +53,31 @@ def run(arguments: Sequence[str]) -> None:
     for option in ("yaml", "picture"):
         _check_place(option, vars(options)[option])
     found = search(algorithm, sources, options)
-    request = report.Request(options.algo, sources, importlib.import_module(FOLDERS["strategy"]).MAPPED)
-    sys.stdout.write(report.as_json(found) + "\n" if options.json else report.as_text(found, request))
+    mapping = _picked(found, options.pick)
+    mapped = importlib.import_module(FOLDERS["strategy"]).MAPPED
+    request = report.Request(options.algo, sources, mapped, options.pick)
+    sys.stdout.write(
+        report.as_json(found, mapping) + "\n" if options.json else report.as_text(found, request)
+    )
     if options.yaml:
-        text = report.as_yaml(found, found.mappings[0], request)
+        text = report.as_yaml(found, mapping, request)
         Path(options.yaml).write_text(f"{_heading(options)}\n{text}", encoding="utf-8")
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
-        draw(found, found.mappings[0], Path(options.picture), title=title)
+        draw(found, mapping, Path(options.picture), title=title)
+
+
+def _picked(found: Plan, pick: int) -> DeviceMapping:
+    """The mapping that was picked.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if pick > len(found.mappings):
+        raise ValueError(
+            f"--pick {pick}: there are only {len(found.mappings)} mappings. Try --pick {len(found.mappings)}."
+        )
+    return found.mappings[pick - 1]
 
 
 def _heading(options: argparse.Namespace) -> str:
@@ -113,7 +130,9 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     algorithm.bind({n: replace(r, path=sources[n]) for n, r in algorithm.roles().items()})
     flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)
     every = [(SimulatedCosts(on, flow, loaded, workload=workload), devices) for on, devices in kinds]
-    return plan(*every[0], baselines=baselines(flow.roles), count=options.top, others=every[1:])
+    return plan(
+        *every[0], baselines=baselines(flow.roles), count=max(options.top, options.pick), others=every[1:]
+    )
 
 
 def with_updates(flow: Dataflow, updates: int) -> Dataflow:
@@ -216,7 +235,8 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
         help="sequences that a generation engine decodes at once (%(default)s)",
     )
     add("--top", type=count, default=5, help="how many mappings to find (%(default)s)")
-    add("--json", action="store_true", help="the best mapping as JSON")
-    add("--yaml", default="", help="file for the configuration that runs the best mapping")
-    add("--picture", default="", help="file (.png, .svg) for a picture of the best mapping over time")
+    add("--pick", type=count, default=1, help="the one that is written: 1 is the best, 2 the next (1)")
+    add("--json", action="store_true", help="the mapping as JSON")
+    add("--yaml", default="", help="file for the configuration that runs the mapping")
+    add("--picture", default="", help="file (.png, .svg) for a picture of the mapping over time")
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_lightning.mapping.costs import Layout
@@ -25,23 +25,24 @@ class Request:
     """Source of each role's model; empty for a reward of functions."""
     strategy: str
     """Short name of the strategy that runs a mapping."""
+    pick: int = 1
+    """Which mapping is configured, from 1, the best."""
 
 
-def as_json(plan: Plan) -> str:
-    """The best mapping and the baselines.
+def as_json(plan: Plan, mapping: DeviceMapping) -> str:
+    """A mapping and the baselines.
 
     Keys: `mapping` (a list of sets: `roles`, `devices`, `hardware`, and `layouts` by role and stage),
     `iteration_s`, `tokens_per_s`, `stages_s` by stage, `memory_gb` (for each set, by stage, of a device),
     `search_s`, and `baselines` (tokens/s by name, null where it does not fit).
     """
-    best = plan.mappings[0]
     return json.dumps(
         {
-            "mapping": [_set(plan, pool) for pool in best.pools],
-            "iteration_s": best.seconds,
-            "tokens_per_s": plan.tokens_per_s(best),
-            "stages_s": dict(zip(plan.stages, best.stages, strict=True)),
-            "memory_gb": [{k: v / GB for k, v in memory(plan, pool).items()} for pool in best.pools],
+            "mapping": [_set(plan, pool) for pool in mapping.pools],
+            "iteration_s": mapping.seconds,
+            "tokens_per_s": plan.tokens_per_s(mapping),
+            "stages_s": dict(zip(plan.stages, mapping.stages, strict=True)),
+            "memory_gb": [{k: v / GB for k, v in memory(plan, pool).items()} for pool in mapping.pools],
             "search_s": plan.search_s,
             "baselines": {n: None if m is None else plan.tokens_per_s(m) for n, m in plan.baselines.items()},
         },
@@ -79,7 +80,7 @@ def memory(plan: Plan, pool: Pool) -> dict[str, float]:
 
 
 def as_text(plan: Plan, request: Request) -> str:
-    """Tables of the mappings with the YAML of each, and the comparison."""
+    """Tables of the mappings, the YAML of the one that was picked, and the comparison."""
     workload, flow = plan.costs.workload, plan.costs.dataflow
     lines = [
         f"{request.algorithm} on {plan.cluster}: "
@@ -88,12 +89,11 @@ def as_text(plan: Plan, request: Request) -> str:
         f"searched {len(flow.roles)} models in {plan.search_s:.2f} s",
     ]
     for rank, mapping in enumerate(plan.mappings, start=1):
-        lines += [
-            "",
-            *table(plan, mapping, rank),
-            "",
-            *_indented(as_yaml(plan, mapping, request) if rank == 1 else _strategy(plan, mapping, request)),
-        ]
+        lines += ["", *table(plan, mapping, rank)]
+        if rank == request.pick:
+            lines += ["", *(f"    {line}" for line in as_yaml(plan, mapping, request).splitlines())]
+    if request.pick == 1 and len(plan.mappings) > 1:
+        lines += ["", "    --pick 2 shows and writes the configuration of #2, and so on"]
     best = plan.tokens_per_s(plan.mappings[0])
     lines += ["", "compared with, each at its best allocation and layouts:"]
     for name, compared in plan.baselines.items():
@@ -105,10 +105,6 @@ def as_text(plan: Plan, request: Request) -> str:
                 f"  {name:<12} {tokens:>9,.0f} tokens/s   the best mapping is {best / tokens:.2f} x as fast"
             )
     return "\n".join(lines) + "\n"
-
-
-def _indented(text: str | Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in (text.splitlines() if isinstance(text, str) else text)]
 
 
 def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:

@@ -188,6 +188,8 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     text = run(capsys, *ASKED, "--top", "2", *files)
     assert text.count("s an iteration") == 2
     assert "does not fit" not in text
+    assert text.count("strategy:") == 1
+    assert "    --pick 2 shows and writes the configuration of #2, and so on\n" in text
     picture, layout = (tmp_path / "run.svg").read_text(), r"p\d+ t\d+ d\d+"
     assert picture.count("<path") > 10
     drawn = set(re.findall(layout, picture))  # in comments
@@ -219,6 +221,18 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     actor = strategy.layout(Actor(), "actor", 16).generating
     generation = next(found["layouts"]["actor"]["generation"] for found in best if "actor" in found["roles"])
     assert (actor.p, actor.t) == (generation["pg"], generation["tg"])
+
+
+def test_another_than_the_best_is_picked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "run.yaml"
+    text = run(capsys, *ASKED, "--top", "1", "--pick", "2", "--yaml", str(written))
+    assert text.index("#2 ") < text.index("strategy:")
+    pools = yaml.safe_load(written.read_text())["strategy"]["init_args"]["mapping"]["pools"]
+    chosen = json.loads(run(capsys, *ASKED, "--pick", "2", "--json"))
+    assert [pool["devices"] for pool in pools] == [found["devices"] for found in chosen["mapping"]]
+    assert chosen["tokens_per_s"] < json.loads(run(capsys, *ASKED, "--json"))["tokens_per_s"]
+    with pytest.raises(ValueError, match=r"--pick 9: there are only \d mappings. Try --pick \d"):
+        run(capsys, *ASKED, "--pick", "9")
 
 
 def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
