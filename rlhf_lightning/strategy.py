@@ -263,8 +263,8 @@ class Strategy(SingleDeviceStrategy):
         pools = self._pools(roles)
         cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
-        log_placements(placements)
         cluster.start(pools)
+        log_placements(placements, cluster.node_names())
         transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)
         self._restore_gc = collect_rarely()

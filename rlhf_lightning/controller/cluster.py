@@ -112,6 +112,7 @@ class RayCluster:
         given = address or os.environ.get("RAY_ADDRESS") or LOCAL
         self._address = None if given == LOCAL else given
         self._groups: list[PlacementGroup] = []
+        self._nodes: list[str] = []
         self._started_ray = False
 
     @property
@@ -195,6 +196,12 @@ class RayCluster:
                 len(self.actors), gpu=kind == "GPU"
             )
             self.actors.append(cast(DeviceHandle, handle))
+            self._nodes.append(nodes[index])
+
+    def node_names(self) -> list[str]:
+        """Host name of each device's node."""
+        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        return [hosts.get(node, node) for node in self._nodes]
 
     def _has(self, group: PlacementGroup, pool: ResourcePool) -> bool:
         """Wait for a pool's devices; whether there are enough that no other job holds."""
@@ -262,6 +269,7 @@ class RayCluster:
                 ray.shutdown()
         self.actors.clear()
         self._groups.clear()
+        self._nodes.clear()
 
 
 def _is_untold(record: logging.LogRecord) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import cast
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,18 +13,22 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.workers.role import Role, Settings
 
-
-def log_placements(placements: Mapping[str, Placement]) -> None:
-    """Log the summary of a run's placements."""
-    rank_zero_info(placement_summary(placements, gpu=num_gpus() > 0))
+NAMED = 4
+"""Most nodes that a line names."""
 
 
-def placement_summary(placements: Mapping[str, Placement], *, gpu: bool) -> str:
+def log_placements(placements: Mapping[str, Placement], nodes: Sequence[str] = ()) -> None:
+    """Log the summary of a run's placements; see `placement_summary`."""
+    rank_zero_info(placement_summary(placements, gpu=num_gpus() > 0, nodes=nodes))
+
+
+def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: Sequence[str] = ()) -> str:
     """The devices and the engines, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
 
     Args:
         placements: of all roles; those without a model have no sizes.
         gpu: whether the devices are GPUs.
+        nodes: name of each device's node; said where they differ.
     """
     pools: dict[tuple[int, ...], list[str]] = {}
     for name, placement in placements.items():
@@ -34,7 +39,22 @@ def placement_summary(placements: Mapping[str, Placement], *, gpu: bool) -> str:
     settings = cast(Settings, next(iter(placements.values())).settings)
     kind = f"{'GPU' if gpu else 'CPU'}{'s' * (count != 1)}"
     lines = [f"{count} {kind}, engine {settings.engine}, generator {settings.generator}"]
-    return "\n".join([*lines, *(f"  {_span(devices)}: {', '.join(said)}" for devices, said in pools.items())])
+    names = nodes if len(set(nodes)) > 1 else ()
+    lines += [
+        f"  {_span(devices)}{_where(devices, names)}: {', '.join(said)}" for devices, said in pools.items()
+    ]
+    return "\n".join(lines)
+
+
+def _where(devices: tuple[int, ...], nodes: Sequence[str]) -> str:
+    """` (node-a)` or ` (0-3 node-a, 4-7 node-b)`; of many nodes the first ones and the last."""
+    if not nodes:
+        return ""
+    parts = [(name, tuple(found)) for name, found in groupby(devices, key=nodes.__getitem__)]
+    if len(parts) == 1:
+        return f" ({parts[0][0]})"
+    words = [f"{_span(found)} {name}" for name, found in parts]
+    return f" ({', '.join([*words[:3], '..', words[-1]] if len(words) > NAMED else words)})"
 
 
 def _span(devices: tuple[int, ...]) -> str:

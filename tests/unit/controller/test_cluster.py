@@ -113,6 +113,9 @@ def test_actors_start_in_the_order_of_their_nodes(
     gpu = kind == "GPU"
     assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 3 + ["PACK"]
     assert waits == [cluster.RESERVE_S]
+    hosts = [{"NodeID": "a", "NodeManagerHostname": "one"}, {"NodeID": "b", "NodeManagerHostname": "two"}]
+    monkeypatch.setattr(ray, "nodes", lambda: hosts)
+    assert job.node_names() == ["one", "two", "two"]
     each = {"num_cpus": 1, "num_gpus": int(gpu), "enable_task_events": False, "max_restarts": 0}
     assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
 

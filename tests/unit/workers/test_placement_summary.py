@@ -19,11 +19,11 @@ from tests.unit.algos.short import grpo, trainer
 DIVIDED = Parallel3D(p=2, t=2, generate=Generation(t=2), roles={"critic": Sizes()})
 
 
-def summary(strategy: Strategy, algorithm: PPO | GRPO, *, gpu: bool) -> list[str]:
+def summary(strategy: Strategy, algorithm: PPO | GRPO, *, gpu: bool, nodes: str = "") -> list[str]:
     strategy.connect(algorithm)
     roles = strategy.models()
     placements, _ = strategy.placements(roles, strategy.place(tuple(roles), strategy.devices))
-    return placement_summary(placements, gpu=gpu).splitlines()
+    return placement_summary(placements, gpu=gpu, nodes=tuple(nodes)).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,22 @@ def test_each_pool_is_a_line_with_its_models_and_their_sizes(
     strategy: Strategy, algorithm: PPO | GRPO, said: list[str]
 ) -> None:
     assert summary(strategy, algorithm, gpu=False) == said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("aaaa", ["  0-1: actor d2, reference d2", "  2-3: reward"]),
+        ("aaab", ["  0-1 (a): actor d2, reference d2", "  2-3 (2 a, 3 b): reward"]),
+    ],
+)
+def test_of_several_nodes_each_pool_names_its_own(nodes: str, said: list[str]) -> None:
+    assert summary(Split(devices=4), GRPO(), gpu=False, nodes=nodes)[1:] == said
+
+
+def test_of_many_nodes_the_first_and_the_last_are_named() -> None:
+    found = summary(Colocated(devices=12), GRPO(), gpu=False, nodes="aabbccddeeff")[1]
+    assert found == "  0-11 (0-1 a, 2-3 b, 4-5 c, .., 10-11 f): actor d12, reference d12, reward"
 
 
 def test_one_device_and_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
