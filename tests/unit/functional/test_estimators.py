@@ -203,6 +203,8 @@ def test_what_is_no_estimator() -> None:
         check_estimator(Mine)
     with pytest.raises(TypeError, match=r"^alone is no estimator\. Derive"):
         check_estimator(alone)
+
+
 @dataclass(frozen=True)
 class Careless(ReturnEstimator):
     """An estimator of the user's own that divides by 0 in a row whose score is 0."""
