@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.commands.parser import Parser, count
+from rlhf_lightning.commands.parser import Parser, check_place, count
 from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping import cluster, hardware, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
@@ -51,7 +51,9 @@ def run(arguments: Sequence[str]) -> None:
                 f"alone. Type --{option} with a known name or a config.json."
             )
     for option in ("yaml", "picture"):
-        _check_place(option, vars(options)[option])
+        check_place(option, vars(options)[option])
+    if options.picture:
+        check_format(Path(options.picture))
     found = search(algorithm, sources, options)
     mapping = _picked(found, options.pick)
     mapped = importlib.import_module(FOLDERS["strategy"]).MAPPED
@@ -88,20 +90,6 @@ def _heading(options: argparse.Namespace) -> str:
         f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
         f"--algo.actor.sampling.max_new_tokens {options.response}"
     )
-
-
-def _check_place(option: str, given: str) -> None:
-    """Refuse a file that could not be written after the search.
-
-    Raises:
-        ValueError: it is a directory, its directory does not exist, or its ending is no picture's.
-    """
-    path = Path(given)
-    if given and (path.is_dir() or not path.parent.is_dir()):
-        what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
-        raise ValueError(f"--{option} {given}: {what}. Type a file in a directory that exists.")
-    if given and option == "picture":
-        check_format(path)
 
 
 def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argparse.Namespace) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -27,3 +28,19 @@ def count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 up")
     return int(text)
+
+
+def check_place(option: str, given: str) -> None:
+    """Refuse a file that could not be written once the answer is known.
+
+    Args:
+        option: its name.
+        given: the file; nothing is checked where it is empty.
+
+    Raises:
+        ValueError: it is a directory, or its directory does not exist.
+    """
+    path = Path(given)
+    if given and (path.is_dir() or not path.parent.is_dir()):
+        what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
+        raise ValueError(f"--{option} {given}: {what}. Type a file in a directory that exists.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlhf_lightning.commands import redistribution
 from rlhf_lightning.commands.alike import alike, ranks_text
 from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
-from rlhf_lightning.commands.parser import Parser, count
+from rlhf_lightning.commands.parser import Parser, check_place, count
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelLayout
@@ -47,6 +47,7 @@ def run(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     _refuse_unread(options)
     options.rule, options.devices_per_node = options.rule or RULE, options.devices_per_node or NODE
+    check_place("picture", options.picture)
     if options.apart:
         sys.stdout.write(_apart(options))
         return

@@ -116,6 +116,13 @@ def test_the_picture_is_an_image(rlhf: Rlhf, tmp_path: Path, rule: str) -> None:
     assert patches > 8 * (2 if rule == "hybridflow" else 4)
 
 
+def test_a_picture_that_cannot_be_written(rlhf: Rlhf) -> None:
+    said = rlhf.refused(*FIGURE_8, "--picture", "nowhere/x.svg")
+    assert said == (
+        "--picture nowhere/x.svg: there is no directory nowhere. Type a file in a directory that exists."
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
