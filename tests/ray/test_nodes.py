@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +24,16 @@ from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
 
 
 class Nodes(Callback):
-    """Notes the node of each device, numbered in the order in which they occur."""
+    """Notes the node of each device, numbered in the order in which they occur, and what it is called."""
 
     numbers: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ask the devices."""
-        transport = cast(Strategy, trainer.strategy).transport
+        strategy = cast(Strategy, trainer.strategy)
+        transport, cluster = strategy.transport, cast(ray_cluster.RayCluster, strategy._cluster)
+        self.names = tuple(cluster.node_names())
         assert isinstance(transport, RayTransport)
         found = cast(list[tuple[str, int]], ray.get([a.node_cores.remote() for a in transport.actors]))
         names = [name for name, _ in found]
@@ -63,6 +67,7 @@ def test_a_pool_fills_a_node_before_it_spreads(
     await_devices(6)  # those of the test before may still be leaving
     across = fit(ppo(tiny), strategy(), tmp_path, steps=STEPS, callbacks=[nodes])
     assert nodes.numbers in expected
+    assert nodes.names == (socket.gethostname(),) * 4, "both nodes are on this machine"
     assert furthest(alone[1], across) < 1e-5
 
 
