@@ -215,12 +215,17 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     )
     add("--response", type=count, default=1024, help="most tokens of a response (%(default)s)")
     add("--batch", type=count, default=1024, help="prompts of an iteration (%(default)s)")
-    add("--updates", type=count, default=8, help="optimizer steps of an iteration (%(default)s)")
+    add(
+        "--updates",
+        type=count,
+        default=8,
+        help="optimizer steps of an iteration, at most one a row (%(default)s)",
+    )
     add(
         "--max-resident",
         type=int,
         default=256,
-        help="sequences that a generation engine decodes at once (%(default)s)",
+        help="sequences that a generation engine decodes at once (%(default)s; 0: as many as fit)",
     )
     add("--top", type=count, default=5, help="how many mappings to find (%(default)s)")
     add("--pick", type=count, default=1, help="the one that is written: 1 is the best, 2 the next (1)")
