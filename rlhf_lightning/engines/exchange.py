@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlhf_lightning.engines.huggingface.adapters import is_factor, plain_name
+from rlhf_lightning.engines.huggingface.adapter_files import is_factor
+from rlhf_lightning.engines.huggingface.adapters import plain_name
 from rlhf_lightning.engines.optimizer import local
 
 

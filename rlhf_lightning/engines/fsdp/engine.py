@@ -30,12 +30,11 @@ from rlhf_lightning.engines.fsdp.shards import Shards, layers_of
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.huggingface.adapter_files import export_adapters
+from rlhf_lightning.engines.huggingface.adapter_files import export_adapters, is_factor
 from rlhf_lightning.engines.huggingface.adapters import (
     Merged,
     adapters_off,
     check_lora,
-    is_factor,
     lora_state,
     whole,
 )

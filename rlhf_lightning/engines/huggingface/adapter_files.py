@@ -33,6 +33,16 @@ _OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 """Options of peft with which an adapted layer is not W + alpha / rank B A of one rank and one alpha."""
 
 
+def is_factor(name: str) -> bool:
+    """Whether a parameter is a factor of an adapter."""
+    return FACTOR in name
+
+
+def is_trained(name: str) -> bool:
+    """Whether a parameter of an adapted model is trained: a factor, or the head of a scalar model."""
+    return is_factor(name) or name == HEAD
+
+
 def load_adapters(model: PreTrainedModel, lora: LoRA) -> None:
     """Copy the adapters of a directory into a model; one on the meta device is only compared with them.
 
@@ -45,7 +55,7 @@ def load_adapters(model: PreTrainedModel, lora: LoRA) -> None:
     Raises:
         ValueError: there are no such files, or they are of other adapters or of another model.
     """
-    mine = {_stored_name(n): p for n, p in model.named_parameters() if FACTOR in n or n == HEAD}
+    mine = {_stored_name(n): p for n, p in model.named_parameters() if is_trained(n)}
     shapes = check_adapter_files(lora, _layers(mine))
     expected = {name: tuple(parameter.shape) for name, parameter in mine.items()}
     if _PREFIX + HEAD not in shapes:
@@ -112,7 +122,7 @@ def export_adapters(
     trained = {
         _stored_name(name): tensor.detach().cpu().contiguous()
         for name, tensor in stored.items()
-        if FACTOR in name or name == HEAD
+        if is_trained(name)
     }
     save_file(trained, directory / _WEIGHTS, {"format": "pt"})
     copy_tokenizer(spec, directory)
@@ -147,4 +157,4 @@ def _read_options(path: str) -> dict[str, object]:
 
 def _layers(names: Iterable[str]) -> list[str]:
     """The last parts of the names of the layers that have adapters."""
-    return sorted({name.partition(FACTOR)[0].rpartition(".")[2] for name in names if FACTOR in name})
+    return sorted({name.partition(FACTOR)[0].rpartition(".")[2] for name in names if is_factor(name)})

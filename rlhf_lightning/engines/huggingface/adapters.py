@@ -21,7 +21,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
-from rlhf_lightning.engines.huggingface.adapter_files import ADAPTER, FACTOR, HEAD, load_adapters
+from rlhf_lightning.engines.huggingface.adapter_files import (
+    ADAPTER,
+    FACTOR,
+    is_factor,
+    is_trained,
+    load_adapters,
+)
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import LoRA
 
@@ -54,7 +60,7 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(FACTOR in name or name == HEAD)
+        parameter.requires_grad_(is_trained(name))
     if lora.path:
         load_adapters(model, lora)
 
@@ -109,7 +115,7 @@ class Merged:
     def parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Gather one parameter after the other, by plain name; sums are computed in float32, then cast."""
         for name, tensor in self._stored.items():
-            if FACTOR in name:
+            if is_factor(name):
                 continue
             weight = whole(tensor)
             layer, base, leaf = name.partition(_BASE)
@@ -123,11 +129,6 @@ class Merged:
 def plain_name(name: str) -> str:
     """The name that a parameter has in a model without adapters."""
     return name.replace(_BASE, ".")
-
-
-def is_factor(name: str) -> bool:
-    """Whether a parameter is a factor of an adapter."""
-    return FACTOR in name
 
 
 def whole(tensor: Tensor) -> Tensor:
