@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from rlhf_lightning.commands.alike import alike, ranks_text
+from rlhf_lightning.commands.alike import alike
 from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.ranks import ranks_text
 from rlhf_lightning.parallel.redistribute import DevicePlan, Placement, redistribute
 from rlhf_lightning.parallel.sharding import Sharded, even_stages
 from rlhf_lightning.parallel.weights import Bytes, Weights, exact, total

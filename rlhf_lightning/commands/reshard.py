@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlhf_lightning.commands import redistribution
-from rlhf_lightning.commands.alike import alike, ranks_text
+from rlhf_lightning.commands.alike import alike
 from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
 from rlhf_lightning.commands.parser import Parser, check_place, count
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelLayout
 from rlhf_lightning.parallel.planners import PLANNERS
+from rlhf_lightning.parallel.ranks import ranks_text
 from rlhf_lightning.parallel.reshard import RankPlan, ReshardPlan, reshard
 from rlhf_lightning.parallel.sharding import even_stages
 from rlhf_lightning.parallel.weights import Bytes, Weights

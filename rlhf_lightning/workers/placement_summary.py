@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel.ranks import ranks_text
 from rlhf_lightning.workers.role import Role, Settings
 
 NAMED = 4
@@ -41,7 +42,8 @@ def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: 
     lines = [f"{count} {kind}, engine {settings.engine}, generator {settings.generator}"]
     names = nodes if len(set(nodes)) > 1 else ()
     lines += [
-        f"  {_span(devices)}{_where(devices, names)}: {', '.join(said)}" for devices, said in pools.items()
+        f"  {ranks_text(devices)}{_where(devices, names)}: {', '.join(said)}"
+        for devices, said in pools.items()
     ]
     return "\n".join(lines)
 
@@ -53,13 +55,8 @@ def _where(devices: tuple[int, ...], nodes: Sequence[str]) -> str:
     parts = [(name, tuple(found)) for name, found in groupby(devices, key=nodes.__getitem__)]
     if len(parts) == 1:
         return f" ({parts[0][0]})"
-    words = [f"{_span(found)} {name}" for name, found in parts]
+    words = [f"{ranks_text(found)} {name}" for name, found in parts]
     return f" ({', '.join([*words[:3], '..', words[-1]] if len(words) > NAMED else words)})"
-
-
-def _span(devices: tuple[int, ...]) -> str:
-    """`4-7`; a single device is its number."""
-    return f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
 
 
 def _sizes(layout: ParallelLayout) -> str:
