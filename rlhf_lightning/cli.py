@@ -29,10 +29,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
-from rlhf_lightning.callbacks.output import check_output, leaves_files
 from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
+from rlhf_lightning.output import leaves_files
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
 from rlhf_lightning.words import resolved
@@ -218,14 +218,7 @@ class CommandLine(LightningCLI):
             callbacks.append(LastCheckpoint(Path(self.trainer.default_root_dir) / "checkpoints"))
 
     def before_fit(self) -> None:
-        """Begin anew, with a message, where `--ckpt_path last` finds nothing, as in a script's first job.
-
-        Raises:
-            ValueError: a callback's checkpoints cannot be written.
-        """
-        for keeper in self.trainer.checkpoint_callbacks:
-            if isinstance(keeper, ModelCheckpoint) and keeper.dirpath:
-                check_output(self.trainer, Path(keeper.dirpath), name=type(keeper).__name__)
+        """Begin anew, with a message, where `--ckpt_path last` finds nothing, as in a script's first job."""
         if missing := self._missing_last():
             sys.stderr.write(f"rlhf: {missing} The run begins anew.\n")
             self.config_init[self.subcommand]["ckpt_path"] = None

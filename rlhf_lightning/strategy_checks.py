@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import (
@@ -14,6 +15,8 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins import Precision
+
+from rlhf_lightning.output import check_output
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -69,6 +72,7 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
         )
     _check_intervals(trainer)
     _check_callbacks(trainer)
+    _check_checkpoints(trainer)
     _check_gradients(trainer, strategy.settings.training)
 
 
@@ -155,6 +159,17 @@ def _check_callbacks(trainer: Trainer) -> None:
                 "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
                 "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
             )
+
+
+def _check_checkpoints(trainer: Trainer) -> None:
+    """Refuse a run whose checkpoints could not be written.
+
+    Raises:
+        ValueError: the directory of one takes no files.
+    """
+    for keeper in trainer.checkpoint_callbacks if trainer.state.fn == "fit" else ():
+        if isinstance(keeper, ModelCheckpoint) and keeper.dirpath:
+            check_output(trainer, Path(keeper.dirpath), name=type(keeper).__name__)
 
 
 def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.callbacks.output import check_output, first_free, leaves_files
 from rlhf_lightning.checkpoint import find_complete
+from rlhf_lightning.output import first_free, leaves_files
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +58,14 @@ class LastCheckpoint(ModelCheckpoint):
         return Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory that another run is using, or that cannot be written.
+        """Refuse a directory that another run is using.
 
         Raises:
-            ValueError: the directory is another run's, or cannot be written.
+            ValueError: the directory is another run's.
         """
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and leaves_files(trainer):
-            check_output(trainer, self.path.parent, name="LastCheckpoint")
-            if self.path.parent.is_dir():
-                self._acquire()
+        if stage == "fit" and leaves_files(trainer) and self.path.parent.is_dir():
+            self._acquire()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the directory, and find out whether the run resumes from the checkpoint in it."""

@@ -12,12 +12,12 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
 from rlhf_lightning.mapping import hardware as clusters
 from rlhf_lightning.mapping import measured
 from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_of
 from rlhf_lightning.mapping.phases import Iteration
+from rlhf_lightning.output import check_output, leaves_files, output_path
 
 
 class PredictedTimes(Callback):

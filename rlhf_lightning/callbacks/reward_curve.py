@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
-from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
+from rlhf_lightning.output import check_output, leaves_files, output_path
 
 _FILE = "reward.png"
 

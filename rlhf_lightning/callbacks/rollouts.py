@@ -10,8 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import check_output, first_free, leaves_files, output_path
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.output import check_output, first_free, leaves_files, output_path
 from rlhf_lightning.reporting import texts
 from rlhf_lightning.rewards import json_safe
 from rlhf_lightning.workers import Reward

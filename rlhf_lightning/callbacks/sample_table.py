@@ -11,10 +11,10 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import check_output, leaves_files, output_path
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
 from rlhf_lightning.callbacks.validation import check_validates
+from rlhf_lightning.output import check_output, leaves_files, output_path
 
 _COLUMNS = ["step", "prompt", "response", "score"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.output import check_output, leaves_files
 from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
+from rlhf_lightning.output import check_output, leaves_files
 
 
 class Trace(Callback):

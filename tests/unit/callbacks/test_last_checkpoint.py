@@ -11,7 +11,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from rlhf_lightning.callbacks import LastCheckpoint
@@ -142,3 +142,14 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     fit(tmp_path, 1)
     fit(tmp_path, 1)
     assert kept(tmp_path) == {"last.ckpt": 1, "last-v1.ckpt": 1}
+
+
+def test_a_checkpoint_of_lightnings_own_that_could_not_be_written(tmp_path: Path) -> None:
+    """From Python too, and before anything starts."""
+    (tmp_path / "file").touch()
+    keeper = ModelCheckpoint(dirpath=tmp_path / "file" / "x")
+    run = trainer(Local(), tmp_path, steps=1, enable_checkpointing=True, callbacks=[keeper])
+    with pytest.raises(
+        ValueError, match=r"^ModelCheckpoint: .*file/x cannot be written \(Not a directory\)\."
+    ):
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
