@@ -29,6 +29,7 @@ SHORT = f"{FEW} --trainer.default_root_dir {{root}}"
 FIRST = "rlhf fit --algo ppo --strategy colocated"
 """The README's first command, whose checkpoint `validate`, `predict` and `export` are tried on."""
 EXAMPLES = {
+    "ppo.py": "python examples/ppo.py",
     "custom_algorithm.py": f"rlhf fit --algo examples.custom_algorithm.Mine {SHORT}",
     "written_verdict.py": f"rlhf fit --algo examples.written_verdict.WrittenVerdict {SHORT}",
     "length_budget.py": "python examples/length_budget.py --steps 2 --out {root}",
@@ -147,6 +148,8 @@ def test_an_example(name: str, project: Path, tmp_path: Path) -> None:
     run(EXAMPLES[name].format(root=tmp_path), cwd=project)
     if EXAMPLES[name].startswith("rlhf"):
         check_fit(tmp_path)
+    elif name == "ppo.py":
+        assert len(tensorboard(project / "runs" / "ppo")["reward/mean"]) == 20
     elif name == "length_budget.py":
         assert all(map(math.isfinite, tensorboard(tmp_path)["length/price"]))
     elif name == "second_try.py":
