@@ -27,7 +27,6 @@ class Moved:
 
     sent_bytes: int = 0
     """Bytes sent, counted once for each receiver."""
-    received_bytes: int = 0
     bucket_bytes: int = 0
     """Size of the largest bucket: the most memory that the transfer took beside the models."""
 
