@@ -6,7 +6,7 @@ train (p=1, t=4, d=2), generate (1, 2)        tensor 0123 4567        generation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -74,18 +74,10 @@ class ModelGroups:
         return cls(**found)  # type: ignore[arg-type]
 
     @classmethod
-    def create_all(cls, layout: ParallelLayout, devices: Sequence[int] | None = None) -> ModelGroups:
-        """Make all groups of a layout; every rank of the world calls it.
-
-        Args:
-            layout: of the model.
-            devices: global rank behind each rank of the layout; the same numbers by default.
-        """
-        devices = range(layout.num_ranks) if devices is None else devices
-        made: dict[Ranks, dist.ProcessGroup] = {}
-        for ranks in all_ranks(layout):
-            made[ranks] = dist.new_group([devices[r] for r in ranks])
-        return cls.create(layout, list(devices).index(dist.get_rank()), made.__getitem__)
+    def create_all(cls, layout: ParallelLayout) -> ModelGroups:
+        """Make all groups of a layout on the first devices of the world; every rank of the world calls it."""
+        made: dict[Ranks, dist.ProcessGroup] = {r: dist.new_group(list(r)) for r in all_ranks(layout)}
+        return cls.create(layout, dist.get_rank(), made.__getitem__)
 
 
 def all_ranks(layout: ParallelLayout) -> list[Ranks]:
