@@ -62,10 +62,6 @@ class Slot:
         """The pieces that a member does not train."""
         return [piece for piece, owners in enumerate(self.owners) if member not in owners]
 
-    def num_sent(self, member: int) -> int:
-        """Pieces that a member sends, counted once for each receiver."""
-        return sum(sender == member for _, sender, _ in self.routes)
-
     @cached_property
     def routes(self) -> list[tuple[int, int, int]]:
         """(piece, sender, receiver) of all that is sent, in the same order on all members."""

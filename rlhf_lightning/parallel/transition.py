@@ -54,8 +54,6 @@ class HybridBuffer:
     """This rank's training shards by name, in the shape `Sharded.shard_shape(t)`."""
     received_bytes: int = field(default=0, init=False)
     """Bytes that the last `gather` received from other ranks."""
-    sent_bytes: int = field(default=0, init=False)
-    """Bytes that the last `gather` sent to other ranks, counted once for each receiver."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -80,7 +78,7 @@ class HybridBuffer:
             The tensors by name. A divided tensor has the ranks' chunks in order along `dim`, each chunk with
             all its sections. Drop them before `release`, which otherwise cannot free the memory.
         """
-        self.received_bytes = self.sent_bytes = 0
+        self.received_bytes = 0
         shard: dict[str, Tensor] = {}
         running: deque[list[dist.Work]] = deque()
         with torch.inference_mode(mode=False), torch.no_grad():  # the parameters are to be trained again
@@ -89,7 +87,6 @@ class HybridBuffer:
                 for slot in bucket:
                     store = self._store(slot)
                     self.received_bytes += store[0].nbytes * len(slot.missing(self._member))
-                    self.sent_bytes += store[0].nbytes * slot.num_sent(self._member)
                     works += exchange(slot, store, member=self._member, group=self.group)
                     shard |= slot.tensors(store)
                 running.append(works)
