@@ -90,24 +90,24 @@ class World:
             world.groups = {ranks: dist.new_group(list(ranks), timeout=patience) for ranks in spec.groups}
         return world
 
-    def group(self, layout: ParallelLayout, devices: Sequence[int], axis: Axis) -> dist.ProcessGroup | None:
-        """The group of this device along one axis of a layout; None where the axis has one rank."""
-        for ranks in layout.groups(axis):
-            members = tuple(devices[r] for r in ranks)
-            if self.rank in members and len(members) > 1:
-                return self.groups[members]
-        return None
-
     def seat(self, layout: ParallelLayout, devices: Sequence[int]) -> Seat:
         """This device's seat in a model with a layout on these devices, given as global ranks."""
         rank = list(devices).index(self.rank)
-        data, groups = self.group(layout, devices, "d"), self._model_groups(layout, devices)
+        data, groups = self._data_group(layout, devices), self._model_groups(layout, devices)
         return Seat(rank, layout, self.device, data, groups)
 
     def link(self, devices: Sequence[int]) -> Link | None:
         """This device's end of the link from the first of these devices to the others, if it has one."""
         group = self.groups.get(tuple(devices)) if self.rank in devices else None
         return None if group is None else Link(group, devices[0], self.device)
+
+    def _data_group(self, layout: ParallelLayout, devices: Sequence[int]) -> dist.ProcessGroup | None:
+        """The data-parallel group of this device in a layout; None where d = 1."""
+        for ranks in layout.groups("d"):
+            members = tuple(devices[r] for r in ranks)
+            if self.rank in members and len(members) > 1:
+                return self.groups[members]
+        return None
 
     def _model_groups(self, layout: ParallelLayout, devices: Sequence[int]) -> ModelGroups | None:
         """All groups of this device in a layout; None where the job has not made them (`all_ranks`)."""
