@@ -19,11 +19,8 @@ from torch import nn
 _COMPILERS = ("g++", "clang++", "c++")
 
 
-def check_compiler(option: str) -> None:
+def check_compiler() -> None:
     """Refuse to compile without a C++ compiler, which torch.compile needs on GPUs too, to launch kernels.
-
-    Args:
-        option: the option as users type it, for the message.
 
     Raises:
         ValueError: no C++ compiler is on the PATH.
@@ -31,8 +28,9 @@ def check_compiler(option: str) -> None:
     named = os.environ.get("CXX")
     if not any(map(shutil.which, [named] if named else _COMPILERS)):
         raise ValueError(
-            f"{option}=true: found no C++ compiler ({named or ', '.join(_COMPILERS)}) on the PATH. "
-            "Install one, such as g++, or leave the option out."
+            "strategy.settings.train.compile_layers=true: found no C++ compiler "
+            f"({named or ', '.join(_COMPILERS)}) on the PATH. Install one, such as g++, or leave the option "
+            "out."
         )
 
 

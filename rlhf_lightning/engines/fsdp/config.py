@@ -99,7 +99,7 @@ class FSDP(TrainConfig):
             )
         check_tensor_parallel(spec, head, layout.t)
         if self.compile_layers:
-            check_compiler("strategy.settings.train.compile_layers")
+            check_compiler()
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse a number of ranks that `shard` does not divide, or with which `kept_tokens` is impossible.

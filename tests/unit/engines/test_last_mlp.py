@@ -137,7 +137,7 @@ def test_a_tenth_is_worth_it(tokens: int, left_out: bool) -> None:
 
 def test_compiled_layers_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_lightning.engines.fsdp.engine.compile_layers", lambda layers: None)
-    monkeypatch.setattr("rlhf_lightning.engines.fsdp.config.check_compiler", lambda option: None)
+    monkeypatch.setattr("rlhf_lightning.engines.fsdp.config.check_compiler", lambda: None)
     engine = made(tiny.write_noisy(tmp_path, FAMILIES["llama"]), compile_layers=True)
     with seen(engine) as found:
         engine.infer(rows(), temperature=1.0)
