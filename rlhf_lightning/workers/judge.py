@@ -217,12 +217,6 @@ def _raw(rows: TensorDict) -> list[dict[str, object]]:
     return cast(list[dict[str, object]], list(rows.get("rows").tolist()) if len(rows) else [])
 
 
-def valid_ids(rows: TensorDict) -> list[list[int]]:
-    """The response ids of each row at which its mask is True."""
-    pairs = zip(rows["response_ids"], rows["response_mask"], strict=True)
-    return [ids[mask].tolist() for ids, mask in pairs]
-
-
 def whole_ids(rows: TensorDict | Batch) -> list[list[int]]:
     """The response ids of each row up to its last True in the mask, an environment's tokens included."""
     ends = row_ends(rows["response_mask"]).tolist()

@@ -15,7 +15,7 @@ from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
 from rlhf_lightning.workers.actor import SEQUENCES
-from rlhf_lightning.workers.judge import Judge, nothing, valid_ids
+from rlhf_lightning.workers.judge import Judge, nothing
 from rlhf_lightning.workers.retelling import Retelling
 from rlhf_lightning.workers.role import Role
 
@@ -92,7 +92,8 @@ class Reward(Judge, Role):
     def _steps(self, rows: TensorDict, values: Tensor) -> Tensor:
         """Weighted scores [B, R] float32 of the steps, 0 where none ends; from `values` [B, R] float32."""
         tokenizer = load_tokenizer(self.tokenizer)
-        mask, kept = rows["response_mask"], valid_ids(rows)
+        mask = rows["response_mask"]
+        kept = [ids[valid].tolist() for ids, valid in zip(rows["response_ids"], mask, strict=True)]
         pieces = {i: cast(str, tokenizer.decode([i], skip_special_tokens=True)) for i in {*chain(*kept)}}
         ends = torch.zeros_like(mask)
         for row, ids in enumerate(kept):
