@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_lightning.engines import GenerationEngine
+from rlhf_lightning.engines.prompts import begun
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.spec import Sampling
 
@@ -59,12 +60,9 @@ class InHand:
                 those of a group are consecutive.
             width: R, most tokens of a response.
         """
-        m = len(rows)
-        nothing = torch.zeros(m, width)
-        said = {"response_ids": nothing.long(), "response_mask": nothing.bool(), "log_probs": nothing}
-        never, none = torch.full((m,), -1), torch.zeros(m, dtype=torch.int64)
-        state = {"ended": none.bool(), **dict.fromkeys(VERSIONS, never), **dict.fromkeys(COUNTS, none)}
-        new = TensorDict({**rows, **said, **state}, batch_size=[m])
+        never, none = torch.full((len(rows),), -1), torch.zeros(len(rows), dtype=torch.int64)
+        state = {**dict.fromkeys(VERSIONS, never), **dict.fromkeys(COUNTS, none)}
+        new = TensorDict({**begun(rows, width=width), **state}, batch_size=rows.batch_size)
         self._rows = _joined([new.clone()] if self._rows is None else [self._rows, new])
 
     def answer(
