@@ -16,9 +16,10 @@ from rlhf_lightning.engines.huggingface.architecture import (
     check_language,
     check_packed,
 )
-from rlhf_lightning.engines.huggingface.models import check_model, read_config
+from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.engines.huggingface.source import (
     ADAPTER_CONFIG,
+    check_model,
     has_tokenizer,
     located,
     max_positions,

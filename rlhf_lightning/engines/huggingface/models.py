@@ -36,17 +36,6 @@ from rlhf_lightning.engines.huggingface.source import (
 from rlhf_lightning.engines.packed.attention import Sequences, use_interface
 from rlhf_lightning.spec import ModelSpec
 
-__all__ = [
-    "ScalarModel",
-    "check_model",
-    "export_gathered",
-    "export_model",
-    "load_causal_lm",
-    "load_scalar",
-    "quiet",
-    "read_config",
-]
-
 
 class ScalarModel(nn.Module):
     """A decoder with one number per token: AutoModelForSequenceClassification(num_labels=1), unpooled."""
@@ -103,7 +92,8 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
     if HEAD not in dict(model.named_parameters()):
         raise ValueError(f"{directory}: {type(model).__name__} has no {HEAD}. Use a decoder such as llama.")
     if HEAD in missing or not weight_files(directory):
-        _initialise_head(model, spec.init_seed or 0)
+        weight = model.get_parameter(HEAD)
+        weight.data = fresh_head(weight.shape[1], seed=spec.init_seed or 0)
     return ScalarModel(_prepared(model, spec))
 
 
@@ -211,11 +201,6 @@ def _prepared(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
     if spec.lora is not None:
         adapt(model, spec.lora, seed=spec.init_seed or 0)
     return model
-
-
-def _initialise_head(module: PreTrainedModel, seed: int) -> None:
-    weight = module.get_parameter(HEAD)
-    weight.data = fresh_head(weight.shape[1], seed=seed)
 
 
 def fresh_head(hidden: int, *, seed: int) -> Tensor:

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_lightning.engines.conversion import Conversion, Read
 from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
-from rlhf_lightning.engines.huggingface.models import check_model, fresh_head, load_causal_lm, load_scalar
-from rlhf_lightning.engines.huggingface.source import resolve, weight_files
+from rlhf_lightning.engines.huggingface.models import fresh_head, load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.source import check_model, resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.parallel.sharding import Sharded, holds
 from rlhf_lightning.parallel.world import Seat

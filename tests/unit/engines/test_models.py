@@ -14,8 +14,8 @@ from torch import nn
 from transformers import ApertusConfig, AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
 
 from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.engines.huggingface.models import check_model, load_causal_lm, load_scalar
-from rlhf_lightning.engines.huggingface.source import resolve
+from rlhf_lightning.engines.huggingface.models import load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.source import check_model, resolve
 from rlhf_lightning.spec import EMBEDDED, Dtype, ModelSpec
 from tests.unit.engines import tiny
 
