@@ -51,7 +51,6 @@ from rlhf_lightning.engines.offload import OffloadedParts
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.last_mlp import shorten_last_mlp
-from rlhf_lightning.engines.packed.packing import COLUMNS
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.packed.record import Record
 from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
@@ -275,7 +274,7 @@ class FSDPEngine(TrainEngine):
             group=data,
             device=self._device,
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
-            kept=KeptPasses(self._config.kept_tokens, COLUMNS, self._record),
+            kept=KeptPasses(self._config.kept_tokens, self._record),
         )
 
     def _make_record(self) -> Record | None:

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.packed.packing import row_lengths
+from rlhf_lightning.engines.packed.packing import COLUMNS, row_lengths
 from rlhf_lightning.engines.packed.record import Record
 
 
@@ -21,12 +21,11 @@ class KeptPasses:
 
     Args:
         tokens: most tokens whose activations are kept.
-        columns: columns of rows that a pass depends on.
         record: products of generations, which an update uses where no pass is kept.
     """
 
-    def __init__(self, tokens: int, columns: Sequence[str], record: Record | None = None) -> None:
-        self._tokens, self._columns, self.record = tokens, columns, record
+    def __init__(self, tokens: int, record: Record | None = None) -> None:
+        self._tokens, self.record = tokens, record
         self._room, self._temperature = 0, 1.0
         self._rows: dict[str, Tensor] = {}
         self._outputs: dict[tuple[int, ...], dict[str, Tensor]] = {}
@@ -35,7 +34,7 @@ class KeptPasses:
         """Forget what was kept, and keep passes over these rows from now on."""
         self.forget()
         if self._tokens:
-            self._rows = {name: rows[name] for name in self._columns}
+            self._rows = {name: rows[name] for name in COLUMNS}
             self._room, self._temperature = self._tokens, temperature
 
     def admits(self, part: Mapping[str, Tensor]) -> bool:

@@ -51,7 +51,7 @@ class Passes:
         kept: KeptPasses | None = None,
     ) -> None:
         self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
-        self._kept = kept or KeptPasses(0, ())
+        self._kept = kept or KeptPasses(0)
 
     def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
