@@ -32,10 +32,10 @@ from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.adapter_files import export_adapters, is_factor
 from rlhf_lightning.engines.huggingface.adapters import (
-    Merged,
     adapters_off,
     check_lora,
     lora_state,
+    merged,
     whole,
 )
 from rlhf_lightning.engines.huggingface.models import (
@@ -288,7 +288,7 @@ class FSDPEngine(TrainEngine):
 
     def _merged(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         assert self._spec.lora is not None
-        return Merged(self._model, self._weights.stored, self._spec.lora).parameters(dtype)
+        return merged(self._model, self._weights.stored, self._spec.lora, dtype=dtype)
 
     def _tensors(self, part: Part) -> list[Tensor]:
         masters = list(self._weights.masters.values())

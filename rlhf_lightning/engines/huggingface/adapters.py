@@ -99,31 +99,28 @@ def _stored_by_inputs(model: PreTrainedModel) -> bool:
     return any(isinstance(module, Conv1D) for module in _linear(model).values())
 
 
-class Merged:
-    """The parameters of an adapted model merged into those of a plain model.
+def merged(
+    model: PreTrainedModel, stored: Mapping[str, Tensor], lora: LoRA, *, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Gather an adapted model's parameters, merged into those of a plain model, one after the other, by name.
 
     Args:
         model: with adapters.
         stored: its parameters by name, whole or sharded, the trained ones in float32.
         lora: the adapters.
+        dtype: of the result; sums are computed in float32, then cast.
     """
-
-    def __init__(self, model: PreTrainedModel, stored: Mapping[str, Tensor], lora: LoRA) -> None:
-        self._stored, self._scale = stored, lora.scale
-        self._by_inputs = _stored_by_inputs(model)
-
-    def parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Gather one parameter after the other, by plain name; sums are computed in float32, then cast."""
-        for name, tensor in self._stored.items():
-            if is_factor(name):
-                continue
-            weight = whole(tensor)
-            layer, base, leaf = name.partition(_BASE)
-            if base and leaf == "weight":
-                a, b = (whole(self._stored[f"{layer}{FACTOR}{f}.{ADAPTER}.weight"]) for f in "AB")
-                added = b.float() @ a.float() * self._scale
-                weight = weight.float() + (added.T if self._by_inputs else added)
-            yield plain_name(name), weight.to(dtype)
+    by_inputs = _stored_by_inputs(model)
+    for name, tensor in stored.items():
+        if is_factor(name):
+            continue
+        weight = whole(tensor)
+        layer, base, leaf = name.partition(_BASE)
+        if base and leaf == "weight":
+            a, b = (whole(stored[f"{layer}{FACTOR}{f}.{ADAPTER}.weight"]) for f in "AB")
+            added = b.float() @ a.float() * lora.scale
+            weight = weight.float() + (added.T if by_inputs else added)
+        yield plain_name(name), weight.to(dtype)
 
 
 def plain_name(name: str) -> str:
