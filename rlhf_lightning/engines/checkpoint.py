@@ -92,8 +92,8 @@ def save_gathered(
     wait()
 
 
-def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Read the JSON state of a checkpoint, and check that it holds these tensors, by name and shape.
+def read_state(directory: Path, expected: Mapping[str, Sequence[int]]) -> dict[str, object]:
+    """Read the JSON state of a checkpoint, and check that it holds tensors of these names and shapes.
 
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model, with other tensors or shapes.
@@ -108,10 +108,10 @@ def read_state(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, obje
     shapes = content.get(_SHAPES) if isinstance(content, dict) else None
     if not isinstance(shapes, dict):
         raise ValueError(f"{file}: does not describe a checkpoint. Type another directory.")
-    for name, tensor in tensors.items():
-        if shapes.get(name) != list(tensor.shape):
+    for name, shape in expected.items():
+        if shapes.get(name) != list(shape):
             raise ValueError(
-                f"{directory}: is of another model: {name} has shape {list(tensor.shape)} here and "
+                f"{directory}: is of another model: {name} has shape {list(shape)} here and "
                 f"{shapes.get(name, 'is absent')} there. Type a checkpoint of this model."
             )
     return cast(dict[str, object], content)

@@ -42,10 +42,9 @@ def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
     """
-    empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in masters.shapes.items()}
-    state = read_state(directory, empty)
-    moments = counters.restore(state, known=masters.shapes)
-    moments = moments if trained else {}
+    state = read_state(directory, {f"model.{name}": shape for name, shape in masters.shapes.items()})
+    restored = counters.restore(state, known=masters.shapes)
+    moments = restored if trained else {}
     masters.make_moments(max(moments.values(), default=None))
     for name, shape in masters.shapes.items():
         kinds: dict[str, str | None] = {f"model.{name}": None}

@@ -300,7 +300,7 @@ class FSDPEngine(TrainEngine):
 
     def _state_of(self, directory: Path) -> dict[str, object]:
         check_lora(directory, self._spec.lora)
-        return read_state(directory, self._saved_weights())
+        return read_state(directory, {name: tensor.shape for name, tensor in self._saved_weights().items()})
 
     def _saved(self) -> dict[str, Tensor]:
         return self._saved_weights() | self._optimizer.tensors()

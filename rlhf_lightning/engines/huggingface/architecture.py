@@ -36,8 +36,8 @@ def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
     """
     check_lora(directory, spec.lora)
     check_files(directory)
-    trained = {n: weight for n, weight in _meta_model(spec, head).named_parameters() if weight.requires_grad}
-    read_state(directory, {f"model.{name}": weight for name, weight in trained.items()})
+    weights = _meta_model(spec, head).named_parameters()
+    read_state(directory, {f"model.{name}": p.shape for name, p in weights if p.requires_grad})
 
 
 def check_adapters(spec: ModelSpec, head: Head) -> None:

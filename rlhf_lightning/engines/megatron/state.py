@@ -46,10 +46,9 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained:
     Raises:
         ValueError: there is no complete checkpoint, or it is of another model.
     """
-    empty = {f"model.{name}": torch.empty(shape, device="meta") for name, shape in weights.shapes.items()}
-    state = read_state(directory, empty)
-    moments = optimizer.counters.restore(state, known=weights.shapes)
-    moments = moments if trained else {}
+    state = read_state(directory, {f"model.{name}": shape for name, shape in weights.shapes.items()})
+    restored = optimizer.counters.restore(state, known=weights.shapes)
+    moments = restored if trained else {}
     optimizer.make_moments(max(moments.values(), default=None))
     kinds: dict[str, str | None] = {"model": None, **{moment: moment for moment in MOMENTS if moments}}
     for _, group in groupby(weights.held, key=lambda param: param.place):
