@@ -18,8 +18,8 @@ from transformers import Qwen2Config
 
 from rlhf_lightning.engines import Head, Megatron
 from rlhf_lightning.engines.megatron import check_layout, parts
-from rlhf_lightning.engines.megatron.batches import packed, plan
 from rlhf_lightning.engines.megatron.tokens import Tokens
+from rlhf_lightning.engines.packed.packing import plan, select
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Reference
@@ -272,6 +272,6 @@ class Pairs(Fit):
 
 
 def test_pairs_stay_in_one_micro_batch() -> None:
-    assert sorted(plan(tiny.rows(), 1, loss=Pairs(), multiple=1)) == [[0, 1], [2, 3], [4, 5]]
-    filler, _ = packed(tiny.rows(), [], device=torch.device("cpu"), place="before", loss=Pairs())
+    assert sorted(plan(tiny.rows(), 1, Pairs())) == [[0, 1], [2, 3], [4, 5]]
+    filler = select(tiny.rows(), [], Pairs(), device=torch.device("cpu"))
     assert len(filler["response_mask"]) == 2

@@ -29,7 +29,6 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.models import export_model, read_config
 from rlhf_lightning.engines.hybrid import HybridEngine
-from rlhf_lightning.engines.megatron.batches import packed, plan, probabilities
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
 from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
@@ -40,7 +39,8 @@ from rlhf_lightning.engines.megatron.weights import Weights, empty_model
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import OffloadedParts
 from rlhf_lightning.engines.packed.forward import zero_outputs
-from rlhf_lightning.engines.packed.packing import PackedRows, Place
+from rlhf_lightning.engines.packed.packing import PackedRows, pack, plan, select
+from rlhf_lightning.engines.packed.vocabulary import parallel_token_log_probs
 from rlhf_lightning.engines.training import PARTS, Part, Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 from rlhf_lightning.parallel.sharding import even_stages
@@ -291,24 +291,31 @@ class MegatronEngine(TrainEngine):
         self._pipeline = Pipeline(self._wrapped or self._runs, config, collection)
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
-        budget = self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu")
-        return plan(rows, budget, loss=loss, multiple=self._pipeline.multiple)
+        """Row numbers of each micro-batch; empty ones make their number a multiple of the pipeline's."""
+        parts = plan(rows, self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"), loss)
+        return parts + [[] for _ in range(-len(parts) % self._pipeline.multiple)]
 
     def _packed(
         self, rows: TensorDict, index: list[int], loss: Loss | None = None
     ) -> tuple[Rows, PackedRows]:
-        place: Place = "after" if self._head == "reward" else "before"
-        return packed(rows, index, device=self._device, place=place, loss=loss)
+        part = select(rows, index, loss, device=self._device)
+        return part, pack(part, place="after" if self._head == "reward" else "before")
 
     def _outputs(
         self, output: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
     ) -> dict[str, Tensor]:
         if self._head != "lm":
             return {"values": packed.unpack(output[:, 0])}
-        words, group = self.conversion.config.vocab_size, self.groups.tensor
-        return probabilities(
-            output, packed, vocabulary=words, temperature=temperature, entropy=entropy, group=group
+        log_probs, entropies = parallel_token_log_probs(
+            output,
+            packed.targets,
+            vocabulary=self.conversion.config.vocab_size,
+            temperature=temperature or 1.0,
+            entropy=entropy,
+            group=self.groups.tensor,
         )
+        outputs = {"log_probs": packed.unpack(log_probs)}
+        return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs
 
     @property
     def _adamw(self) -> ShardedAdamW:

@@ -20,6 +20,7 @@ from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.last_mlp import needed_tokens
 from rlhf_lightning.engines.packed.sharing import Shared, share
 from rlhf_lightning.functional import row_ends
+from rlhf_lightning.functional.aggregate import Loss
 
 Place = Literal["before", "after"]
 """The position whose output belongs to a response token: the one before it, which predicts it, or its own."""
@@ -55,13 +56,16 @@ class PackedRows:
 
 
 def select(
-    rows: TensorDict, index: list[int], columns: Sequence[str], *, filler: int = 1, device: torch.device
+    rows: TensorDict, index: list[int], loss: Loss | None, *, device: torch.device
 ) -> dict[str, Tensor]:
-    """Select `COLUMNS` and others of some rows, on the device; without rows, `filler` fully masked ones.
+    """Select `COLUMNS` and those that a loss reads, of some rows, on the device.
+
+    Without rows there are fully masked ones, as many as the loss reads together.
 
     Raises:
         ValueError: a column is missing, or does not hold numbers.
     """
+    columns, filler = (loss.columns, loss.rows_together) if loss is not None else ((), 1)
     names, have = (*COLUMNS, *columns), set(rows.keys())
     missing = [name for name in names if name not in have]
     if missing:
@@ -76,6 +80,13 @@ def select(
         name: (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)
         for name, column in whole.items()
     }
+
+
+def plan(rows: TensorDict, budget: int, loss: Loss | None) -> list[list[int]]:
+    """Row numbers of each micro-batch of `budget` tokens; with a loss at least one, which may be empty."""
+    lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
+    parts = micro_batches(lengths, budget, together=1 if loss is None else loss.rows_together)
+    return parts if parts or loss is None else [[]]
 
 
 def row_lengths(prompt_mask: Tensor, response_mask: Tensor) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.packed.forward import forward, zero_outputs
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
-from rlhf_lightning.engines.packed.packing import micro_batches, row_lengths, select
+from rlhf_lightning.engines.packed.packing import plan, select
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 
 
@@ -59,7 +59,7 @@ class Passes:
         if keep:
             self._kept.begin(rows, temperature=temperature)
         for index in self._plan(rows):
-            part = select(rows, index, (), device=self._device)
+            part = select(rows, index, None, device=self._device)
             kept = keep and self._kept.admits(part)
             needed = entropy or kept  # the loss of the update may read the entropy
             with torch.set_grad_enabled(kept):
@@ -92,11 +92,11 @@ class Passes:
             temperature: see there.
             backward: called once per micro-batch.
         """
-        plan, entropy = self._plan(rows, loss), loss.needs_entropy
+        parts, entropy = self._plan(rows, loss), loss.needs_entropy
         totals: dict[str, Tensor] = {}
         self._kept.resume(rows, temperature=temperature)
-        for number, index in enumerate(plan):
-            part = select(rows, index, loss.columns, filler=loss.rows_together, device=self._device)
+        for number, index in enumerate(parts):
+            part = select(rows, index, loss, device=self._device)
             outputs = self._kept.pop(index, entropy=entropy) or forward(
                 self._root,
                 part,
@@ -106,7 +106,7 @@ class Passes:
                 record=self._kept.record,
             )
             value, metrics = run_loss(loss, outputs, part, counts)
-            backward(value, last=number == len(plan) - 1)
+            backward(value, last=number == len(parts) - 1)
             for name, metric in metrics.items():
                 totals[name] = totals.get(name, 0.0) + metric.detach()
         self._kept.release()
@@ -117,9 +117,8 @@ class Passes:
 
         With a loss there is at least one micro-batch, so that every rank has gradients.
         """
-        lengths = row_lengths(rows["prompt_mask"], rows["response_mask"])
-        parts = micro_batches(lengths, self._budget, together=loss.rows_together if loss else 1)
-        count = torch.tensor(max(len(parts), int(loss is not None)), device=self._device)
+        parts = plan(rows, self._budget, loss)
+        count = torch.tensor(len(parts), device=self._device)
         if self._group is not None:
             dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
         return parts + [[] for _ in range(int(count) - len(parts))]

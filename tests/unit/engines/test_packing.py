@@ -10,6 +10,7 @@ from torch import Tensor
 from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.packing import Place, micro_batches, pack, row_lengths, select
 from rlhf_lightning.functional import row_ends
+from tests.unit.engines import tiny
 
 
 def _bits(*rows: str) -> Tensor:
@@ -85,7 +86,7 @@ def test_micro_batches_keep_to_the_budget(lengths: list[int], budget: int, parts
 def test_a_column_of_texts_is_none_for_a_loss() -> None:
     rows = TensorDict({**ROWS, "rows": NonTensorStack({"a": 1}, {"a": 2}, {"a": 3})}, batch_size=3)
     with pytest.raises(ValueError, match=r"the column 'rows' holds no numbers, and a loss reads tensors"):
-        select(rows, [0, 1], ["rows"], device=torch.device("cpu"))
+        select(rows, [0, 1], tiny.Fit(columns=("rows",)), device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["prompt_mask", "response_mask"])
