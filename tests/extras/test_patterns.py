@@ -47,5 +47,5 @@ def test_vllm_answers_on_devices_of_its_own(
         assert moved.sent_bytes == 2 * sum(tensor.nbytes for tensor in learned.values())
 
 
-def test_zero_over_two_devices(path: str, expected: Parameters, tmp_path: Path) -> None:
+def test_zero_over_two_devices_learns_as_on_one(path: str, expected: Parameters, tmp_path: Path) -> None:
     assert furthest(expected, fit(ppo(path), DeepSpeedChat(devices=2), tmp_path, steps=STEPS)) < 1e-4

@@ -159,7 +159,7 @@ def test_the_token_that_completes_a_text_ends_its_row(pair: Pair) -> None:
         )
 
 
-def test_no_rows(pair: Pair) -> None:
+def test_no_rows_give_empty_columns(pair: Pair) -> None:
     out = pair(table([]), Sampling(max_new_tokens=4))
     assert {name: (x.shape, x.dtype) for name, x in out.items()} == {
         "response_ids": ((0, 4), torch.int64),

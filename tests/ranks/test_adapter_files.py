@@ -76,7 +76,7 @@ def on_ranks(group: dist.ProcessGroup, spec: ModelSpec) -> dict[str, Tensor]:
     return masters(FSDPEngine(spec, group=group))
 
 
-def test_shards_begin_so_too(
+def test_shards_begin_with_the_adapters_of_a_directory(
     learned: dict[Head, FSDPEngine], written: dict[Head, Path], paths: dict[str, Path]
 ) -> None:
     for found in spmd.run(2, on_ranks, begun(paths, written["lm"])):

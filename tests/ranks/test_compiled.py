@@ -76,7 +76,7 @@ def both(spec: ModelSpec, head: Head) -> None:
     assert counters["stats"]["unique_graphs"] > 0
 
 
-def test_they_learn_the_same(paths: dict[str, Path]) -> None:
+def test_compiled_layers_learn_the_same(paths: dict[str, Path]) -> None:
     both(tiny.spec(paths["lm"]), "lm")
 
 
@@ -89,7 +89,9 @@ def test_they_learn_the_same(paths: dict[str, Path]) -> None:
     ],
     ids=["recomputed", "adapters"],
 )
-def test_others_do_too(paths: dict[str, Path], head: Head, changes: dict[str, object]) -> None:
+def test_recomputed_and_adapted_layers_learn_the_same_compiled(
+    paths: dict[str, Path], head: Head, changes: dict[str, object]
+) -> None:
     spec = replace(tiny.spec(paths["lm" if head == "lm" else "scalar"]), **changes)  # type: ignore[arg-type]
     both(spec, head)
 
@@ -122,7 +124,7 @@ def on_ranks(group: dist.ProcessGroup, spec: ModelSpec) -> None:
     assert counters["stats"]["unique_graphs"] > 0
 
 
-def test_shards_learn_the_same(paths: dict[str, Path]) -> None:
+def test_compiled_layers_of_shards_learn_the_same(paths: dict[str, Path]) -> None:
     spmd.run(2, on_ranks, tiny.spec(paths["lm"]))
 
 

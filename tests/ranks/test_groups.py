@@ -26,7 +26,7 @@ MEMBERS = {
 }
 
 
-def test_names_by_hand() -> None:
+def test_groups_are_those_found_by_hand() -> None:
     assert {name: tuple(sorted(groups)) for name, groups in named_groups(LAYOUT).items()} == MEMBERS
     assert list(named_groups(LAYOUT)) == [field.name for field in fields(ModelGroups)]
 

@@ -119,7 +119,7 @@ def test_a_generation_shard_is_its_training_shards_one_behind_the_other() -> Non
     }
 
 
-def test_bfloat16() -> None:
+def test_in_bfloat16_logits_are_those_of_the_whole_model() -> None:
     decoder, weights = alone("qwen2", dtype=torch.bfloat16)
     assert len(weights) == len(Case("qwen2", 1, 1, 1).conversion.parameters)
     inputs: dict[str, Any] = {"input_ids": token_lists([7])[0][None], "position_ids": torch.arange(7)[None]}

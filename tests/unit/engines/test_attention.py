@@ -45,7 +45,7 @@ def gradients(module: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("waste", [0.0, 0.3, 100.0])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_is_each_sequence_alone(kind: str, lengths: list[int], waste: float) -> None:
+def test_packed_sequences_compute_as_each_alone(kind: str, lengths: list[int], waste: float) -> None:
     sequences = token_lists(lengths)
     module = decoder(kind)
     alone = torch.cat([reference(module, sequence) for sequence in sequences])
@@ -90,7 +90,7 @@ def test_gradient_checkpointing_keeps_the_sequences() -> None:
         torch.testing.assert_close(found[name], gradient, atol=CLOSE, rtol=CLOSE)
 
 
-def test_the_window_matters() -> None:
+def test_a_window_hides_what_is_further_away() -> None:
     module = decoder("mistral")
     (sequence,) = token_lists([3 * WINDOW])
     use_interface(module)
@@ -121,18 +121,18 @@ def test_a_cpu_rounds_what_it_attends_to_once(dtype: torch.dtype, waste: float) 
     assert torch.equal(found, exact.to(dtype))
 
 
-def test_position_ids() -> None:
+def test_positions_begin_at_0_in_each_sequence() -> None:
     assert Packed([3, 2]).position_ids.tolist() == [[0, 1, 2, 0, 1]]
     assert Packed([]).position_ids.shape == (1, 0)
 
 
-def test_no_sequence_at_all() -> None:
+def test_no_sequences_give_an_empty_output() -> None:
     query, key = torch.zeros(1, 4, 0, 8), torch.zeros(1, 2, 0, 8)
     assert Packed([]).attend(query, key, key, Layer(0, 1.0, 0)).shape == (1, 0, 4, 8)
 
 
 @pytest.mark.parametrize("waste", [0.1, 0.5])
-def test_padding_is_bounded(waste: float) -> None:
+def test_groups_hold_no_more_padding_than_allowed(waste: float) -> None:
     lengths = [1, 100, 3, 50, 97, 51, 2, 1, 96, 4]
     groups, _ = Packed(lengths, waste=waste)._grouped
     assert sum(count for count, _ in groups) == len(lengths)

@@ -74,7 +74,7 @@ def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
     actor.optimizer_step()
 
 
-def test_it_does_nothing_else(spec: ModelSpec, tmp_path: Path) -> None:
+def test_a_base_model_only_computes_log_probs(spec: ModelSpec, tmp_path: Path) -> None:
     actor = adapted(spec)
     below = shared_base_model(spec, seat=SEAT)
     assert below is not None

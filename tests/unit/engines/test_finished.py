@@ -50,7 +50,7 @@ def test_each_row_is_in_one_part_and_answers_as_ever(config: Native, parts: int)
     same(torch.cat(answers), whole[torch.tensor(order)])  # type: ignore[arg-type]
 
 
-def test_the_longest_end_last() -> None:
+def test_parts_come_in_the_order_of_their_lengths() -> None:
     native, rows = generator(), table(token_lists([5] * 12))
     lengths = [part["response_mask"].sum(1) for part in finished(native, rows, 4)[1]]
     assert lengths[0].max() < lengths[-1].min()
@@ -76,7 +76,7 @@ def test_a_part_is_handed_over_before_the_others_are_decoded() -> None:
     assert sum(forwards) == sum(LENGTHS) + int((said - 1).sum())
 
 
-def test_parts_without_rows() -> None:
+def test_parts_of_no_rows_are_empty() -> None:
     which, answers = finished(generator(), table([]), 2)
     assert which == [[], []]
     assert [part["response_ids"].shape for part in answers] == [(0, 13), (0, 13)]

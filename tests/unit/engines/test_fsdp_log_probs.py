@@ -15,7 +15,7 @@ from rlhf_lightning.engines.packed.log_probs import token_log_probs
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("entropy", [False, True])
-def test_values_and_gradients(
+def test_values_and_gradients_are_those_in_float64(
     monkeypatch: pytest.MonkeyPatch, rows_per_chunk: int, temperature: float, entropy: bool
 ) -> None:
     monkeypatch.setitem(log_probs._CHUNK_ELEMENTS, "cpu", rows_per_chunk * 11)
@@ -44,7 +44,7 @@ def test_bfloat16_logits_are_widened_before_anything_is_computed() -> None:
     assert torch.equal(ours[1], theirs[1])
 
 
-def test_no_tokens() -> None:
+def test_no_tokens_have_no_values() -> None:
     ours = token_log_probs(
         torch.empty(0, 5), torch.empty(0, dtype=torch.int64), temperature=1.0, entropy=True
     )

@@ -24,7 +24,7 @@ from rlhf_lightning.spec import OptimizerSpec
         (OptimizerSpec(lr=1.0, schedule="cosine", total_steps=2, min_lr_ratio=0.1), [1, 0.55, 0.1, 0.1]),
     ],
 )
-def test_rates(spec: OptimizerSpec, rates: list[float]) -> None:
+def test_each_schedule_gives_its_rates(spec: OptimizerSpec, rates: list[float]) -> None:
     assert [learning_rate(spec, step) for step in range(len(rates))] == pytest.approx(rates)
 
 

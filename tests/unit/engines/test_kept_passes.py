@@ -114,7 +114,7 @@ def once_more(engine: FSDPEngine) -> TensorDict:
     [other_tokens, another_order, fewer, after_a_step, after_a_transfer, after_an_absence, once_more],
     ids=lambda change: change.__name__,
 )
-def test_all_else_is_computed_anew(
+def test_other_rows_or_weights_are_computed_anew(
     paths: dict[str, Path], change: Callable[[FSDPEngine], TensorDict]
 ) -> None:
     plain, keeping = (made(paths["lm"], kept=kept) for kept in (0, 1000))

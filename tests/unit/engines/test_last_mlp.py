@@ -120,7 +120,7 @@ def test_a_shared_prompt_is_needed_once() -> None:
     assert len(places) == 1 + ROWS * (RESPONSE - 1)
 
 
-def test_what_is_computed_counts() -> None:
+def test_what_is_skipped_is_a_share_of_what_is_computed() -> None:
     """A shared prompt of 4 and three responses of 11 tokens, of which one each is in no pass: 34, 31 read."""
     batch = rows(prompt=4, response=11)
     assert pack(batch, place="before").sequences.needed is not None
@@ -131,7 +131,7 @@ def test_what_is_computed_counts() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "left_out"), [(10, True), (9, False)])
-def test_a_tenth_is_worth_it(tokens: int, left_out: bool) -> None:
+def test_a_tenth_of_the_tokens_is_worth_skipping(tokens: int, left_out: bool) -> None:
     assert (needed_tokens(torch.arange(9), tokens=tokens) is not None) == left_out
 
 

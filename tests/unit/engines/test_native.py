@@ -204,13 +204,13 @@ def test_refill_waits_for_enough_free_slots() -> None:
 
 
 @pytest.mark.parametrize("config", [None, Native(slots=2)], ids=str)
-def test_one_token_responses(config: Native | None) -> None:
+def test_responses_of_one_token_are_whole(config: Native | None) -> None:
     out = generate(decoder("llama"), table(token_lists(LENGTHS)), Sampling(max_new_tokens=1), config=config)
     assert out["response_ids"].shape == (7, 1)
     assert out["response_mask"].all()
 
 
-def test_no_rows() -> None:
+def test_no_rows_give_empty_columns() -> None:
     out = generate(decoder("llama"), table([]), Sampling(max_new_tokens=4))
     assert out.batch_size == (0,)
     assert {name: (x.shape, x.dtype) for name, x in out.items()} == {
@@ -233,7 +233,7 @@ def test_tokens_follow_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
-def test_cache_type(cache_dtype: str) -> None:
+def test_a_cache_rounds_in_bfloat16_only(cache_dtype: str) -> None:
     module, rows = decoder("llama"), table(token_lists(LENGTHS))
     sampling = Sampling(max_new_tokens=6)
     exact = generate(module, rows, sampling)
@@ -247,7 +247,7 @@ def test_cache_type(cache_dtype: str) -> None:
         assert not torch.equal(out["log_probs"], exact["log_probs"])
 
 
-def test_bfloat16_weights() -> None:
+def test_bfloat16_weights_give_float32_log_probs() -> None:
     module, rows = decoder("mistral").bfloat16(), table(token_lists(LENGTHS))
     out = generate(module, rows, Sampling(max_new_tokens=8))
     assert out["log_probs"].dtype == torch.float32

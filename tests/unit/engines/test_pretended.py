@@ -51,7 +51,9 @@ def learned(engine: FSDPEngine) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("kind", "head"), [("lm", "lm"), ("tied", "lm"), ("scalar", "scalar")])
-def test_it_learns_the_same(models: dict[str, Path], kind: str, head: Head, *, checkpointing: bool) -> None:
+def test_a_gpu_learns_what_a_cpu_learns(
+    models: dict[str, Path], kind: str, head: Head, *, checkpointing: bool
+) -> None:
     spec = tiny.spec(models[kind], gradient_checkpointing=checkpointing, eps=1e-4)
     expected = learned(FSDPEngine(spec, head=head))
     with pretended():
@@ -65,7 +67,7 @@ def test_it_learns_the_same(models: dict[str, Path], kind: str, head: Head, *, c
 
 
 @pytest.mark.parametrize("spec_of", ["bfloat16", "adapters"])
-def test_other_weights_learn(models: dict[str, Path], spec_of: str) -> None:
+def test_bfloat16_and_adapters_learn_on_a_gpu(models: dict[str, Path], spec_of: str) -> None:
     spec = tiny.spec(models["lm"], dtype="bfloat16" if spec_of == "bfloat16" else "float32")
     if spec_of == "adapters":
         spec = ModelSpec(path=spec.path, lora=LoRA(rank=2), optimizer=spec.optimizer)
@@ -90,7 +92,7 @@ def said(spec: ModelSpec, device: torch.device, *, slots: int, sampling: Samplin
 @pytest.mark.parametrize(
     "sampling", [Sampling(max_new_tokens=6, temperature=0.0), DRAWN], ids=["greedy", "drawn"]
 )
-def test_it_says_the_same(models: dict[str, Path], slots: int, sampling: Sampling) -> None:
+def test_a_gpu_says_what_a_cpu_says(models: dict[str, Path], slots: int, sampling: Sampling) -> None:
     spec = tiny.spec(models["lm"])
     expected = said(spec, CPU, slots=slots, sampling=sampling)
     with pretended():

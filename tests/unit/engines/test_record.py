@@ -201,7 +201,7 @@ def after_an_absence(engine: FSDPEngine, rows: TensorDict) -> TensorDict:
     ],
     ids=lambda change: change.__name__,
 )
-def test_all_else_is_computed(
+def test_what_the_record_lacks_is_computed(
     change: Callable[[FSDPEngine, TensorDict], TensorDict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path)

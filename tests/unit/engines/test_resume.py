@@ -67,7 +67,7 @@ def test_a_pause_after_each_number_of_steps_counts_tokens() -> None:
         assert said["log_probs"].ne(0).equal(said["response_mask"])
 
 
-def test_what_ends_first_is_enough() -> None:
+def test_a_pause_may_wait_for_a_number_of_finished_rows() -> None:
     native, rows = generator(), table(token_lists([5] * 12))
     whole = native.generate(rows, sampling=SAMPLING, seed=5)
     said = native.resume(rows, sampling=SAMPLING, seed=5, pause=lambda ended: int(ended.sum()) >= 5)
@@ -99,7 +99,7 @@ def test_rows_that_have_ended_cost_nothing() -> None:
     hook.remove()
 
 
-def test_no_rows() -> None:
+def test_no_rows_give_empty_columns() -> None:
     said = paused(generator(), table([]), 3)
     assert said["response_ids"].shape == (0, 13)
     assert said["ended"].shape == (0,)

@@ -89,7 +89,7 @@ def mass_below(probs: list[float], place: int, widths: list[int]) -> float:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 8, 70, 512, 1000])
-def test_against_a_slow_descent(vocabulary: int) -> None:
+def test_tokens_are_those_of_a_slow_descent(vocabulary: int) -> None:
     logits = torch.randn(40, vocabulary, generator=torch.Generator().manual_seed(0)) * 2
     u = numbers(40)
     token, log_prob = sample(logits, u, Sampling())
@@ -128,7 +128,7 @@ def test_a_broken_model_gives_tokens_of_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_distribution(temperature: float) -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely(temperature: float) -> None:
     logits = torch.linspace(-2, 2, 61)[torch.randperm(61, generator=torch.Generator().manual_seed(0))]
     token, log_prob = sample(logits.expand(100_000, -1), numbers(100_000), Sampling(temperature=temperature))
     probs = (logits / temperature).softmax(-1)
@@ -136,7 +136,7 @@ def test_distribution(temperature: float) -> None:
     torch.testing.assert_close(log_prob, probs.log()[token], atol=1e-5, rtol=0)
 
 
-def test_greedy() -> None:
+def test_at_temperature_0_the_likeliest_token_is_taken() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, -1.0, 2.5]])
     token, log_prob = sample(logits, numbers(2), Sampling(temperature=0))
     assert token.tolist() == [1, 2]
@@ -175,7 +175,7 @@ def kept(probs: list[float], sampling: Sampling) -> set[int]:
         (Sampling(min_p=0.4, top_k=2), {1, 2}),
     ],
 )
-def test_truncation(sampling: Sampling, expected: set[int]) -> None:
+def test_only_what_top_k_top_p_and_min_p_keep_is_drawn(sampling: Sampling, expected: set[int]) -> None:
     assert kept([0.2, 0.3, 0.4, 0.1], sampling) == expected
 
 
@@ -203,7 +203,7 @@ def test_truncation_keeps_ties() -> None:
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("top_k", [0, 20])
-def test_nucleus_against_a_sort(top_p: float, top_k: int) -> None:
+def test_top_p_keeps_what_a_sort_keeps(top_p: float, top_k: int) -> None:
     logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(3)) * 2
     probs = logits.double().softmax(-1)[0]
     ranked = probs.sort(descending=True)
@@ -226,7 +226,7 @@ def test_threshold_of_the_nucleus_against_a_sort(vocabulary: int, spread: float)
         assert torch.equal(_nucleus(probs, top_p).double(), ranked.gather(-1, size))
 
 
-def test_bfloat16_logits() -> None:
+def test_bfloat16_logits_draw_as_their_float32_values() -> None:
     logits = torch.randn(3, 10).bfloat16()
     token, log_prob = sample(logits, numbers(3), Sampling())
     assert log_prob.dtype == torch.float32

@@ -49,14 +49,16 @@ def check(layout: GenerationLayout, expected: Groups) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("train", "generate", "rule", "expected"), FIGURE_8)
-def test_groups_of_the_figure(
+def test_generation_groups_are_those_of_the_papers_figure(
     train: tuple[int, int, int], generate: tuple[int, int], rule: Rule, expected: Groups, order: Order
 ) -> None:
     check(ParallelLayout(*train, order=order, generation=Generation(*generate, rule)).generating, expected)
 
 
 @pytest.mark.parametrize(("order", "generate", "rule", "expected"), ORDERED)
-def test_groups_of_both_orders(order: Order, generate: tuple[int, int], rule: Rule, expected: Groups) -> None:
+def test_generation_groups_follow_the_order_of_ranks(
+    order: Order, generate: tuple[int, int], rule: Rule, expected: Groups
+) -> None:
     check(ParallelLayout(2, 2, 2, order=order, generation=Generation(*generate, rule)).generating, expected)
 
 
@@ -67,7 +69,9 @@ def test_groups_of_both_orders(order: Order, generate: tuple[int, int], rule: Ru
         ("tdp", "04 15 26 37", "01 23 45 67", "02 13 46 57", "0145 2367"),
     ],
 )
-def test_groups_of_training(order: Order, pipeline: str, tensor: str, data: str, replicas: str) -> None:
+def test_training_groups_follow_the_order_of_ranks(
+    order: Order, pipeline: str, tensor: str, data: str, replicas: str
+) -> None:
     layout = ParallelLayout(2, 2, 2, order=order)
     assert sorted(layout.groups("p")) == groups(pipeline)
     assert sorted(layout.groups("t")) == groups(tensor)

@@ -28,7 +28,7 @@ def test_shards_make_the_whole_again(param: Sharded, t: int) -> None:
     assert torch.equal(param.whole(shards), values(param))
 
 
-def test_shards_by_hand() -> None:
+def test_each_section_is_divided_by_itself() -> None:
     assert COLUMN.intervals(2, 1) == [(4, 8)]
     assert FUSED.intervals(2, 1) == [(4, 8), (12, 16)]
     assert UNEVEN.intervals(4, 3) == [(6, 8), (11, 12)]
@@ -55,7 +55,9 @@ def test_what_does_not_divide_is_refused() -> None:
         (5, 2, 2, ((0, 1, 3), (2, 4))),
     ],
 )
-def test_stages_by_hand(layers: int, p: int, chunks: int, stages: tuple[tuple[int, ...], ...]) -> None:
+def test_layers_are_divided_evenly_over_stages_and_chunks(
+    layers: int, p: int, chunks: int, stages: tuple[tuple[int, ...], ...]
+) -> None:
     assert even_stages(layers, p, chunks=chunks) == stages
 
 

@@ -27,7 +27,7 @@ def test_the_mode_is_the_trainers_or_the_strategys(mode: Deterministic) -> None:
     assert Settings().completed().deterministic == mode
 
 
-def test_what_a_process_is_told() -> None:
+def test_a_process_becomes_deterministic() -> None:
     be_deterministic(False, seed=1)
     assert not torch.are_deterministic_algorithms_enabled()
     drawn = []

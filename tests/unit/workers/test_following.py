@@ -22,7 +22,7 @@ ACTOR = Actor(path="somewhere", dtype="bfloat16", sampling=Sampling(temperature=
         (Critic(path="elsewhere", dtype="bfloat16"), "elsewhere", "bfloat16"),
     ],
 )
-def test_path_and_type(role: Role, path: str, computes_in: str) -> None:
+def test_a_role_takes_the_actors_path_and_with_it_its_dtype(role: Role, path: str, computes_in: str) -> None:
     found = role.following(ACTOR)
     assert (found.path, found.computes_in) == (path, computes_in)
 
@@ -33,6 +33,6 @@ def test_an_actor_in_float32_leaves_the_others_their_types() -> None:
     assert Reference(dtype="bfloat16").following(actor).computes_in == "bfloat16"
 
 
-def test_temperature() -> None:
+def test_a_reference_takes_the_actors_temperature() -> None:
     assert Reference().following(ACTOR).temperature == 0.7
     assert Reference(temperature=1.0).following(ACTOR).temperature == 1.0

@@ -123,7 +123,7 @@ def test_log_probs_are_the_actors_where_it_wants_so() -> None:
     assert calls[-1] == "generator.generate_sequences"
 
 
-def test_one_batch_ahead() -> None:
+def test_a_call_returns_the_rows_of_the_call_before() -> None:
     calls: list[str] = []
     generator = Noting("generator", calls)
     ahead = GenerationAhead(Noting("actor", calls), generator, recompute_log_probs=False)
