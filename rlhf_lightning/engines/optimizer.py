@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
 
 from rlhf_lightning.spec import OptimizerSpec
 
@@ -36,6 +37,18 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
     done = min(1.0, (step - spec.warmup_steps) / (spec.total_steps - spec.warmup_steps))
     left = 1 - done if spec.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
+
+
+def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec, *, fused: bool | None) -> AdamW:
+    """AdamW as a model's options say; without parameters too, which torch refuses in a bare list."""
+    return AdamW(
+        [{"params": list(parameters)}],
+        lr=spec.lr,
+        betas=spec.betas,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        fused=fused,
+    )
 
 
 def zero_moments(master: Tensor, steps: int, *, device: torch.device | str) -> dict[str, Tensor]:
@@ -186,14 +199,7 @@ class ClippedAdamW:
         self._group = group
         devices = (local(parameter.detach()).device for parameter in self._parameters.values())
         self._device = next(devices, torch.device("cpu"))
-        self._adamw = torch.optim.AdamW(
-            [{"params": list(self._parameters.values())}],  # a group, since a bare list must not be empty
-            lr=spec.lr,
-            betas=spec.betas,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            fused=True,
-        )
+        self._adamw = adamw(self._parameters.values(), spec, fused=True)
 
     def step(self) -> dict[str, float]:
         """Clip, step and clear the gradients."""

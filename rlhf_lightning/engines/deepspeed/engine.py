@@ -36,7 +36,7 @@ from rlhf_lightning.engines.huggingface.models import (
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.offload import OffloadedParts, size_bytes
-from rlhf_lightning.engines.optimizer import Counters
+from rlhf_lightning.engines.optimizer import Counters, adamw
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss
@@ -223,15 +223,7 @@ class ZeROEngine(TrainEngine):
         # DeepSpeed makes masters of weights rounded to bfloat16: the originals are written to them below.
         originals = {n: p.detach() for n, p in self._parameters.items() if spec.computes_in != "float32"}
         self._gathering = Gathering(model, scope=self._scope, bucket=self._config.bucket_numbers)
-        chosen = spec.optimizer
-        self._adamw = torch.optim.AdamW(
-            list(self._parameters.values()),
-            lr=chosen.lr,
-            betas=chosen.betas,
-            eps=chosen.eps,
-            weight_decay=chosen.weight_decay,
-            fused=True,
-        )
+        self._adamw = adamw(self._parameters.values(), spec.optimizer, fused=True)
         with self._scope.entered():
             self._module = ZeROModule(
                 args=None,

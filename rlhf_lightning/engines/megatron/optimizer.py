@@ -23,7 +23,7 @@ from megatron.core.optimizer.optimizer import (
 )
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.optimizer import MOMENTS, Counters, gradient_norm, zero_moments
+from rlhf_lightning.engines.optimizer import MOMENTS, Counters, adamw, gradient_norm, zero_moments
 from rlhf_lightning.parallel.groups import ModelGroups
 from rlhf_lightning.spec import OptimizerSpec
 
@@ -186,27 +186,21 @@ class ShardedAdamW:
 
     def _wrap(self, runs: list[DistributedDataParallel]) -> MegatronOptimizer:
         """Wrap AdamW without Megatron's collective calls over all ranks of the job: some lack the model."""
-        spec, some = self.spec, next(iter(self._parameters.values()))
+        some = next(iter(self._parameters.values()))
         half = some.dtype == torch.bfloat16
         config = OptimizerConfig(
             optimizer="adam",
-            lr=spec.lr,
+            lr=self.spec.lr,
             bf16=half,
             params_dtype=some.dtype,
             clip_grad=0.0,
             use_distributed_optimizer=self._distributed,
         )
-        adamw = torch.optim.AdamW(
-            list(self._parameters.values()),
-            lr=spec.lr,
-            betas=spec.betas,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-        )
+        inner = adamw(self._parameters.values(), self.spec, fused=None)
         made: MegatronOptimizer
         if self._distributed:
             made = DistributedOptimizer(
-                adamw,
+                inner,
                 config,
                 None,
                 None,
@@ -218,8 +212,8 @@ class ShardedAdamW:
                 distributed_optimizer_instance_id=0,
             )
         elif half:
-            made = Float16OptimizerWithFloat16Params(adamw, config, None, None)
+            made = Float16OptimizerWithFloat16Params(inner, config, None, None)
         else:
-            made = FP32Optimizer(adamw, config, None)
+            made = FP32Optimizer(inner, config, None)
         made.tp_group = self._groups.tensor
         return made
