@@ -6,21 +6,16 @@ Does a checkpoint belong to it, can it have adapters, has it the right head, can
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD, check_adapter_files
 from rlhf_lightning.engines.huggingface.adapters import adapt, check_lora
+from rlhf_lightning.engines.huggingface.models import empty_model
 from rlhf_lightning.engines.huggingface.source import config_directory, resolve, weight_files
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
@@ -132,12 +127,8 @@ def _headers(spec: ModelSpec) -> list[dict[str, tuple[int, ...]]]:
 
 def _meta_model(spec: ModelSpec, head: Head) -> PreTrainedModel:
     """The model on the meta device, with adapters if the spec has any."""
-    config = AutoConfig.from_pretrained(resolve(spec), local_files_only=True)
-    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
-    if head != "lm":
-        config.num_labels = 1
-    with torch.device("meta"):
-        module = cast(PreTrainedModel, kind.from_config(config))  # type: ignore[no-untyped-call]
-        if spec.lora is not None:
+    module = empty_model(AutoConfig.from_pretrained(resolve(spec), local_files_only=True), head)
+    if spec.lora is not None:
+        with torch.device("meta"):
             adapt(module, spec.lora, seed=0)
     return module

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.adapters import adapt
 from rlhf_lightning.engines.huggingface.source import (
@@ -95,6 +96,15 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
         weight = model.get_parameter(HEAD)
         weight.data = fresh_head(weight.shape[1], seed=spec.init_seed or 0)
     return ScalarModel(_prepared(model, spec))
+
+
+def empty_model(config: PreTrainedConfig, head: Head) -> PreTrainedModel:
+    """A model's module on the meta device, where parameters have shapes and take no memory."""
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    if head != "lm":
+        config.num_labels = 1
+    with torch.device("meta"):
+        return cast(PreTrainedModel, kind.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def export_model(

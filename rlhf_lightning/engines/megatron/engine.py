@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.huggingface.models import export_model, read_config
+from rlhf_lightning.engines.huggingface.models import empty_model, export_model, read_config
 from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
 from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
@@ -35,7 +35,7 @@ from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedA
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import load, save
-from rlhf_lightning.engines.megatron.weights import Weights, empty_model
+from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import OffloadedParts
 from rlhf_lightning.engines.packed.forward import zero_outputs
@@ -204,8 +204,7 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.export`."""
         whole = {name: value.cpu() for name, value in self.weights() if self.rank == 0}
         if self.rank == 0:
-            with torch.device("meta"):
-                empty = empty_model(self.conversion)
+            empty = empty_model(self.conversion.config, self._head)
             export_model(directory, whole, like=empty, spec=self._spec)
         dist.barrier(self.groups.replica)
         dist.barrier(self.groups.data)

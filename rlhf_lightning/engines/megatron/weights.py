@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_lightning.engines.conversion import Conversion, Read
 from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
-from rlhf_lightning.engines.huggingface.models import fresh_head, load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.models import empty_model, fresh_head, load_causal_lm, load_scalar
 from rlhf_lightning.engines.huggingface.source import check_model, resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.parallel.sharding import Sharded, holds
@@ -47,8 +45,7 @@ class Weights:
         self._t, self._at = seat.layout.t, seat.layout.coordinate(seat.rank)
         self.held = [param for param in conversion.parameters if holds(param, stages, self._at.p)]
         """The parameters of this rank's stage."""
-        with torch.device("meta"):
-            skeleton = empty_model(conversion)
+        skeleton = empty_model(conversion.config, conversion.head)
         self.shapes = {name: p.shape for name, p in skeleton.named_parameters()}
         """Shapes of the whole model's parameters by Hugging Face name, in Hugging Face's order."""
 
@@ -136,15 +133,6 @@ class Weights:
         parts = split_flat(weights, [shape.numel() for shape in self.shapes.values()], path=path)
         named = zip(self.shapes.items(), parts, strict=True)
         return {name: part.view(shape) for (name, shape), part in named}
-
-
-def empty_model(conversion: Conversion) -> PreTrainedModel:
-    """The Hugging Face module of the model, with initial weights; on the meta device without memory."""
-    config = conversion.config
-    if conversion.head == "lm":
-        return cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
-    config.num_labels = 1
-    return cast(PreTrainedModel, AutoModelForSequenceClassification.from_config(config))
 
 
 def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Read:

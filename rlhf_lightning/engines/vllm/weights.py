@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from rlhf_lightning.engines.huggingface.models import read_config
+from rlhf_lightning.engines.huggingface.models import empty_model, read_config
 from rlhf_lightning.spec import ModelSpec
 
 
 def weight_shapes(model: ModelSpec) -> dict[str, torch.Size]:
     """The shape of every parameter by its Hugging Face name, with that of a tied output layer."""
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(read_config(model))
+    module = empty_model(read_config(model), "lm")
     return {name: weight.shape for name, weight in module.named_parameters(remove_duplicate=False)}
 
 
