@@ -1,8 +1,9 @@
-"""The engines that train a model and generate with it, chosen by the types of their configurations."""
+"""The engines that train a model and generate with it, chosen by the types of their configurations.
+
+Megatron-core, DeepSpeed and vLLM take seconds to import: only who computes with an engine imports its own.
+"""
 
 from __future__ import annotations
-
-from importlib import import_module
 
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.ends import Ends
@@ -10,7 +11,7 @@ from rlhf_lightning.engines.fsdp.base_model import register_adapted
 from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.megatron import silence_on_host
+from rlhf_lightning.engines.megatron import Megatron, silence_on_host
 from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.generator import Native
 from rlhf_lightning.engines.train_config import TrainConfig
@@ -26,12 +27,6 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
     Raises:
         ValueError: the model cannot be loaded, or the layout cannot divide it.
     """
-    if isinstance(config, ZeRO) and not model.weights_change and not config.offload_parameters:
-        # DeepSpeed would allocate masters and moments even for a frozen model.
-        assert seat.groups is not None
-        return FSDPEngine(
-            model, head=head, group=seat.groups.data, device=seat.device, config=config.for_frozen()
-        )
     if isinstance(config, FSDP):
         tensor = seat.groups.tensor if seat.groups is not None else None
         fsdp = FSDPEngine(
@@ -40,13 +35,22 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
         if model.lora is not None and head == "lm":
             register_adapted(model, fsdp, seat=seat)
         return fsdp
-    # Megatron-core and DeepSpeed take seconds to import, and only their own engines need them.
-    package = "deepspeed" if isinstance(config, ZeRO) else "megatron"
-    if package == "megatron" and seat.device.type == "cpu":
+    if isinstance(config, ZeRO) and not model.weights_change and not config.offload_parameters:
+        # DeepSpeed would allocate masters and moments even for a frozen model.
+        assert seat.groups is not None
+        return FSDPEngine(
+            model, head=head, group=seat.groups.data, device=seat.device, config=config.for_frozen()
+        )
+    if isinstance(config, ZeRO):
+        from rlhf_lightning.engines.deepspeed.engine import ZeROEngine  # noqa: PLC0415
+
+        return ZeROEngine(model, head=head, seat=seat, config=config)
+    assert isinstance(config, Megatron)
+    if seat.device.type == "cpu":
         silence_on_host()
-    module = import_module(f"rlhf_lightning.engines.{package}.engine")
-    engine: type[TrainEngine] = module.ZeROEngine if isinstance(config, ZeRO) else module.MegatronEngine
-    return engine(model, head=head, seat=seat, config=config)  # type: ignore[call-arg]
+    from rlhf_lightning.engines.megatron.engine import MegatronEngine  # noqa: PLC0415
+
+    return MegatronEngine(model, head=head, seat=seat, config=config)
 
 
 def generation_engine(
@@ -67,6 +71,6 @@ def generation_engine(
     if isinstance(config, Native):
         assert isinstance(source, TrainEngine)
         return NativeEngine(source, seat=seat, ends=ends, config=config)
-    # vLLM takes ten seconds to import, and only its own engine needs it.
-    engine: type[GenerationEngine] = import_module("rlhf_lightning.engines.vllm.engine").VLLMEngine
-    return engine(model, source, seat=seat, ends=ends, config=config)  # type: ignore[call-arg]
+    from rlhf_lightning.engines.vllm.engine import VLLMEngine  # noqa: PLC0415
+
+    return VLLMEngine(model, source, seat=seat, ends=ends, config=config)
