@@ -51,8 +51,10 @@ class DeviceActor(Device):
     """A Device as a Ray actor."""
 
     def __init__(self, rank: int, *, gpu: bool) -> None:
-        """See `Device`; it sees its own GPU alone, also where Ray was told to leave that to others."""
-        if gpu and os.environ.get(_LEFT, "0").lower() in ("1", "true"):
+        """See `Device`; it sees its own GPU alone, or none, also where Ray leaves that to others."""
+        if not gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries take what they see, and Ray hides no GPU
+        elif os.environ.get(_LEFT, "0").lower() in ("1", "true"):
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ray.get_gpu_ids()))
         super().__init__(rank, gpu=gpu)
 

@@ -30,6 +30,12 @@ def test_a_device_sees_its_own_gpu_alone(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
+def test_a_device_that_computes_on_a_cpu_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # Ray leaves it so where an actor asks for no GPU
+    DeviceActor(0, gpu=False)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = r"^device 3 on node \S+: Ray counts a GPU there, and PyTorch \S+ cannot use it\. Install .*gpus 0"
