@@ -8,7 +8,6 @@ and "all ranks" are those that train its model; on exit everything is restored.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,25 +16,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf_lightning.engines.environment import environment, for_deepspeed
+
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _quiet(values: Mapping[str, str]) -> Iterator[None]:
     """Within this context, set environment variables, and let DeepSpeed log errors only."""
-    before, logger = dict(os.environ), logging.getLogger("DeepSpeed")
+    logger = logging.getLogger("DeepSpeed")
     level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        os.environ.update(values)
-        logger.setLevel(logging.ERROR)
-        yield
+        with environment(values):
+            yield
     finally:
         logger.setLevel(level)
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)
 
 
-# DeepSpeed chooses its accelerator once in a process, at its first import.
-with _environment({} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}):
+with _quiet(for_deepspeed()):
     from deepspeed.comm import comm
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -80,7 +77,7 @@ class Scope:
         # Ranks must number a model's parameters equally, and some of them may hold other models too.
         comm.cdb, groups.mpu, Init.param_id = self._backend, self.ranks, self._numbered
         try:
-            with _environment(self._environment):
+            with _quiet(self._environment):
                 yield
         finally:
             self._numbered = Init.param_id

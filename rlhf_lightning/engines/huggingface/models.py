@@ -6,7 +6,6 @@ and each rank casts only the part that it keeps to float32.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from rlhf_lightning.engines.environment import environment, for_deepspeed
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.adapters import adapt
@@ -128,7 +128,7 @@ def export_model(
     module.tie_weights()
     # transformers writes only on rank 0 of the world, and a role may be on other ranks.
     module.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
-    with _unasked(), quiet():
+    with environment(for_deepspeed()), quiet():  # saving imports DeepSpeed where it is installed
         module.save_pretrained(directory)
     copy_tokenizer(spec, directory)
 
@@ -240,20 +240,6 @@ def _refuse_missing(directory: Path, names: set[str]) -> None:
             f"{directory}: the weight files lack {len(names)} tensors, among them {min(names)}. "
             "Copy the complete directory."
         )
-
-
-@contextmanager
-def _unasked() -> Iterator[None]:
-    """Tell DeepSpeed, which saving imports where it is installed, of a host without GPUs: it would warn."""
-    name = "DS_ACCELERATOR"
-    known = name in os.environ or torch.cuda.is_available()
-    if not known:
-        os.environ[name] = "cpu"
-    try:
-        yield
-    finally:
-        if not known:
-            del os.environ[name]
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from rlhf_lightning.engines.environment import environment
+
 _ALWAYS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -33,16 +35,15 @@ def process_restored() -> Iterator[None]:
     seeds the random generators; and freezes all existing objects in the garbage collector. On a CPU it would
     also bind the memory of the process to one socket, which cannot be undone, and so is prevented.
     """
-    environment, set_num_threads = dict(os.environ), torch.set_num_threads
-    threads = torch.get_num_threads()
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     draws, numbers = random.getstate(), np.random.get_state()
-    os.environ.update(_DEFAULTS | environment | _ALWAYS)
-    os.environ.pop(_NEVER, None)
+    seeded = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     operations = vars(torch.ops._C)
     binding = operations.get(_BINDING)
     operations[_BINDING] = _nothing
     try:
-        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        with environment(_DEFAULTS | os.environ | _ALWAYS), torch.random.fork_rng(seeded):
+            os.environ.pop(_NEVER, None)
             yield
     finally:
         operations.pop(_BINDING)
@@ -52,9 +53,6 @@ def process_restored() -> Iterator[None]:
         random.setstate(draws)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
 
 
 def _nothing(*_: object) -> None:

@@ -1,0 +1,27 @@
+"""The environment of the process while a library that reads it is imported, or computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within this context, environment variables have these values; on exit all are as they were before."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def for_deepspeed() -> dict[str, str]:
+    """What to set while DeepSpeed is first imported: it chooses its accelerator then, and warns of a CPU."""
+    return {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
