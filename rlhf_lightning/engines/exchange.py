@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.huggingface.adapter_files import is_factor
 from rlhf_lightning.engines.huggingface.adapters import plain_name
-from rlhf_lightning.engines.optimizer import local
 
 
 def copy_weights(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, path: str) -> None:

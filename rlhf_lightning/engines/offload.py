@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlhf_lightning.engines.optimizer import local
+from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.training import PARTS, Part
 
 _PIECE = 1 << 28

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
+from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.spec import OptimizerSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -90,11 +91,6 @@ def _holders(tensor: Tensor, group: dist.ProcessGroup | None) -> int:
         return 1
     axes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return group.size() // math.prod(size for size, placement in axes if not placement.is_replicate())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
+from rlhf_lightning.engines.dtensor import gather
 from rlhf_lightning.engines.exchange import average_weights, copy_weights, flattened
 from rlhf_lightning.engines.fsdp.compilation import compile_layers, uncompiled
 from rlhf_lightning.engines.fsdp.config import FSDP
@@ -36,7 +37,6 @@ from rlhf_lightning.engines.huggingface.adapters import (
     check_lora,
     lora_state,
     merged,
-    whole,
 )
 from rlhf_lightning.engines.huggingface.models import (
     ScalarModel,
@@ -202,9 +202,9 @@ class FSDPEngine(TrainEngine):
         """See `TrainEngine.give_weights`."""
         self._offloaded.refuse("parameters")
         stored = self._weights.stored
-        merged = self._merged(torch.float32) if self._spec.lora else stored.items()
+        parameters = self._merged(torch.float32) if self._spec.lora else stored.items()
         size = sum(weight.numel() for name, weight in stored.items() if not is_factor(name))
-        return flattened((whole(weight) for _, weight in merged), size=size if wanted else 0)
+        return flattened((gather(weight) for _, weight in parameters), size=size if wanted else 0)
 
     def follow_weights(self, weights: Tensor, *, decay: float) -> None:
         """See `TrainEngine.follow_weights`."""

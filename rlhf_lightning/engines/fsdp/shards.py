@@ -25,10 +25,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from rlhf_lightning.engines.dtensor import gather, local
 from rlhf_lightning.engines.fsdp.mesh import Mesh
-from rlhf_lightning.engines.huggingface.adapters import whole
 from rlhf_lightning.engines.huggingface.tensor_plan import divide
-from rlhf_lightning.engines.optimizer import add_up, local
+from rlhf_lightning.engines.optimizer import add_up
 from rlhf_lightning.engines.training import Transition
 
 
@@ -119,7 +119,7 @@ class Shards:
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Gather one parameter after the other, in the dtype of the computation."""
         for name, tensor in self.stored.items():
-            yield name, whole(tensor.detach().to(self._dtype))
+            yield name, gather(tensor.detach().to(self._dtype))
 
     def transition(self, seconds: float) -> Transition:
         """The report of `gathered`, in which every rank receives the parts that it lacks."""

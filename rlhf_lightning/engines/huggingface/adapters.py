@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_lightning.engines.checkpoint import read_state
+from rlhf_lightning.engines.dtensor import gather
 from rlhf_lightning.engines.huggingface.adapter_files import (
     ADAPTER,
     FACTOR,
@@ -114,10 +114,10 @@ def merged(
     for name, tensor in stored.items():
         if is_factor(name):
             continue
-        weight = whole(tensor)
+        weight = gather(tensor)
         layer, base, leaf = name.partition(_BASE)
         if base and leaf == "weight":
-            a, b = (whole(stored[f"{layer}{FACTOR}{f}.{ADAPTER}.weight"]) for f in "AB")
+            a, b = (gather(stored[f"{layer}{FACTOR}{f}.{ADAPTER}.weight"]) for f in "AB")
             added = b.float() @ a.float() * lora.scale
             weight = weight.float() + (added.T if by_inputs else added)
         yield plain_name(name), weight.to(dtype)
@@ -126,18 +126,6 @@ def merged(
 def plain_name(name: str) -> str:
     """The name that a parameter has in a model without adapters."""
     return name.replace(_BASE, ".")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor, one mesh axis after the other; collective. Others are returned as is."""
-    found = tensor.detach()
-    if not isinstance(found, DTensor):
-        return found
-    placements = list(found.placements)
-    for axis in range(len(placements)):
-        placements[axis] = Replicate()
-        found = found.redistribute(placements=placements)
-    return found.full_tensor()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.packed.log_probs import token_log_probs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack
@@ -59,7 +60,7 @@ def _evaluated(
     logits: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [K] from logits [1, K, V]; t tensor ranks have [1, K, V / t] each."""
-    mine = logits.to_local() if isinstance(logits, DTensor) else logits
+    mine = local(logits)
     whole = mine.squeeze(0)  # its backward pass is free, that of an index is not
     kept = whole if len(whole) == len(packed.keep) else whole[packed.keep]
     if not isinstance(logits, DTensor):
