@@ -23,7 +23,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rlhf_lightning.engines.megatron.tokens import Tokens
-from rlhf_lightning.engines.packed.layer import Layer
+from rlhf_lightning.engines.packed.layer import Layer, window_of
 
 
 class Norm(nn.Module):
@@ -92,14 +92,8 @@ class Frequencies(nn.Module):
 def layers(config: PreTrainedConfig, numbers: tuple[int, ...]) -> TransformerBlockSubmodules:
     """Megatron's description of these layers, and of the norm after the last of all."""
     return TransformerBlockSubmodules(
-        layer_specs=[_layer(_window(config, number)) for number in numbers], layer_norm=Norm
+        layer_specs=[_layer(window_of(config, number)) for number in numbers], layer_norm=Norm
     )
-
-
-def _window(config: PreTrainedConfig, number: int) -> int:
-    """See `Layer.window`, of a layer."""
-    types = getattr(config, "layer_types", None) or ()
-    return int(config.sliding_window) if types and types[number] == "sliding_attention" else 0
 
 
 def _layer(window: int) -> ModuleSpec:

@@ -34,7 +34,7 @@ from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.norm import Norm
 from rlhf_lightning.engines.native.ranks import Ranks
 from rlhf_lightning.engines.native.rotary import Angles, Rotary, has_static_angles
-from rlhf_lightning.engines.packed.layer import Layer
+from rlhf_lightning.engines.packed.layer import Layer, window_of
 from rlhf_lightning.engines.packed.record import Product, Record
 from rlhf_lightning.parallel.sharding import holds
 
@@ -177,9 +177,7 @@ class ShardedDecoder:
             self.record.keep(number, name, output)
 
     def _attention_of(self, number: int) -> Layer:
-        kinds = getattr(self._config, "layer_types", None)
-        window = self._config.sliding_window if kinds and kinds[number] == "sliding_attention" else 0
-        return Layer(number, self._heads.scaling, window)
+        return Layer(number, self._heads.scaling, window_of(self._config, number))
 
     def _add(
         self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, kept: tuple[int, Product]
