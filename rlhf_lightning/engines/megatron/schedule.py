@@ -8,7 +8,6 @@ Stages exchange the shape of each tensor before it, since micro-batches have dif
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -19,9 +18,8 @@ from torch import Tensor, nn
 
 from rlhf_lightning.engines.packed.packing import PackedRows
 
-T = TypeVar("T")
 Rows = Mapping[str, Tensor]
-Evaluate = Callable[[Tensor, PackedRows, Rows], tuple[Tensor | None, T]]
+Evaluate = Callable[[Tensor, PackedRows, Rows], tuple[Tensor | None, object]]
 """(output of the last stage, packed rows, rows) -> (loss, or None in inference; a result)."""
 
 
@@ -48,16 +46,16 @@ class Pipeline:
 
     def run(
         self,
-        batches: Sequence[T],
-        make: Callable[[T], tuple[Rows, PackedRows]],
-        evaluate: Evaluate[object],
+        batches: Sequence[list[int]],
+        make: Callable[[list[int]], tuple[Rows, PackedRows]],
+        evaluate: Evaluate,
         *,
         backward: bool,
     ) -> list[object]:
         """Compute all micro-batches; every rank of the replica calls it with the same arguments.
 
         Args:
-            batches: the micro-batches, as arguments of `make`.
+            batches: row numbers of each micro-batch.
             make: returns a micro-batch's rows and their packed form.
             evaluate: called on the last stage, by every tensor rank.
             backward: whether to run backward passes, which accumulate the gradients of the losses.
@@ -67,7 +65,7 @@ class Pipeline:
         """
 
         def forward(
-            iterator: Iterator[T], run: nn.Module
+            iterator: Iterator[list[int]], run: nn.Module
         ) -> tuple[Tensor, Callable[..., tuple[Tensor | None, Tensor, object] | object]]:
             rows, packed = make(next(iterator))
             output = run(packed)
