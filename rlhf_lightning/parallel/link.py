@@ -51,8 +51,8 @@ class Link:
         """
         receivers = dist.get_world_size(self.group) - 1
         total = largest = 0
-        for dtype, parts, numbers in _buckets(weights, bucket_bytes, self.device):
-            self._tell((dtype, parts))
+        for header, numbers in _buckets(weights, bucket_bytes, self.device):
+            self._tell(header)
             dist.broadcast(numbers, self.source, group=self.group)
             total += numbers.nbytes * receivers
             largest = max(largest, numbers.nbytes)
@@ -84,8 +84,8 @@ class Link:
 
 def _buckets(
     weights: Iterable[tuple[str, Tensor]], bucket_bytes: int, device: torch.device
-) -> Iterator[tuple[torch.dtype, list[tuple[str, tuple[int, ...]]], Tensor]]:
-    """Copy the weights into buckets: dtype, (name, shape) of each tensor, and their numbers [N].
+) -> Iterator[tuple[Header, Tensor]]:
+    """Copy the weights into buckets: the header of each, and its numbers [N].
 
     The memory of a bucket is reused for the next one.
     """
@@ -94,7 +94,7 @@ def _buckets(
     used = 0
     for name, value in weights:
         if parts and used + value.numel() > room.numel():
-            yield room.dtype, parts, room[:used]
+            yield (room.dtype, parts), room[:used]
             parts, used = [], 0
         if value.numel() > room.numel():
             room = room.new_empty(0)  # freed before the larger one is made
@@ -104,4 +104,4 @@ def _buckets(
         parts.append((name, tuple(value.shape)))
         used += value.numel()
     if parts:
-        yield room.dtype, parts, room[:used]
+        yield (room.dtype, parts), room[:used]
