@@ -149,11 +149,11 @@ class NativeGenerator:
         slots = min(self.config.slots, len(prompts))
         return slots * capacity_of(prompts, sampling) * self.decoder.kv_bytes_per_token(self.cache_dtype)
 
-    def most_slots(self, capacity: int, dtype: torch.dtype | None) -> int:
-        """Most rows of `capacity` tokens decoded at once, with keys and values in `dtype`; 0: any number."""
+    def most_slots(self, capacity: int) -> int:
+        """Most rows of `capacity` tokens decoded at once; 0: any number."""
         if self.config.slots or self.device.type != "cuda":
             return self.config.slots
-        return slots_for(self.decoder, self.device, capacity, dtype)
+        return slots_for(self.decoder, self.device, capacity, self.cache_dtype)
 
     def _prompts(self, rows: TensorDict, sampling: Sampling) -> list[Prompt]:
         config = self.decoder.config.get_text_config()
@@ -205,10 +205,10 @@ class _Slots:
         self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
         """`said`: response tokens that each row had from the start; they are appended to its prompt."""
         capacity = capacity_of(prompts, sampling)
-        dtype = generator.cache_dtype
-        most = (len(prompts), generator.most_slots(capacity, dtype), at_once)
+        most = (len(prompts), generator.most_slots(capacity), at_once)
         self.size = min(rows or len(prompts) for rows in most)
-        self.cache = (GPUCache if self.device.type == "cuda" else Cache)(self.size, capacity, dtype=dtype)
+        kind = GPUCache if self.device.type == "cuda" else Cache
+        self.cache = kind(self.size, capacity, dtype=generator.cache_dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, position of the token to feed, that token."""
         self.occupants, self.ended, self.steps = list[_Occupant](), list[int](), 0
