@@ -14,7 +14,7 @@ from rlhf_lightning.engines.training import PARTS, Part
 
 _PIECE = 1 << 28
 """Bytes: torch pins powers of two, and would round a large one up to the next."""
-Tensors = Callable[[Part], list[Tensor]]
+TensorsOf = Callable[[Part], list[Tensor]]
 """Returns the tensors of a part of a model; those that are on the host anyway stay there."""
 
 
@@ -34,14 +34,14 @@ class OffloadedParts:
         self.frees = device.type != "cpu"
         """Whether memory moves."""
 
-    def offload(self, parts: Iterable[Part], tensors: Tensors, *, zeros: Collection[Part] = ()) -> None:
+    def offload(self, parts: Iterable[Part], tensors_of: TensorsOf, *, zeros: Collection[Part] = ()) -> None:
         """Move parts to the host; those in `zeros` hold only zeros, and are freed and made anew instead."""
         if self._device.type == "cuda":  # whatever stream has used them
             torch.cuda.synchronize(self._device)
         for part in parts:
             if part not in self._parts:
                 kind = Freed if part in zeros else Parked
-                self._parts[part] = kind(self._here(tensors(part))) if self.frees else None
+                self._parts[part] = kind(self._here(tensors_of(part))) if self.frees else None
 
     def reload(self, parts: Iterable[Part]) -> None:
         """Bring parts back to the device; those that are there stay as they are."""
@@ -65,11 +65,11 @@ class OffloadedParts:
         """Bytes that `reload` of all parts would bring back to the device."""
         return sum(held.brings_bytes for held in self._parts.values() if held is not None)
 
-    def memory(self, tensors: Tensors) -> dict[str, int]:
+    def memory(self, tensors_of: TensorsOf) -> dict[str, int]:
         """See `TrainEngine.memory`."""
         sizes = dict.fromkeys((*PARTS, "host"), 0)
         for part in PARTS:
-            every, held = tensors(part), self._parts.get(part)
+            every, held = tensors_of(part), self._parts.get(part)
             here = size_bytes(self._here(every))
             sizes["host"] += size_bytes(every) - here + (held.size_bytes if held else 0)
             sizes["host" if part in self._parts else part] += here

@@ -99,12 +99,12 @@ def reshard(weights: Weights, layout: ParallelLayout, *, planner: PlannerName | 
     _check(weights, layout, chosen)
     parts: dict[int, RankPlan] = {}
     for group in chosen.groups(layout):
-        for part in _group(weights, layout, chosen, group=group):
+        for part in _plans(weights, layout, chosen, group=group):
             parts[part.rank] = part
     return ReshardPlan(chosen.name, layout, weights, tuple(parts[rank] for rank in range(layout.num_ranks)))
 
 
-def _group(
+def _plans(
     weights: Weights, layout: ParallelLayout, planner: Planner, *, group: Sequence[int]
 ) -> Iterator[RankPlan]:
     """The plans of the ranks of one group: each ends with all that the group holds."""
@@ -121,7 +121,7 @@ def _group(
         got[rank] = [receive for receive in found if receive.slices]
     sent = sent_by(got.values())
     for rank in group:
-        yield _rank(weights, layout, planner, rank=rank, receives=got[rank], sent_bytes=sent.get(rank, 0))
+        yield _plan(weights, layout, planner, rank=rank, receives=got[rank], sent_bytes=sent.get(rank, 0))
 
 
 def sent_by(received: Iterable[Iterable[Receive]]) -> dict[int, Bytes]:
@@ -172,7 +172,7 @@ def _distances(layout: ParallelLayout, group: Sequence[int], rank: int) -> dict[
     return {other: (abs(place.p - at.p), abs(place.t - at.t)) for other, place in places.items()}
 
 
-def _rank(
+def _plan(
     weights: Weights,
     layout: ParallelLayout,
     planner: Planner,

@@ -159,9 +159,8 @@ class Judge(Remote):
         if judged is not None:
             parts.append(judged)
             scores = scores + judged
-        return at_last_valid(scores, mask), torch.stack(parts, dim=1) if parts else scores.new_empty(
-            len(raw), 0
-        )
+        table = torch.stack(parts, dim=1) if parts else scores.new_empty(len(raw), 0)
+        return at_last_valid(scores, mask), table
 
     def _texts(self, ids: list[list[int]]) -> list[str]:
         """Decode responses without special tokens; for no responses a tokenizer would return one text."""

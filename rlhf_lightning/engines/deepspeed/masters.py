@@ -156,11 +156,9 @@ class Masters:
         flat, start, size = zero.grad_position[zero.get_param_id(parameter)]
         first = size * dist.get_rank(self._group)
         size = min(size, self.shapes[name].numel() - first)  # the last shards are padded
-        return (
-            Piece(self._flats[flat], slice(start, start + size), slice(first, first + size))
-            if size > 0
-            else None
-        )
+        if size <= 0:
+            return None
+        return Piece(self._flats[flat], slice(start, start + size), slice(first, first + size))
 
 
 def _present(tensors: Iterable[Tensor | None]) -> list[Tensor]:

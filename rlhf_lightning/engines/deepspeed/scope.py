@@ -163,10 +163,8 @@ class _Backend(TorchBackend):  # type: ignore[misc]
         finally:
             home[_BUILD] = build
         # By default it calls deprecated names, of which torch warns.
-        self.all_gather_function, self.reduce_scatter_function = (
-            dist.all_gather_single,
-            dist.reduce_scatter_single,
-        )
+        self.all_gather_function = dist.all_gather_single
+        self.reduce_scatter_function = dist.reduce_scatter_single
         self._model = group
 
     def get_rank(self, group: dist.ProcessGroup | None = None) -> int:

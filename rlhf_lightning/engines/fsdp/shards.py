@@ -72,7 +72,7 @@ class Shards:
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)
         self._tensor = mesh.tensor
-        self._added = divide(model, mesh.tensor) if mesh.tensor is not None else frozenset()
+        self._summed = divide(model, mesh.tensor) if mesh.tensor is not None else frozenset()
         layers = layers_of(model) if schedule.saves_memory else []
         self._units = _sharded([*layers, root], mesh.data, dtype)
         _cast(root, dtype)
@@ -101,7 +101,7 @@ class Shards:
         parts = {name: local(p.grad) for name, p in whole.items() if p.grad is not None}
         add_up(parts.values(), group=self._tensor.get_group())
         for name, part in parts.items():
-            if name not in self._added:
+            if name not in self._summed:
                 part.div_(self._tensor.size())
 
     def after_forward(self) -> None:

@@ -82,10 +82,10 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> frozenset[str]:
     styles = {name: _STYLES[style]() for name, style in plan.items() if style in _STYLES}
     parallelize_module(decoder, mesh, styles, src_data_rank=None)
     prefix = "" if decoder is model else f"{model.base_model_prefix}."
-    added = [f"{prefix}{name}.*" for name, style in plan.items() if style == _SUMMED]
+    summed = [f"{prefix}{name}.*" for name, style in plan.items() if style == _SUMMED]
     _divide_vocabulary(model, mesh)
     names = [name for name, _ in model.named_parameters()]
-    return frozenset(name for name in names if any(fnmatch(name, pattern) for pattern in added))
+    return frozenset(name for name in names if any(fnmatch(name, pattern) for pattern in summed))
 
 
 def _divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> None:

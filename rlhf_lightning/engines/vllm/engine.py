@@ -117,10 +117,8 @@ class VLLMEngine(GenerationEngine):
     ) -> TensorDict:
         """See `GenerationEngine.resume`."""
         rows = begun(rows, width=sampling.max_new_tokens)
-        requests, found = (
-            self._requests(rows, sampling, seed),
-            begun_responses(rows, pad=self._ends.pad_token_id),
-        )
+        requests = self._requests(rows, sampling, seed)
+        found = begun_responses(rows, pad=self._ends.pad_token_id)
         left = (~found["ended"]).nonzero()[:, 0].tolist()
         with self._computing(), self._running(requests, rows=left, at_once=at_once or len(rows)) as running:
             while not pause(found["ended"]) and not bool(found["ended"].all()):
