@@ -23,7 +23,6 @@ from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.training import Shard, Transition
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.gathering import GatheredShard
-from rlhf_lightning.parallel.groups import several
 from rlhf_lightning.parallel.transition import HybridBuffer
 from rlhf_lightning.parallel.weights import generation_stages
 
@@ -92,8 +91,8 @@ class HybridEngine:
                 shard.tensors,
                 layers=self._layers,
                 chunks=shard.chunks,
-                tensor=several(self._groups.generation_tensor),
-                pipeline=several(self._groups.generation_pipeline),
+                tensor=self._groups.generation_tensor,
+                pipeline=self._groups.generation_pipeline,
             )
             try:
                 yield decoder

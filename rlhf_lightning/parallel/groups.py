@@ -86,6 +86,6 @@ def all_ranks(layout: ParallelLayout) -> list[Ranks]:
     return list(dict.fromkeys(every))
 
 
-def several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group; None if it has one rank, where there is nothing to communicate."""
+def if_several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group if it has several ranks, else None: a rank alone has nothing to communicate."""
     return group if group is not None and dist.get_world_size(group) > 1 else None

@@ -98,7 +98,7 @@ class Actor(Role):
 
     def answer(self, rows: TensorDict, *, greedy: bool, environment: Environment | None = None) -> TensorDict:
         """`generate_sequences` on a worker, not registered: `Generator` calls it on its own workers."""
-        engine, sampling = self.generator, self.drawn(greedy=greedy)
+        engine, sampling = self.generator, self.sampling_for(greedy=greedy)
         if environment is None:
             drawn = engine.generate(rows, sampling=sampling, seed=self.seed or 0)
         else:
@@ -134,7 +134,7 @@ class Actor(Role):
         pad = tokenizer.pad_token_id
         return Ends(pad_token_id=found[0] if pad is None else pad, eos_token_ids=found, tokenizer=tokenizer)
 
-    def drawn(self, *, greedy: bool) -> Sampling:
+    def sampling_for(self, *, greedy: bool) -> Sampling:
         """`sampling`, at temperature 0 where greedy."""
         return replace(self.sampling, temperature=0.0) if greedy else self.sampling
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lightning.data.tokenizer import encode_behind
 from rlhf_lightning.engines import Ends, GenerationEngine
 from rlhf_lightning.parallel import ModelGroups
-from rlhf_lightning.parallel.groups import several
+from rlhf_lightning.parallel.groups import if_several
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.in_hand import SAID
@@ -112,7 +112,7 @@ class Conversation:
         """The groups of the ranks that share a copy: broadcasts in them, in this order, reach all ranks."""
         if self.groups is None:
             return []
-        found = (several(self.groups.generation_pipeline), several(self.groups.generation_tensor))
+        found = map(if_several, (self.groups.generation_pipeline, self.groups.generation_tensor))
         return [group for group in found if group is not None]
 
 

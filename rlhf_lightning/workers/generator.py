@@ -147,7 +147,7 @@ class Generator(Role):
             parts: how many times `next_sequences` will be called.
             greedy: as for `generate_sequences`.
         """
-        self.underway.begin(self._finished(rows, self.actor.drawn(greedy=greedy), parts), parts=parts)
+        self.underway.begin(self._finished(rows, self.actor.sampling_for(greedy=greedy), parts), parts=parts)
         return TensorDict({}, batch_size=rows.batch_size)
 
     def _finished(self, rows: TensorDict, sampling: Sampling, parts: int) -> Iterator[TensorDict]:
@@ -190,7 +190,7 @@ class Generator(Role):
             and num_tokens [B] int64, as from `InHand.answer`.
         """
         self.hold_sequences(rows, carry=carry)
-        sampling, seed = self.actor.drawn(greedy=False), self.actor.seed or 0
+        sampling, seed = self.actor.sampling_for(greedy=False), self.actor.seed or 0
         engine = self.actor.generator
         found = self.in_hand.answer(engine, size=len(rows), carry=carry, sampling=sampling, seed=seed)
         return self.actor.completed(found)

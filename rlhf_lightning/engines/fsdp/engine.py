@@ -55,7 +55,7 @@ from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.packed.record import Record
 from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss
-from rlhf_lightning.parallel.groups import several
+from rlhf_lightning.parallel.groups import if_several
 from rlhf_lightning.spec import ModelSpec
 
 __all__ = ["FSDP", "FSDPEngine"]
@@ -84,12 +84,12 @@ class FSDPEngine(TrainEngine):
         config: FSDP | None = None,
     ) -> None:
         self._spec, self._head, self._config = model, head, config or FSDP()
-        self._device, data = torch.device(device), several(group)
+        self._device, data = torch.device(device), if_several(group)
         self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
         self._model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
         self._root.eval()
         self._dtype: torch.dtype = getattr(torch, model.computes_in)
-        mesh = self._mesh(data, several(tensor))
+        mesh = self._mesh(data, if_several(tensor))
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
         self._weights = self._prepare(mesh, data)

@@ -48,8 +48,8 @@ class KeptPasses:
         """Keep the outputs of these rows."""
         self._outputs[tuple(index)] = outputs
 
-    def resume(self, rows: TensorDict, *, temperature: float) -> None:
-        """Begin an update on these rows: forget what was kept of others."""
+    def drop_others(self, rows: TensorDict, *, temperature: float) -> None:
+        """Free the passes unless they are over these rows, on which an update begins."""
         same = self._outputs and self._temperature == temperature
         if not (same and all(torch.equal(column, rows[name]) for name, column in self._rows.items())):
             self.release()

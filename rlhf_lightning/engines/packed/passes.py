@@ -94,7 +94,7 @@ class Passes:
         """
         parts, entropy = self._plan(rows, loss), loss.needs_entropy
         totals: dict[str, Tensor] = {}
-        self._kept.resume(rows, temperature=temperature)
+        self._kept.drop_others(rows, temperature=temperature)
         for number, index in enumerate(parts):
             part = select(rows, index, loss, device=self._device)
             outputs = self._kept.pop(index, entropy=entropy) or forward(
