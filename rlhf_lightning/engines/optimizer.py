@@ -7,7 +7,7 @@ use the schedule and the counters of this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from rlhf_lightning.engines.dtensor import local
+from rlhf_lightning.parallel.shares import fitting_together
 from rlhf_lightning.spec import OptimizerSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -95,25 +96,13 @@ def _holders(tensor: Tensor, group: dist.ProcessGroup | None) -> int:
 
 def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:
     """Sum each tensor over the ranks of a group, in place; all ranks get the same bits."""
-    for bucket in _buckets(tensors):
+    every = list(tensors)
+    for run in fitting_together([tensor.nbytes for tensor in every], _BUCKET_BYTES):
+        bucket = every[run]
         flat = torch.cat([tensor.flatten() for tensor in bucket])
         dist.all_reduce(flat, group=group)
         totals = flat.split([tensor.numel() for tensor in bucket])
         torch._foreach_copy_(bucket, [total.view_as(t) for total, t in zip(totals, bucket, strict=True)])
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of neighbours of at most `_BUCKET_BYTES` together; a larger tensor is a run of its own."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if bucket and size + tensor.nbytes > _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
 
 
 class Counters:

@@ -1,8 +1,8 @@
-"""How a number of things is divided evenly."""
+"""How a number of things is divided: evenly, or by what fits together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 
@@ -14,6 +14,18 @@ def edges(count: int, parts: int) -> list[int]:
 def shares(count: int, parts: int) -> list[int]:
     """The sizes of the parts."""
     return [stop - start for start, stop in pairwise(edges(count, parts))]
+
+
+def fitting_together(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Runs of neighbours whose sizes add up to at most `most`; a larger thing is a run of its own."""
+    first = total = 0
+    for place, size in enumerate(sizes):
+        if place > first and total + size > most:
+            yield slice(first, place)
+            first, total = place, 0
+        total += size
+    if sizes:
+        yield slice(first, len(sizes))
 
 
 def evened(costs: Sequence[float]) -> list[int]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.deepspeed.scope import GatheredParameters, Scope, ZeroParamStatus
 from rlhf_lightning.engines.fsdp.shards import filled, skeleton
+from rlhf_lightning.parallel.shares import fitting_together
 
 
 class Gathering:
@@ -31,7 +32,8 @@ class Gathering:
         self._model, self._skeleton, self._scope = model, skeleton(model), scope
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._sizes = {name: p.numel() for name, p in self._parameters.items()}
-        self._buckets = _buckets(self._sizes, bucket)
+        names = list(self._sizes)
+        self._buckets = [names[run] for run in fitting_together([*self._sizes.values()], bucket)]
         self.received_bytes = 0
         """Bytes that other ranks sent in the last `gathered`."""
 
@@ -74,16 +76,3 @@ def _theirs(parameter: nn.Parameter, size: int) -> int:
 def _is_divided(parameter: nn.Parameter) -> bool:
     """Whether a parameter is sharded: only in stage 3, and there not if it is small."""
     return bool(getattr(parameter, "ds_status", None) == ZeroParamStatus.NOT_AVAILABLE)
-
-
-def _buckets(sizes: Mapping[str, int], bucket: int) -> list[list[str]]:
-    """The names of neighbouring parameters that fit a bucket together."""
-    found: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if not found or size > room:
-            found.append([])
-            room = bucket
-        found[-1].append(name)
-        room -= size
-    return found

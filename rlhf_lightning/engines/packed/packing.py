@@ -21,6 +21,7 @@ from rlhf_lightning.engines.packed.last_mlp import needed_tokens
 from rlhf_lightning.engines.packed.sharing import Shared, share
 from rlhf_lightning.functional import row_ends
 from rlhf_lightning.functional.aggregate import Loss
+from rlhf_lightning.parallel.shares import fitting_together
 
 Place = Literal["before", "after"]
 """The position whose output belongs to a response token: the one before it, which predicts it, or its own."""
@@ -108,17 +109,9 @@ def micro_batches(lengths: Sequence[int], budget: int, *, together: int = 1) -> 
     """
     groups = [range(first, first + together) for first in range(0, len(lengths), together)]
     sizes = [sum(lengths[row] for row in group) for group in groups]
-    parts: list[list[int]] = []
-    room = 0
-    for number in sorted(range(len(groups)), key=lambda number: -sizes[number]):
-        if sizes[number] == 0:
-            break
-        if not parts or sizes[number] > room:
-            parts.append([])
-            room = budget
-        parts[-1].extend(groups[number])
-        room -= sizes[number]
-    return parts
+    order = sorted((n for n, size in enumerate(sizes) if size), key=lambda n: -sizes[n])
+    runs = fitting_together([sizes[n] for n in order], budget)
+    return [[row for n in order[run] for row in groups[n]] for run in runs]
 
 
 def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:

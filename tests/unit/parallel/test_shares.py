@@ -1,4 +1,4 @@
-"""How things are divided evenly, by number and by cost."""
+"""How things are divided: evenly, by number and by cost, and by what fits together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from rlhf_lightning.parallel.shares import edges, evened, shares
+from rlhf_lightning.parallel.shares import edges, evened, fitting_together, shares
 
 
 def spent(costs: list[int], parts: int) -> list[int]:
@@ -45,3 +45,10 @@ def test_the_best_of_all_orders_is_not_far() -> None:
     costs = [9, 8, 7, 6, 5, 5, 2, 1]
     best = min(max(sum(order[:4]), sum(order[4:])) for order in permutations(costs))
     assert max(spent(costs, 2)) <= best + 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "runs"), [([3, 4, 9, 1], [[3, 4], [9], [1]]), ([8, 0, 2], [[8], [0, 2]]), ([], [])]
+)
+def test_neighbours_that_fit_stay_together(sizes: list[int], runs: list[list[int]]) -> None:
+    assert [sizes[run] for run in fitting_together(sizes, 7)] == runs
