@@ -2,8 +2,8 @@
 
 A replica of tg x pg devices has n = ceil(batch / replicas) rows. At most R are resident, that is decoded at
 once: the engine's limit, or as many as have room for keys and values of their prompt and mean response. A
-finished row makes room for a waiting one: equal lengths come in ceil(n / R) waves, unequal ones end in a
-tail.
+finished row makes room for a waiting one: equal lengths come in ceil(n / R) waves, all of one size, so that
+more room never takes longer; unequal ones end in a tail.
 
 A step that decodes b sequences with c tokens of context in all, on a stage of N weights a device:
     products    max(2 bytes N / (e_weights B), 2 N b / (e_decode F))     the roofline (Williams 2009)
@@ -99,13 +99,17 @@ class Span:
 def _spans(rows: int, resident: int, workload: Workload) -> Iterator[Span]:
     """The spans of a replica's generation, in order.
 
-    Sequences are counted in fractions: those that start together end in equal shares after each of the
-    `response_lengths`.
+    Sequences are counted in fractions: waves are of one size; of unequal lengths those that start together
+    end in equal shares after each of the `response_lengths`.
     """
-    grain = math.ceil(max(workload.response_lengths) / _MAX_ENDS)
+    longest = max(workload.response_lengths)
+    if min(workload.response_lengths) == longest:
+        waves = math.ceil(rows / resident)
+        each = rows / waves
+        yield from [Span(longest, each, each * (workload.prompt_tokens + longest / 2), each)] * waves
+        return
+    grain = math.ceil(longest / _MAX_ENDS)
     lengths = [grain * math.ceil(length / grain) for length in workload.response_lengths]
-    if len(set(workload.response_lengths)) == 1:
-        lengths = [workload.response_lengths[0]]
     ends: dict[int, list[tuple[int, float]]] = {}
     waiting, step, active, starts = float(rows), 0, 0.0, 0.0
     free = float(resident)

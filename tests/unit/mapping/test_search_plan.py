@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import time
@@ -23,7 +24,7 @@ from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import plan, smallest_cluster
 from rlhf_lightning.mapping.search import DeviceKind, Search
 from rlhf_lightning.mapping.shapes import ModelShape
-from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.simulated import WAVES, SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor
@@ -126,6 +127,20 @@ def test_with_offload_a_model_brings_all_that_it_is() -> None:
     for free in (leaves.capacity, 50e9):
         used = leaves.used("actor", layout, generate, free)
         assert stays.resident("actor", layout) < used <= free
+
+
+def test_more_memory_never_takes_longer() -> None:
+    """The bounds of the search rest on it."""
+    cases = [*(random_case(seed) for seed in range(20)), (costs_of(), 6)]
+    for number, (costs, devices) in enumerate(cases):
+        (work,) = costs.work("actor")[0]
+        for layout in costs.layouts("actor", devices):
+            buffers, needed = costs._room("actor", layout, work)
+            slowest = math.inf
+            for wave in reversed(WAVES):
+                (seconds, *_) = costs.seconds("actor", layout, buffers + needed * (1 + 1e-6) / wave)
+                assert seconds <= slowest * (1 + 1e-9), (number, layout, wave)
+                slowest = seconds
 
 
 def test_layouts_are_those_that_engines_take() -> None:
