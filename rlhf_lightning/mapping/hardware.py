@@ -156,6 +156,16 @@ CPU = Hardware(
 
 _IGNORED = "peak_flops_fp8"
 """A key that older versions of `rlhf calibrate` wrote; nothing reads it."""
+_UNITS = {
+    "memory_bytes": "bytes, such as 80e9",
+    "memory_bandwidth": "bytes a second, such as 2e12",
+    "peak_flops": "FLOP a second, such as 312e12",
+    "intra_bandwidth": "bytes a second, such as 300e9",
+    "inter_bandwidth": "bytes a second, such as 25e9",
+}
+"""Of what is easily written in GB or TFLOP/s."""
+_FEW = 1e5
+"""What no device has so few of."""
 KNOWN = {hardware.name: hardware for hardware in (A100, H100, H200, CPU)}
 """Hardware by name."""
 
@@ -206,7 +216,7 @@ def build(source: str, values: dict[str, Any]) -> Hardware:
     if flat := [key for key, part in given.items() if not isinstance(part, dict)]:
         raise ValueError(f"{source}: {flat[0]} is {given[flat[0]]!r}, and has to hold keys of its own.")
     built = {key: _build(source, parts[key], part) for key, part in given.items()}
-    known = {key: value for key, value in values.items() if key != _IGNORED}
+    known = {key: value for key, value in values.items() if key not in (_IGNORED, *parts)}
     hardware: Hardware = _build(source, Hardware, {**known, **built})
     return hardware
 
@@ -242,6 +252,8 @@ def _value(source: str, kind: object, name: str, value: object) -> object:
     if not math.isfinite(number) or (kind == "int" and number % 1):
         wanted = "a whole number" if kind == "int" else "a number"
         raise ValueError(f"{source}: {name} is {value!r}, and has to be {wanted}.")
+    if name in _UNITS and 0 < number < _FEW:
+        raise ValueError(f"{source}: {name} is {value!r}, and has to be in {_UNITS[name]}.")
     if kind == "int":
         return int(number)
     return number if isinstance(value, str) else value

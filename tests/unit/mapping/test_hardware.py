@@ -36,6 +36,15 @@ def test_a_users_file_needs_no_more_than_the_numbers_of_a_data_sheet(tmp_path: P
     assert mine.efficiency.kv == hardware.Efficiency().kv
 
 
+@pytest.mark.parametrize("nothing", ["", "{}", "[]"])
+def test_parts_of_a_file_may_be_empty(tmp_path: Path, nothing: str) -> None:
+    path, values = tmp_path / "mine.yaml", dataclasses.asdict(hardware.A100)
+    del values["efficiency"], values["overhead"]
+    path.write_text(f"{yaml.safe_dump(values)}efficiency: {nothing}\noverhead: {nothing}\n")
+    mine = hardware.load(str(path))
+    assert (mine.efficiency, mine.overhead) == (hardware.Efficiency(), hardware.Overhead())
+
+
 def test_an_a100_has_nvlink_in_one_direction_and_one_network_card_a_node() -> None:
     a100 = hardware.load("a100-80gb")
     assert (a100.gpus_per_node, a100.intra_bandwidth, a100.inter_bandwidth) == (8, 600e9 / 2, 200e9 / 8)
@@ -59,6 +68,12 @@ def test_an_unknown_name_lists_the_known() -> None:
         ({"peak_flops": None}, "peak_flops is None, and has to be a number"),
         ({"peak_flops": "abc"}, "peak_flops is 'abc', and has to be a number"),
         ({"memory_bytes": float("inf")}, "memory_bytes is inf, and has to be a number"),
+        ({"memory_bytes": 80}, r"mine\.yaml: memory_bytes is 80, and has to be in bytes, such as 80e9"),
+        ({"memory_bytes": 81920}, "memory_bytes is 81920, and has to be in bytes"),
+        ({"memory_bandwidth": 2039.0}, "is 2039.0, and has to be in bytes a second, such as 2e12"),
+        ({"peak_flops": 312}, "peak_flops is 312, and has to be in FLOP a second, such as 312e12"),
+        ({"inter_bandwidth": 25}, "inter_bandwidth is 25, and has to be in bytes a second, such as 25e9"),
+        ({"intra_bandwidth": "300"}, "intra_bandwidth is '300', and has to be in bytes a second"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
