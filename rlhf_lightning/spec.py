@@ -15,8 +15,8 @@ from rlhf_lightning.field_types import check_types
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Keys of a model's config.json that mark a mixture of experts."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of a config.json that mark a mixture of experts, where they are not 0."""
 
 
 def _require(condition: bool, message: str) -> None:

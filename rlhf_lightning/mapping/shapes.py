@@ -172,7 +172,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> ModelShape:
     config = _config(path)
-    if experts := next((key for key in EXPERTS if key in config), ""):
+    if experts := next((key for key in EXPERTS if config.get(key)), ""):
         raise ValueError(f"{path}: {experts} says a mixture of experts. Only dense decoders are simulated.")
 
     def get(*keys: str) -> Any:  # noqa: ANN401

@@ -59,9 +59,12 @@ def test_keys_of_few_heads_are_on_several_devices() -> None:
 def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'llama-8b'.*llama-7b, llama-13b, llama-34b, llama-70b, embedded"):
         shapes.load("llama-8b")
-    (tmp_path / "config.json").write_text(json.dumps({**QWEN2, "num_experts": 8}))
-    with pytest.raises(ValueError, match="num_experts says a mixture of experts"):
-        shapes.load(str(tmp_path))
+    for key in ("num_experts", "moe_num_experts"):
+        (tmp_path / "config.json").write_text(json.dumps({**QWEN2, key: 8}))
+        with pytest.raises(ValueError, match=f"{key} says a mixture of experts"):
+            shapes.load(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN2, "num_local_experts": 0}))
+    assert shapes.load(str(tmp_path)).layers == QWEN2["num_hidden_layers"], "as dense Granite models say"
 
 
 def small(model_type: str, **more: object) -> dict[str, object]:
