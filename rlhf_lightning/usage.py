@@ -32,7 +32,7 @@ _TRIED = re.compile(
     r"Does not validate|Subtypes:|Errors:|Given value|$"
 )
 """Lines about types that were tried in vain."""
-_FORMS = re.compile(r"- Not a valid subclass of|Subclass types expect one of|- a (class path|dict with)")
+_FORMS = re.compile(r"Subclass types expect one of|- a (class path|dict with)")
 """Lines about how a class can be written, which says nothing where one refuses its options."""
 _READ_AS_YAML = re.compile(r"Expected a <class 'str'>\. Got value: [{\[]")
 """A text with a colon or a bracket, which was read as a mapping or a list."""
@@ -46,7 +46,8 @@ _WORD = re.compile(r"unrecognized arguments: (\S+)")
 """A single word that belongs to no option."""
 _DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
 """A name that is no class path."""
-_EXPECTED = re.compile(r"- Expected a ")
+_EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
+"""What a type wants, which says nothing where a line says what is wrong."""
 _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
 """Lines that say where something is wrong, and not what."""
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
@@ -128,7 +129,8 @@ def _shortened(message: str) -> str:
         told = [line for line in told if not _EXPECTED.match(line) or _DOTTED.search(line)]
     said = " ".join(line.removeprefix("- ") for line in told)
     given = _GIVEN.search(message)
-    if given and "Expected a" in said and "Got value" not in said and not _DOTTED.search(said):
+    wants = "Expected a" in said or "Not a valid subclass" in said
+    if given and wants and "Got value" not in said and not _DOTTED.search(said):
         said = f"{said}. Got value: {given[1]}"
     said = re.sub(r'Parser key "([\w.]+)":', r"\1:", said)
     return re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)

@@ -82,6 +82,9 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
     )
     assert option_error(tried, {}) == "SampleTable(rows=0): is none."
     assert option_error("- Not a valid subclass of Callback", {}) == "Not a valid subclass of Callback"
+    listed = tried.replace("  - SampleTable(rows=0): is none.\n", "")
+    said = option_error(f'Parser key "mapping":\n{listed}', {})
+    assert said == "mapping: Not a valid subclass of Callback. Got value: [...]"
 
 
 @pytest.mark.parametrize(
