@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     if options.yaml:
         text = report.as_yaml(found, mapping, request)
-        Path(options.yaml).write_text(f"{_heading(options)}\n{text}", encoding="utf-8")
+        Path(options.yaml).write_text(f"{_heading(found, options)}\n{text}", encoding="utf-8")
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, mapping, Path(options.picture), title=title)
@@ -82,13 +83,17 @@ def _picked(found: Plan, pick: int) -> DeviceMapping:
     return found.mappings[pick - 1]
 
 
-def _heading(options: argparse.Namespace) -> str:
+def _heading(found: Plan, options: argparse.Namespace) -> str:
     """What stands above the configuration: the command, and what the file does not hold."""
+    every = [work for stage in found.costs.dataflow.stages for work in stage.work]
+    updates = [(work.calls, math.ceil(work.rows / work.calls)) for work in every if work.kind == "train"]
+    number, rows = max(updates, default=(0, 0))
     return (
         f"# rlhf fit -c {options.yaml} --data ...\n"
         "# Write the directory or hub name of a model in the place of each path.\n"
         f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
-        f"--algo.actor.sampling.max_new_tokens {options.response}"
+        f"--algo.actor.sampling.max_new_tokens {options.response}\n"
+        f"# in {number} updates of {rows} rows (--algo.mini_batch_size)"
     )
 
 

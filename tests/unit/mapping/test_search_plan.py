@@ -211,10 +211,11 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert drawn
     assert drawn <= set(re.findall(layout, text))
     written = (tmp_path / "run.yaml").read_text()
-    first, paths, workload, *_ = written.splitlines()
+    first, paths, workload, updates, *_ = written.splitlines()
     assert first == f"# rlhf fit -c {tmp_path / 'run.yaml'} --data ..."
     assert paths == "# Write the directory or hub name of a model in the place of each path."
-    assert workload.startswith("# Predicted for --data.batch_size ")
+    assert workload.startswith("# Predicted for --data.batch_size 1024 --data.max_prompt_tokens 1024 ")
+    assert updates == "# in 8 updates of 1024 rows (--algo.mini_batch_size)"  # of groups of 8 answers
     config = yaml.safe_load(written)
     assert config["algo"]["init_args"]["actor"]["dtype"] == "bfloat16"
     parser = ArgumentParser()
