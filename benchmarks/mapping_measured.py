@@ -29,7 +29,6 @@ from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import PredictedTimes
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.data.tokenizer import embedded_directory
-from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping import hardware, measured
 from rlhf_lightning.mapping.calibrate import measure, refine_by_run
 from rlhf_lightning.mapping.hardware import Hardware
@@ -37,6 +36,7 @@ from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.phases import Iteration
 from rlhf_lightning.mapping.search import DeviceKind, Search, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated, Split, Standalone
 from rlhf_lightning.strategy import Strategy

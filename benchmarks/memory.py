@@ -34,11 +34,11 @@ from benchmarks.spread import machine, spread
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping.machine import this_machine
 from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.spec import EMBEDDED, Sampling
 from rlhf_lightning.strategies import Colocated
 from rlhf_lightning.workers import Settings

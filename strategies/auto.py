@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.dataflow import read_dataflow, read_shapes, read_workload
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.machine import this_machine
@@ -23,6 +22,7 @@ from rlhf_lightning.mapping.search import DeviceMapping
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.mapping_inputs import read_dataflow, read_shapes, read_workload
 from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies.hybrid3d import Sizes

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.commands.parser import Parser, check_place, count
-from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping import cluster, hardware, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
 from rlhf_lightning.mapping.picture import check_format, draw
@@ -24,6 +23,7 @@ from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.search import DeviceMapping, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Judge

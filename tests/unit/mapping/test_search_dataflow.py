@@ -14,9 +14,9 @@ from rlhf_lightning import algos
 from rlhf_lightning.algos import GRPO, KTO, PPO, SFT
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import PromptData
-from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
+from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import Cost, Critic, Reward
 

@@ -17,7 +17,6 @@ from jsonargparse import ArgumentParser
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import map as command
-from rlhf_lightning.dataflow import read_dataflow
 from rlhf_lightning.mapping import hardware, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.partitions import pool_sizes
@@ -26,6 +25,7 @@ from rlhf_lightning.mapping.search import DeviceKind, Search
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import WAVES, SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor
 from tests.unit.mapping.test_search import brute_force
