@@ -202,7 +202,7 @@ def read_yaml(source: str) -> object:
 
 
 def build(source: str, values: dict[str, Any]) -> Hardware:
-    """The hardware of nested keys, as `dataclasses.asdict` makes them.
+    """The hardware of nested keys, as `dataclasses.asdict` makes them; a GPU's shares and overheads if none.
 
     Args:
         source: where they come from, for messages.
@@ -211,13 +211,14 @@ def build(source: str, values: dict[str, Any]) -> Hardware:
     Raises:
         ValueError: a key is unknown or missing, or holds something else than it should.
     """
-    parts = {"efficiency": Efficiency, "overhead": Overhead}
-    given = {key: values[key] for key in parts if values.get(key)}
-    if flat := [key for key, part in given.items() if not isinstance(part, dict)]:
-        raise ValueError(f"{source}: {flat[0]} is {given[flat[0]]!r}, and has to hold keys of its own.")
-    built = {key: _build(source, parts[key], part) for key, part in given.items()}
-    known = {key: value for key, value in values.items() if key not in (_IGNORED, *parts)}
-    hardware: Hardware = _build(source, Hardware, {**known, **built})
+    parts: dict[str, Efficiency | Overhead] = {"efficiency": Efficiency(), "overhead": _GPU}
+    for key, usual in parts.items():
+        given = values.get(key) or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"{source}: {key} is {given!r}, and has to hold keys of its own.")
+        parts[key] = _build(source, type(usual), {**dataclasses.asdict(usual), **given})
+    known = {key: value for key, value in values.items() if key != _IGNORED}
+    hardware: Hardware = _build(source, Hardware, {**known, **parts})
     return hardware
 
 

@@ -36,13 +36,15 @@ def test_a_users_file_needs_no_more_than_the_numbers_of_a_data_sheet(tmp_path: P
     assert mine.efficiency.kv == hardware.Efficiency().kv
 
 
-@pytest.mark.parametrize("nothing", ["", "{}", "[]"])
-def test_parts_of_a_file_may_be_empty(tmp_path: Path, nothing: str) -> None:
+@pytest.mark.parametrize("rest", ["", "efficiency:\noverhead:\n", "efficiency: {}\noverhead: []\n"])
+def test_a_data_sheet_alone_has_the_shares_and_overheads_of_known_gpus(tmp_path: Path, rest: str) -> None:
     path, values = tmp_path / "mine.yaml", dataclasses.asdict(hardware.A100)
     del values["efficiency"], values["overhead"]
-    path.write_text(f"{yaml.safe_dump(values)}efficiency: {nothing}\noverhead: {nothing}\n")
+    path.write_text(yaml.safe_dump(values) + rest)
+    assert hardware.load(str(path)) == hardware.A100
+    path.write_text(yaml.safe_dump({**values, "overhead": {"call": 0.0}}))
     mine = hardware.load(str(path))
-    assert (mine.efficiency, mine.overhead) == (hardware.Efficiency(), hardware.Overhead())
+    assert mine.overhead == dataclasses.replace(hardware.A100.overhead, call=0.0)
 
 
 def test_an_a100_has_nvlink_in_one_direction_and_one_network_card_a_node() -> None:
