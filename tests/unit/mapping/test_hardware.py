@@ -120,3 +120,11 @@ def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**dataclasses.asdict(hardware.A100), "gpus_per_node": 8.0}))
     assert hardware.load(str(path)) == hardware.A100
+
+
+def test_the_documents_have_a_machine_that_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "mapping.md").read_text()
+    path = tmp_path / "l40s.yaml"
+    path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    l40s = hardware.load(str(path))
+    assert (l40s.memory_bytes, l40s.inter_bandwidth, l40s.efficiency.matmul) == (48e9, 25e9, 0.6)
