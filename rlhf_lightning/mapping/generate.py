@@ -50,6 +50,10 @@ class GenerationSizes:
         if min(self.pg, self.tg) < 1:
             raise ValueError(f"GenerationSizes(pg={self.pg}, tg={self.tg}): every size is at least 1.")
 
+    def rows(self, layout: ParallelLayout, batch: int) -> int:
+        """Rows of the fullest replica, of which the ranks of a training layout form num_ranks / (pg tg)."""
+        return math.ceil(batch * self.pg * self.tg / layout.num_ranks)
+
 
 def generate(
     hardware: Hardware,
@@ -71,7 +75,7 @@ def generate(
         kv_bytes: room for keys and values on each device; infinite seconds where no sequence fits into it.
     """
     replica = Replica(hardware, shape, sizes, workload)
-    rows = math.ceil(workload.batch / max(1, layout.num_ranks // (sizes.pg * sizes.tg)))
+    rows = sizes.rows(layout, workload.batch)
     resident = min(rows, replica.capacity(kv_bytes), workload.max_resident or rows)
     if resident < 1:
         return Estimate(math.inf, "KV memory", {"KV memory": math.inf})

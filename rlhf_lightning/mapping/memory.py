@@ -57,10 +57,6 @@ class Parts:
         resident = self.parameters + self.gradients + self.states
         return resident + self.activations + self.kv + self.buffers
 
-    def as_dict(self) -> dict[str, float]:
-        """The bytes by name."""
-        return dataclasses.asdict(self)
-
 
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """Bytes while the model trains."""
@@ -101,15 +97,14 @@ def generation(
     sizes: GenerationSizes,
     *,
     workload: Workload,
-    shared: bool = True,
 ) -> Parts:
     """Bytes while the actor generates, without keys and values, which take what is free.
 
-    With `shared` the actor's training state is on the same devices. Where its training shard is a part of the
-    generation shard (`Workload.held_once`), only the rest of the generation shard comes on top of `resting`.
+    Where its training shard is a part of the generation shard (`Workload.held_once`), only the rest of the
+    generation shard comes on top of `resting`.
     """
     weights = workload.element * device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg)
-    if shared and workload.held_once and workload.sharding != "full":
+    if workload.held_once and workload.sharding != "full":
         own = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
         weights = max(0.0, weights - own)
     inside = ParallelLayout(p=sizes.pg, t=sizes.tg)
@@ -121,7 +116,7 @@ def generation(
 
 def kv_needed(shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload) -> float:
     """Bytes a device that keys and values take where every row that the engine admits is resident."""
-    rows = math.ceil(workload.batch * sizes.pg * sizes.tg / layout.num_ranks)
+    rows = sizes.rows(layout, workload.batch)
     rows = min(rows, workload.max_resident or rows)
     tokens = workload.prompt_tokens + max(workload.response_lengths)
     return rows * tokens * shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
@@ -131,7 +126,7 @@ def rows_at_once(
     shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload, *, free: float
 ) -> int:
     """Rows of a replica for which `free` bytes a device have room, each at its longest; 0: all its rows."""
-    rows = math.ceil(workload.batch * sizes.pg * sizes.tg / layout.num_ranks)
+    rows = sizes.rows(layout, workload.batch)
     each = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
     most = max(1, int(free // (each * (workload.prompt + workload.response))))
     most = min(most, workload.max_resident or most)
