@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def test_runs_that_are_not_there(rlhf: Rlhf, run: Path, tmp_path: Path) -> None:
 
 def test_processes_that_do_not_answer(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(calibrate, "_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(calibrate, "_rank", lambda *_: time.sleep(60))
     said = rlhf.refused("calibrate", str(tmp_path / "x.yaml"), "--devices", "2")
     assert said.startswith("calibrate: no answer in 0 s. Try again with fewer devices, such as --devices 1")
     assert not (tmp_path / "x.yaml").exists()
