@@ -56,7 +56,11 @@ def run(arguments: Sequence[str]) -> None:
     else:
         found = _refined(name, options.run)
     hardware.save(found, options.out)
-    sys.stdout.write(f"{options.out.read_text()}\nwritten to {options.out}: give it to --hardware\n")
+    sys.stdout.write(
+        f"{options.out.read_text()}\nwritten to {options.out}: give it to --hardware\n"
+        f"the network between nodes was not measured: inter_bandwidth is {found.inter_bandwidth:g} bytes/s a "
+        "node; with several nodes write your own there\n"
+    )
 
 
 def _measured(name: str, devices: int) -> Hardware:

@@ -50,6 +50,15 @@ def test_processes_that_do_not_answer(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "x.yaml").exists()
 
 
+def test_what_one_node_cannot_measure_is_said(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rlhf_lightning.commands.calibrate.measure", lambda **_: hardware.H100)
+    code, said, err = rlhf.run("calibrate", str(tmp_path / "machine.yaml"))
+    assert (code, err) == (0, "")
+    assert "network between nodes was not measured: inter_bandwidth is 4e+11 bytes/s a node" in said
+
+
 def test_where_nothing_can_be_written_nothing_is_measured(
     rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
