@@ -58,7 +58,8 @@ def run(arguments: Sequence[str]) -> None:
     found = search(algorithm, sources, options)
     mapping = _picked(found, options.pick)
     mapped = importlib.import_module(FOLDERS["strategy"]).MAPPED
-    request = report.Request(options.algo, sources, mapped, options.pick)
+    paths = {r: str(Path(s).parent) if Path(s).name == "config.json" else s for r, s in sources.items()}
+    request = report.Request(options.algo, paths, mapped, options.pick)
     sys.stdout.write(
         report.as_json(found, mapping) + "\n" if options.json else report.as_text(found, request)
     )

@@ -22,7 +22,7 @@ class Request:
     algorithm: str
     """Short name or class path."""
     models: Mapping[str, str]
-    """Source of each role's model; empty for a reward of functions."""
+    """Known name or directory of each role's model; empty for a reward of functions."""
     strategy: str
     """Short name of the strategy that runs a mapping."""
     pick: int = 1

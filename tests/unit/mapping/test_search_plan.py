@@ -239,6 +239,16 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (actor.p, actor.t) == (generation["pg"], generation["tg"])
 
 
+def test_a_config_is_written_as_the_directory_that_a_run_reads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text((Path(command.__file__).parents[1] / "embedded" / "config.json").read_text())
+    run(capsys, "--algo", "sft", "--devices", "1", "--model", str(config), "--yaml", str(tmp_path / "y"))
+    written = yaml.safe_load((tmp_path / "y").read_text())
+    assert written["algo"]["init_args"]["actor"]["path"] == str(tmp_path)
+
+
 def test_another_than_the_best_is_picked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "run.yaml"
     text = run(capsys, *ASKED, "--top", "1", "--pick", "2", "--yaml", str(written))
