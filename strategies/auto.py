@@ -55,7 +55,7 @@ class MappingOption:
     """What the mapping need not find out: the hardware, or the placement itself."""
 
     hardware: str = ""
-    """A known name, or a file that `rlhf calibrate` wrote; by default a description of this machine."""
+    """A known name, or a file as `rlhf calibrate` writes it; by default a description of this machine."""
     pools: tuple[PoolOption, ...] = ()
     """The placement, as `rlhf map` prints it; empty: search for it."""
 

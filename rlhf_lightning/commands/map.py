@@ -197,8 +197,9 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     add(
         "--hardware",
         default="a100-80gb",
-        help=f"{', '.join(hardware.KNOWN)}, or a file that `rlhf calibrate` wrote (default %(default)s); of "
-        "several kinds a100-80gb:16,h100-80gb:8, or a YAML list of {hardware: a100-80gb, devices: 16}",
+        help=f"{', '.join(hardware.KNOWN)}, or a YAML file as `rlhf calibrate` writes it "
+        "(default %(default)s); of several kinds a100-80gb:16,h100-80gb:8, or a YAML "
+        "list of {hardware: a100-80gb, devices: 16}",
     )
     add(
         "--model",
