@@ -77,8 +77,6 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     """
     check_types(algorithm)
     roles = algorithm.roles()
-    for name, role in roles.items():
-        check_types(role, name=name)
     _check_actors(type(algorithm).__name__, roles)
     _check_stray_roles(algorithm)
     _check_optimizers(roles)

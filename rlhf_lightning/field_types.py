@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterator
 from functools import cache
 from os import PathLike
@@ -38,19 +39,25 @@ def check_types(holder: object, *, name: str = "") -> None:
     """Refuse texts, numbers and dataclasses that are not of their fields' types; defaults are not checked.
 
     Args:
-        holder: an object of a dataclass.
+        holder: an object of a dataclass, whose fields may be dataclasses too.
         name: prefix of its fields in messages, such as `actor`; its class where empty.
 
     Raises:
-        ValueError: a field's value is of another type, or none of the words that it may be.
+        ValueError: a field's value is of another type, none of the words that it may be, or not finite.
     """
     hints = _hints(cast("Hashable", type(holder)))
     for field in dataclasses.fields(cast("DataclassInstance", holder)):
         hint, value = hints.get(field.name), getattr(holder, field.name, field.default)  # may be set later
-        if hint is not None and value is not field.default and not _fits(value, hint):
-            given = f"{field.name}={value!r}"
-            where = f"{name}.{given}" if name else f"{type(holder).__name__}({given})"
+        if hint is None or value is field.default:
+            continue
+        given = f"{field.name}={value!r}"
+        where = f"{name}.{given}" if name else f"{type(holder).__name__}({given})"
+        if not _fits(value, hint):
             raise ValueError(f"{where}: has to be {' or '.join(_described(hint))}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{where}: is no finite number. Type one, or leave {field.name} out.")
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            check_types(value, name=f"{name}.{field.name}" if name else field.name)
 
 
 @cache

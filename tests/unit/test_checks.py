@@ -362,28 +362,28 @@ def test_what_a_step_returns(tmp_path: Path) -> None:
 class Spoiled(PPO):
     """Advantages of one number a response, or that are none."""
 
-    number: float = 0.0
+    none: bool = False
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Put them in the place of the right ones."""
         found, metrics = super().compute_advantage(batch)
         advantages = found["advantages"]
-        wrong = torch.full_like(advantages, self.number) if self.number else advantages[:, 0]
+        wrong = torch.full_like(advantages, math.nan) if self.none else advantages[:, 0]
         return found | {"advantages": wrong}, metrics
 
 
-def spoiled(model: str, number: float) -> Spoiled:
+def spoiled(model: str, *, none: bool) -> Spoiled:
     actor = Actor(path=model, sampling=Sampling(max_new_tokens=2))  # as many tokens as rows
-    return Spoiled(actor=actor, reward=Reward(functions="length"), number=number)
+    return Spoiled(actor=actor, reward=Reward(functions="length"), none=none)
 
 
 def test_a_number_for_each_response_is_no_column(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"a column of shape \[2\] where the mask is \[2, 2\]"):
-        fit(spoiled(write_model(tmp_path), 0.0), tmp_path)
+        fit(spoiled(write_model(tmp_path), none=False), tmp_path)
 
 
 def test_a_skipped_step_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = fit(spoiled(write_model(tmp_path), math.nan), tmp_path)
+    run = fit(spoiled(write_model(tmp_path), none=True), tmp_path)
     assert run.logged_metrics["actor/skipped_steps"] == 1
     (told,) = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert told.startswith("an optimizer step was skipped: ")

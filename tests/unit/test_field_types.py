@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,8 @@ from rlhf_lightning.functional import (
     Loss,
     PolicyLoss,
     ReturnEstimator,
+    SFTLoss,
+    ValueLoss,
     gae,
 )
 from rlhf_lightning.running import KLPenalty
@@ -54,6 +57,12 @@ from rlhf_lightning.workers import Actor, Reference, Reward
         (OptimizerSpec, {"lr": "1e-3"}, r"OptimizerSpec\(lr='1e-3'\): has to be of type float"),
         (LoRA, {"rank": 4.5}, r"LoRA\(rank=4.5\): has to be of type int"),
         (Sampling, {"max_new_tokens": "3"}, r"max_new_tokens='3'\): has to be of type int"),
+        (PolicyLoss, {"kl_coef": math.nan}, r"PolicyLoss\(kl_coef=nan\): is no finite number"),
+        (
+            OptimizerSpec,
+            {"lr": math.inf},
+            r"OptimizerSpec\(lr=inf\): is no finite number. Type one, or leave lr out",
+        ),
     ],
     ids=str,
 )
@@ -80,6 +89,10 @@ ROLES = {"actor": Actor, "reference": Reference, "reward": Reward}
         ),
         (PPO, "", {"epochs": 1.5}, "PPO(epochs=1.5): has to be of type int"),
         (PPO, "", {"policy_loss": None}, "PPO(policy_loss=None): has to be of type PolicyLoss"),
+        (PPO, "", {"stop_kl": math.nan}, "PPO(stop_kl=nan): is no finite number"),
+        (PPO, "", {"value_loss": ValueLoss(coef=math.inf)}, "value_loss.coef=inf: is no finite number"),
+        (PPO, "", {"ptx_loss": SFTLoss(coef="1")}, "ptx_loss.coef='1': has to be of type float"),  # type: ignore[arg-type]
+        (PPO, "reward", {"clip": math.inf}, "reward.clip=inf: is no finite number"),
     ],
 )
 def test_what_is_refused_of_an_algorithm_before_anything_starts(
