@@ -13,6 +13,8 @@ import yaml  # type: ignore[import-untyped]
 from rlhf_lightning.names import FOLDERS, choices, class_path
 
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
+_FORM = re.compile(r"\.(class_path|init_args|dict_kwargs)\b")
+"""Keys that the parser reads with dots itself."""
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
 
 
@@ -29,21 +31,46 @@ def read_config(path: str) -> str:
                 f"-c {path}: {name} stands outside algo, strategy and data. Indent it, below one."
             )
     for option in FOLDERS:
-        value = content.get(option)
+        value, dotted = content.get(option), _with_dots(content, option)
         if isinstance(value, str):
-            content[option] = {"class_path": class_path(option, value)}
-        elif isinstance(value, dict) and "class_path" in value:
-            value["class_path"] = class_path(option, str(value["class_path"]))
-            if beside := sorted(map(str, value.keys() - {"class_path", "init_args", "dict_kwargs"})):
-                raise ValueError(
-                    f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, "
-                    "beside class_path."
-                )
-            if not isinstance(value.get("init_args", {}), dict):
-                raise ValueError(
-                    f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
-                )
+            value = {"class_path": value}
+        if isinstance(value, dict) and "class_path" in value:
+            content[option] = _class_options(value, dotted, where=f"-c {path}: {option}")
+        elif dotted:
+            raise ValueError(
+                f"-c {path}: {option}.{next(iter(dotted))}: of which class? Write `{option}: NAME` too."
+            )
     return json.dumps(content, default=str)  # YAML reads dates, which JSON lacks
+
+
+def _with_dots(content: dict[object, object], option: str) -> dict[str, object]:
+    """Take options of a class that stand beside it, `algo.epochs: 2`, out of the content of a file."""
+    keys = [key for key in content if str(key).startswith(f"{option}.") and not _FORM.search(str(key))]
+    return {str(key).removeprefix(f"{option}."): content.pop(key) for key in keys}
+
+
+def _class_options(
+    value: dict[object, object], dotted: dict[str, object], *, where: str
+) -> dict[object, object]:
+    """A class and its options with the class path, and with further options.
+
+    Args:
+        value: class_path and init_args, as a file has them.
+        dotted: the further options, by names with dots.
+        where: they stand, for messages.
+
+    Raises:
+        ValueError: the name of the class is unknown, or options stand at another level.
+    """
+    if beside := sorted(map(str, value.keys() - {"class_path", "init_args", "dict_kwargs"})):
+        raise ValueError(
+            f"{where}: {', '.join(beside)}: write options of a class under init_args, beside class_path."
+        )
+    options = value.get("init_args", {})
+    if not isinstance(options, dict):
+        raise ValueError(f"{where}: init_args has no options. Indent them below it, or leave it out.")
+    name = class_path(where.rpartition(" ")[2], str(value["class_path"]))
+    return value | {"class_path": name} | ({"init_args": options | dotted} if options or dotted else {})
 
 
 def _read_mapping(path: str) -> dict[object, object]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.names import class_path
 from rlhf_lightning.words import read_config
 
@@ -16,6 +17,20 @@ def test_a_class_may_have_options_that_its_signature_does_not_name(tmp_path: Pat
     path, data = tmp_path / "mine.yaml", {"class_path": "a.B", "init_args": {"c": 1}, "dict_kwargs": {"d": 2}}
     path.write_text(json.dumps({"data": data}), encoding="utf-8")
     assert json.loads(read_config(str(path)))["data"] == data
+
+
+def test_options_with_dots_are_those_of_the_class(tmp_path: Path) -> None:
+    """Beside `algo: grpo`, as `--algo.actor.optimizer.lr` beside `--algo grpo`; the trainer's stay."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "algo.actor.optimizer.lr: 1.0e-5\nalgo: grpo\ntrainer.max_steps: 3\ndata: taskdata\n"
+        "strategy: {class_path: local, init_args: {settings: {generator: native}}}\nstrategy.offload: true\n"
+    )
+    read = json.loads(read_config(str(path)))
+    assert read["algo"]["init_args"] == {"actor.optimizer.lr": 1e-5}
+    assert read["strategy"]["init_args"] == {"settings": {"generator": "native"}, "offload": True}
+    assert read["data"] == {"class_path": "rlhf_lightning.data.TaskData"}
+    assert read["trainer.max_steps"] == 3
 
 
 def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +58,7 @@ def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: 
         ("algo:\nclass_path: grpo\ninit_args:\n  epochs: 2\n", "class_path stands outside .* Indent it"),
         ("algo:\n  class_path: grpo\n  init_args:\nepochs: 2\n", "algo: init_args has no options"),
         ("algo:\n  class_path: grpo\n  init_args: 3\n", "algo: init_args has no options"),
+        ("algo.epochs: 2\n", "algo.epochs: of which class.* Write `algo: NAME` too"),
     ],
 )
 def test_slips_of_indentation(tmp_path: Path, text: str | bytes, message: str) -> None:
