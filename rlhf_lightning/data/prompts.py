@@ -27,7 +27,7 @@ class PromptData(RowData):
     """
 
     path: str
-    """A .jsonl or .ndjson file (.gz too), .parquet, a directory, or a hub name: openai/gsm8k@main:train."""
+    """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name: openai/gsm8k@main:train."""
     val_path: str | None = None
     """Validation rows, written like `path`."""
     val_rows: int = 0

@@ -1,10 +1,11 @@
-"""Reading rows from JSON Lines (plain or gzipped), Parquet, and Hugging Face data sets."""
+"""Reading rows from JSON (lines, plain or gzipped, or one array), Parquet, and Hugging Face data sets."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import re
+import shlex
 import zlib
 from difflib import get_close_matches
 from itertools import islice
@@ -20,7 +21,13 @@ Row = dict[str, object]
 """One JSON object of the data."""
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+ARRAY_SUFFIX = ".json"
 PARQUET_SUFFIX = ".parquet"
+_FROM_CSV = (
+    """python -c 'import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' """
+    "< {source} > {target}"
+)
+"""A command of the shell that makes JSON Lines of a table."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -48,8 +55,8 @@ def read_rows(path: str, *, option: str = "data.path", limit: int | None = None)
     """Read all rows, or the first few.
 
     Args:
-        path: a .jsonl[.gz], .ndjson[.gz] or .parquet file, a directory of a Hugging Face data set, or a hub
-            name; the last two may end in `@SUBSET` and `:SPLIT` (train where no split is given).
+        path: a .jsonl[.gz], .ndjson[.gz], .json or .parquet file, a directory of a Hugging Face data set, or
+            a hub name; the last two may end in `@SUBSET` and `:SPLIT` (train where no split is given).
         option: what the user set to `path`, for messages.
         limit: read no more rows than this.
 
@@ -67,14 +74,32 @@ def read_rows(path: str, *, option: str = "data.path", limit: int | None = None)
 
 
 def _read_file(file: Path, option: str, limit: int | None) -> list[Row]:
-    if file.name.endswith(JSON_SUFFIXES):
+    if file.name.endswith(ARRAY_SUFFIX) and _is_array(file):
+        return _read_array(file)[:limit]
+    if file.name.endswith((*JSON_SUFFIXES, ARRAY_SUFFIX)):
         return list(islice(_read_json_lines(file), limit))
     if file.name.endswith(PARQUET_SUFFIX):
         return _read_parquet(file, option, limit)
+    converted = shlex.quote(str(file.with_suffix(".jsonl")))
     raise ValueError(
         f"{option}={file}: the name ends in {file.suffix or 'nothing'!r}, so its format is unknown. "
-        f"Give a file whose name ends in {', '.join((*JSON_SUFFIXES, PARQUET_SUFFIX))}."
+        f"Give a file whose name ends in {', '.join((*JSON_SUFFIXES, ARRAY_SUFFIX, PARQUET_SUFFIX))}."
+        + f" Convert it: {_FROM_CSV.format(source=shlex.quote(str(file)), target=converted)}"
+        * (file.suffix.lower() == ".csv")
     )
+
+
+def _is_array(file: Path) -> bool:
+    with file.open("rb") as beginning:
+        return beginning.read(99).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _read_array(file: Path) -> list[Row]:
+    rows = cast("list[object]", _parse(file.read_bytes(), str(file)))
+    if wrong := [number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]:
+        kind = type(rows[wrong[0] - 1]).__name__
+        raise ValueError(f"{file}, row {wrong[0]}: a row is a JSON object, this is a {kind}.")
+    return cast("list[Row]", rows)
 
 
 def _read_json_lines(file: Path) -> Iterator[Row]:
@@ -95,10 +120,17 @@ def _open(file: Path) -> BinaryIO:
 
 
 def _parse_line(line: bytes, where: str) -> Row:
+    row = _parse(line, where)
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a row is a JSON object, this line holds a {type(row).__name__}.")
+    return row
+
+
+def _parse(text: bytes, where: str) -> object:
     try:
-        row = json.loads(line.decode("utf-8-sig").rstrip())
-        if b"\\ud" in line or b"\\uD" in line:
-            json.dumps(row, ensure_ascii=False).encode()
+        found: object = json.loads(text.decode("utf-8-sig").rstrip())
+        if b"\\ud" in text or b"\\uD" in text:
+            json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError as err:
         half = err.object[err.start]
         raise ValueError(
@@ -111,13 +143,13 @@ def _parse_line(line: bytes, where: str) -> Row:
             f"{where}: byte {err.start + 1} of the line is not UTF-8. Save the file as UTF-8."
         ) from err
     except json.JSONDecodeError as err:
+        line = err.doc.split("\n")[err.lineno - 1]
+        place = f"{where}, line {err.lineno}" if err.lineno > 1 else where
         raise ValueError(
-            f"{where}: not JSON ({err.msg}, column {err.colno}): {err.doc.strip()[:60]!r}. "
+            f"{place}: not JSON ({err.msg}, column {err.colno}): {line.strip()[:60]!r}. "
             "Correct or remove the line."
         ) from err
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: a row is a JSON object, this line holds a {type(row).__name__}.")
-    return row
+    return found
 
 
 def _read_parquet(file: Path, option: str, limit: int | None) -> list[Row]:

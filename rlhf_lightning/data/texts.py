@@ -37,7 +37,7 @@ class TextData(RowData):
     """
 
     path: str
-    """A .jsonl or .ndjson file (.gz too), .parquet, a directory, or a hub name; a row is a document."""
+    """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name; a row is a document."""
     val_path: str | None = None
     """Validation documents, written like `path`."""
     val_rows: int = 0

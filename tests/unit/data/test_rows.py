@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,45 @@ def test_json_lines_skips_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> N
     )
     assert read_rows(str(file)) == ROWS
     assert read_rows(str(file), limit=2) == ROWS[:2]
+
+
+def test_json_is_an_array_or_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("\ufeff " + json.dumps(ROWS, indent=2))
+    assert read_rows(str(file)) == ROWS
+    assert read_rows(str(file), limit=1) == ROWS[:1]
+    file.write_text("\n".join(map(json.dumps, ROWS)))
+    assert read_rows(str(file), limit=2) == ROWS[:2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"n": 1},\n {"n": 2}, 3]', ", row 3: a row is a JSON object, this is a int"),
+        (
+            '[{"n": 1},\n {"n": 2},\n {"n": 3]',
+            r", line 3: not JSON \(Expecting .*, column 9\): '\{\"n\": 3\]'",
+        ),
+        ("[]", "it holds no rows"),
+    ],
+)
+def test_corrupt_array(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"a\.json.*{message}"):
+        read_rows(str(file))
+
+
+def test_a_table_of_texts_is_answered_with_a_command_that_converts_it(tmp_path: Path) -> None:
+    rows = [{"prompt": 'a, "b"\nc', "answer": "é"}, {"prompt": "d", "answer": "007"}]
+    with (tmp_path / "my rows.csv").open("w", newline="") as file:
+        csv.DictWriter(file, ["prompt", "answer"]).writeheader()
+        csv.DictWriter(file, ["prompt", "answer"]).writerows(rows)
+    with pytest.raises(ValueError, match=r"\.csv.*Convert it: python -c") as error:
+        read_rows(str(tmp_path / "my rows.csv"))
+    typed = str(error.value).partition("Convert it: ")[2]
+    subprocess.run(["/bin/sh", "-c", typed], cwd=tmp_path, check=True)
+    assert read_rows(str(tmp_path / "my rows.jsonl")) == rows
 
 
 def test_whole_characters_are_read_however_they_are_written(tmp_path: Path) -> None:
