@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import DP, register
+from rlhf_lightning.controller.register import Method
 from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.functional import at_last_valid
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
 from rlhf_lightning.workers.actor import SEQUENCES
@@ -20,6 +23,18 @@ from rlhf_lightning.workers.retelling import Retelling
 from rlhf_lightning.workers.role import Role
 
 SCORED = ("scores", "score_parts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOff:
+    """Takes a penalty from the scores of responses that were cut off."""
+
+    penalty: float
+    columns: ClassVar[tuple[str, ...]] = ("row_truncated",)
+
+    def __call__(self, scores: Tensor, rows: TensorDict) -> Tensor:
+        """The scores [B, R] float32, less at the last valid token of such responses."""
+        return scores - at_last_valid(self.penalty * rows["row_truncated"].float(), rows["response_mask"])
 
 
 @with_types
@@ -39,6 +54,8 @@ class Reward(Judge, Role):
     """What makes a step's score of the model's number, which is a logit where it learned from labels."""
     step_weight: float = 1.0
     """Weight of a step's score beside the functions' outcome."""
+    truncated_penalty: float = 0.0
+    """Taken from the score of each answer that was cut off, without an end token, after `clip`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +67,16 @@ class Reward(Judge, Role):
             )
         if not self.separator:
             raise ValueError("reward.separator='': nothing stands between steps. Try a line break.")
+        if self.truncated_penalty < 0:
+            raise ValueError(
+                f"reward.truncated_penalty={self.truncated_penalty}: it is taken from the score, and is not "
+                f"negative. Type {-self.truncated_penalty}."
+            )
+
+    def arguments(self, method: Method) -> Mapping[str, object]:
+        """See `Remote.arguments`: `compute_reward` gets the penalty of answers that were cut off."""
+        penal = self.truncated_penalty and method.name == "compute_reward"
+        return {"cut_off": CutOff(penalty=self.truncated_penalty)} if penal else {}
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -67,11 +94,15 @@ class Reward(Judge, Role):
         return self.per_token == "steps"  # noqa: S105
 
     @register(transfer=DP, reads=(*SEQUENCES, "rows"), returns=SCORED)
-    def compute_reward(self, rows: TensorDict) -> TensorDict:
+    def compute_reward(self, rows: TensorDict, *, cut_off: CutOff | None = None) -> TensorDict:
         """Scores [B, R] float32: the outcome at the last valid token, those of steps where each step ends.
 
         Beside them score_parts [B, K] float32: each response's unweighted score by each of the K `parts`, NaN
         where one does not score it.
+
+        Args:
+            rows: prompts and responses, and the raw rows.
+            cut_off: what to take from responses that were cut off; by default by `truncated_penalty`.
 
         Raises:
             ValueError: a function failed, or returned a wrong number of scores or one that is not finite.
@@ -86,7 +117,8 @@ class Reward(Judge, Role):
         scores, parts = self.outcomes(rows, judged)
         if steps is not None:
             scores = scores + self._steps(rows, steps)
-        found = dict(zip(SCORED, (self.limited(scores, rows), parts), strict=True))
+        scores = self.limited(scores, rows)
+        found = {"scores": scores if cut_off is None else cut_off(scores, rows), "score_parts": parts}
         return TensorDict(found, batch_size=rows.batch_size)
 
     def _steps(self, rows: TensorDict, values: Tensor) -> Tensor:

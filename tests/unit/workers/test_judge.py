@@ -281,6 +281,23 @@ def test_scores_are_limited() -> None:
     assert compute(Cost(functions=weights, clip=3.5), batch(["abc", "abcde"])).sum(1).tolist() == [-3.5, 3.5]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_answer_that_was_cut_off_scores_less(ranks: int) -> None:
+    """As TRL's PPO: scores[~contain_eos_token] -= missing_eos_penalty. A limit is of what was scored."""
+    rows = batch(["ab", "abcde", "a", "abcdefgh"]) | {
+        "row_truncated": torch.tensor([False, True, False, True])
+    }
+    plain = Reward(functions={"length": 256.0}, clip=4.0)
+    expected = compute(plain, rows).sum(1)
+    for row in range(4):
+        expected[row] -= 1.5 if rows["row_truncated"][row] else 0.0
+    found = compute(replace(plain, truncated_penalty=1.5), rows, ranks=ranks)
+    assert found.sum(1).tolist() == expected.tolist() == [2.0, 2.5, 1.0, 2.5]
+    assert (found != 0).sum(1).tolist() == [1, 1, 1, 1]  # at the last token, like the rest of the score
+    with pytest.raises(ValueError, match=r"compute_reward reads .* no \['row_truncated'\]"):
+        compute(replace(plain, truncated_penalty=1.5), batch())
+
+
 def test_a_service_that_recovers_loses_no_score_and_is_counted() -> None:
     with service(Answer(status=503), Answer(status=503), LENGTHS) as asked:
         RETRIES.clear()
@@ -312,6 +329,8 @@ def test_options_that_do_not_go_together() -> None:
         Reward(per_token=STEPS)
     with pytest.raises(ValueError, match=r"reward\.separator=''"):
         Reward(separator="")
+    with pytest.raises(ValueError, match=r"reward\.truncated_penalty=-1\.0: .* Type 1\.0"):
+        Reward(truncated_penalty=-1.0)
     with pytest.raises(ValueError, match=r"cost\.clip=0\.0"):
         Cost(clip=0.0)
     with pytest.raises(ValueError, match=r"reward\.clip=nan"):
