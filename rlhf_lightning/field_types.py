@@ -45,7 +45,7 @@ def check_types(holder: object, *, name: str = "") -> None:
     Raises:
         ValueError: a field's value is of another type, none of the words that it may be, or not finite.
     """
-    hints = _hints(cast("Hashable", type(holder)))
+    hints = type_hints(cast("Hashable", type(holder)))
     for field in dataclasses.fields(cast("DataclassInstance", holder)):
         hint, value = hints.get(field.name), getattr(holder, field.name, field.default)  # may be set later
         if hint is None or value is field.default:
@@ -61,7 +61,8 @@ def check_types(holder: object, *, name: str = "") -> None:
 
 
 @cache
-def _hints(cls: Hashable) -> dict[str, object]:
+def type_hints(cls: Hashable) -> dict[str, object]:
+    """The types of a class's fields; empty where one of them means nothing while a program runs."""
     try:
         return get_type_hints(cls)
     except (NameError, AttributeError, TypeError, SyntaxError):  # meant for type checkers or readers only

@@ -41,7 +41,7 @@ def options(cls: type[T]) -> type[T]:
         if field.name in hints and _FACTORY in field.metadata:
             hints[field.name] |= None
         field.type = hints.get(field.name, field.type)
-        for inner in _dataclasses(field.type):
+        for inner in dataclasses_in(field.type):
             with_types(inner)
     cls.__init__.__annotations__ = hints
     return cls
@@ -61,11 +61,11 @@ def with_types(cls: type[T]) -> type[T]:
     return cls
 
 
-def _dataclasses(hint: object) -> list[type]:
+def dataclasses_in(hint: object) -> list[type]:
     """The dataclasses in a type, such as both of `A | B | None`."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return [hint]
-    return [cls for part in get_args(hint) for cls in _dataclasses(part)]
+    return [cls for part in get_args(hint) for cls in dataclasses_in(part)]
 
 
 def factory(field: dataclasses.Field[T]) -> object:

@@ -20,8 +20,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
-from rlhf_lightning.names import FOLDERS, choices
-from rlhf_lightning.options import factory
+from rlhf_lightning.field_types import type_hints
+from rlhf_lightning.names import FOLDERS, choices, known_elsewhere
+from rlhf_lightning.options import dataclasses_in, factory
 
 _NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
 """How the paths of files begin that the user did not write."""
@@ -44,6 +45,8 @@ _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
 """An unknown option, in the words of jsonargparse or of argparse."""
 _WORD = re.compile(r"unrecognized arguments: (\S+)")
 """A single word that belongs to no option."""
+_ASSIGNED = re.compile(r"unrecognized arguments: ([\w.]+)=")
+"""An option in the form that verl has: without dashes, and with its value behind `=`."""
 _DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
 """A name that is no class path."""
 _EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
@@ -64,30 +67,6 @@ _NAMED = {
     "logger": ("lightning.pytorch.loggers",),
 }
 """Modules whose classes the trainer's options take without their path."""
-_TRL_OPTIONS = {
-    "lr": ("actor.optimizer.lr", "reward.optimizer.lr"),
-    "learning_rate": ("actor.optimizer.lr", "reward.optimizer.lr"),
-    "lr_scheduler_type": ("actor.optimizer.schedule", "reward.optimizer.schedule"),
-    "num_generations": ("group_size",),
-    "num_iterations": ("epochs",),
-    "num_ppo_epochs": ("epochs",),
-    "max_completion_length": ("actor.sampling.max_new_tokens",),
-    "beta": ("policy_loss.kl_coef", "loss.beta"),
-    "epsilon": ("policy_loss.clip_low",),
-    "epsilon_high": ("policy_loss.clip_high",),
-    "cliprange": ("policy_loss.clip_low",),
-    "delta": ("policy_loss.dual_clip",),
-    "loss_type": ("policy_loss.aggregation", "loss.kind"),
-    "scale_rewards": ("scale",),
-    "center_rewards_coefficient": ("loss.centering",),
-    "model": ("actor.path", "reward.path"),
-    "model_name_or_path": ("actor.path", "reward.path"),
-    "ref_model": ("reference.path",),
-    "value_model": ("critic.path",),
-    "reward_funcs": ("reward.functions",),
-    "reward_weights": ("reward.functions",),
-}
-"""Options of algorithms by their names in TRL, the first that a class has; docs/coming_from.md lists all."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of the parameters `*args` and `**kwargs`."""
 _CLASS = re.compile(r"class_path '([\w.]+)'")
@@ -112,9 +91,12 @@ def option_error(
     if dotted := _DOTTED.search(said):
         key = re.findall(r"[\w.]+", said[: dotted.start()])[-1:]
         return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_suggestion(dotted[1], *key)}"
+    if bare := _ASSIGNED.match(said):
+        meant = known_elsewhere(bare[1]) and _option_suggestion(bare[1], (), owners)
+        return f"{said}. Options begin with two dashes. {meant or f'Type --{_WORD.findall(said)[0]}.'}"
     typed = _WORD.fullmatch(said)
     if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
-        return f"{said}. Did you mean --{kind} {said.split()[-1]}?"
+        return f"{said}. {_meant(f'--{kind} {said.split()[-1]}')}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
     said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
     return _MISSING.sub(_with_similar_name, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
@@ -187,7 +169,7 @@ def _with_similar_name(found: re.Match[str]) -> str:
     """The error for a name that a module lacks, with the nearest name that it has."""
     module, name = found.groups()
     near = get_close_matches(name, vars(importlib.import_module(module)), n=1)
-    return f"{found[0]}. Did you mean {near[0]}?" if near else found[0]
+    return f"{found[0]}. {_meant(*near)}" if near else found[0]
 
 
 def _class_suggestion(name: str, key: str = "") -> str:
@@ -201,7 +183,7 @@ def _class_suggestion(name: str, key: str = "") -> str:
         return " There is one of this name, but a package that it needs is not installed."
     begun = [each for each in low if name and each.startswith(name.lower())]
     found = begun[:1] or get_close_matches(name.lower(), low, n=1)
-    return f" Did you mean {low[found[0]]}?" if found else " Type its import path."
+    return f" {_meant(*(low[each] for each in found))}" if found else " Type its import path."
 
 
 def _option_suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
@@ -211,18 +193,21 @@ def _option_suggestion(option: str, classes: Sequence[str], owners: Mapping[str,
     if tried and owner is None:
         return "Name the class before its options, such as --algo ppo or --data promptdata."
     first, *rest = option.split(".")
-    for prefix, cls in owners.items():
-        if not tried and first in _options(cls):
-            return f"Did you mean --{prefix}.{option}?"
-    if not tried and option in _TRL_OPTIONS:
-        return f"Did you mean --algo.{_TRL_OPTIONS[option][0]}?"
+    if not tried and (found := [prefix for prefix, cls in owners.items() if first in _options(cls)]):
+        return _meant(f"--{found[0]}.{option}")
+    if not tried and (here := known_elsewhere(option)):
+        return here if isinstance(here, str) else _meant(f"--{here[0]}")
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
-        near = get_close_matches(first, [*FOLDERS, *owners], n=1)
-        return f"Did you mean {near[0]}?" if near else "Try --help."
+        return _meant(*get_close_matches(first, [*FOLDERS, *owners], n=1)) or "Try --help."
     said = _untyped(first, owner) or _similar_option([first, *rest], owner)
     return said or f"{owner.__name__} has: {', '.join(_options(owner))}."
+
+
+def _meant(*options: str) -> str:
+    """The question whether one of these was meant; empty for none."""
+    return f"Did you mean {' or '.join(options)}?" if options else ""
 
 
 def _untyped(name: str, owner: type) -> str:
@@ -238,33 +223,50 @@ def _untyped(name: str, owner: type) -> str:
 
 def _similar_option(words: Sequence[str], owner: type) -> str:
     """The most similar option of a class, or the classes that have the unknown one; empty if none is."""
-    typed, paths = "_".join(words), _paths(owner)
-    flat = {path: path.replace(".", "_") for path in paths}
-    same = [path for path in paths if flat[path] == typed]
-    begun = [known for known in _options(owner) if len(typed) > 1 and known.startswith(typed)]
-    inside = [path for path in paths if path.endswith(f".{words[-1]}")]
-    ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
-    alike = get_close_matches(typed, flat.values(), n=1)
-    close = [path for path in paths if flat[path] in alike]
-    named = _TRL_OPTIONS.get(typed, (f"{typed.removesuffix('_model')}.path",))
-    if known := [path for path in named if path.partition(".")[0] in _options(owner)]:
-        return f"Did you mean {known[0]}?"
-    if same:
-        return f"Did you mean {' or '.join([*same, *ends][:2])}?"
-    if found := begun[:1] or ends[:1] or inside[:1] or close[:1]:
-        return f"Did you mean {found[0]}?"
-    for kind in (kind for kind, folder in FOLDERS.items() if owner.__module__.startswith(folder)):
+    here = known_elsewhere(".".join(words))
+    if isinstance(here, str):
+        return here
+    kinds = [
+        k for k, folder in FOLDERS.items() if any(c.__module__.startswith(folder) for c in owner.__mro__)
+    ]
+    elsewhere = [f"--{path}" for path in here if path.partition(".")[0] not in kinds]
+    if found := _similar(words, [path.partition(".")[2] for path in here], elsewhere[:1], owner):
+        return _meant(*found)
+    for kind in kinds:
         having = [short for short, cls in choices(kind).items() if words[0] in _options(cls)]
         if having:
             return f"{words[0]} is an option of --{kind} {', '.join(having[:4])}."
     return ""
 
 
-def _paths(owner: object) -> list[str]:
+def _similar(words: Sequence[str], here: Sequence[str], elsewhere: list[str], owner: type) -> list[str]:
+    """The one or two options of a class that are most similar to an unknown one; empty for none.
+
+    Args:
+        words: the unknown option, without dots.
+        here: what another system's option of this name is here, if a class has it.
+        elsewhere: the same, of another class.
+        owner: the class.
+    """
+    typed, paths = "_".join(words), paths_of(owner)
+    flat = {path: path.replace(".", "_") for path in paths}
+    named = [path for path in (*here, f"{typed.removesuffix('_model')}.path") if path in paths]
+    same = [path for path in paths if flat[path] == typed]
+    begun = [known for known in _options(owner) if len(typed) > 1 and known.startswith(typed)]
+    inside = [path for path in paths if path.endswith(f".{words[-1]}")]
+    ends = [path for path in paths if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]
+    alike = get_close_matches(typed, flat.values(), n=1)
+    close = [path for path in paths if flat[path] in alike]
+    both = [*dict.fromkeys([*ends[:1], *inside[:1]])]
+    tries = (named[:1], [*same, *ends][:2] if same else [], begun[:1], both, elsewhere, close[:1])
+    return next((found for found in tries if found), [])
+
+
+def paths_of(owner: object) -> list[str]:
     """The options of a class, then with dots those of the dataclasses among them."""
     names, nested = _options(owner), _default_types(owner)
     inside = ((name, nested[name]) for name in names if name in nested)
-    return [*names, *(f"{name}.{path}" for name, inner in inside for path in _paths(inner))]
+    return [*names, *(f"{name}.{path}" for name, inner in inside for path in paths_of(inner))]
 
 
 def _options(owner: object) -> list[str]:
@@ -276,9 +278,10 @@ def _options(owner: object) -> list[str]:
 def _default_types(owner: object) -> dict[str, type]:
     """Classes of the options that are dataclasses, by name of the option."""
     fields = dataclasses.fields(owner) if isinstance(owner, type) and dataclasses.is_dataclass(owner) else ()
-    made: dict[str, object] = {field.name: factory(field) for field in fields}
-    classes = {name: cls for name, cls in made.items() if isinstance(cls, type)}
-    return {name: cls for name, cls in classes.items() if dataclasses.is_dataclass(cls)}
+    hints = type_hints(owner) if fields else {}
+    made = {f.name: (factory(f), *dataclasses_in(hints.get(f.name, f.type))) for f in fields}
+    classes = {name: [c for c in found if isinstance(c, type)] for name, found in made.items()}
+    return {name: found[0] for name, found in classes.items() if found and dataclasses.is_dataclass(found[0])}
 
 
 def _load(path: str) -> object:

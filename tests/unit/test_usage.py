@@ -14,7 +14,8 @@ from wandb.errors import UsageError
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.usage import library_error, option_error, place_of
+from rlhf_lightning.names import FOLDERS, OTHERS, choices
+from rlhf_lightning.usage import library_error, option_error, paths_of, place_of
 
 
 def answer(cls: str, option: str) -> str:
@@ -32,6 +33,8 @@ def answer(cls: str, option: str) -> str:
         ("algos.PPO", "kl_coef", "Did you mean kl.coef or policy_loss.kl_coef?"),
         ("algos.PPO", "kl.coeff", "Did you mean coef?"),
         ("algos.GRPO", "kl.coef", "Did you mean reward_kl_coef?"),
+        ("algos.GRPO", "kl_coef", "Did you mean reward_kl_coef or policy_loss.kl_coef?"),
+        ("algos.GRPO", "kl_loss_coef", "Did you mean policy_loss.kl_coef?"),
         ("algos.GRPO", "critic.path", "Did you mean actor.path?"),
         ("algos.PPO", "group_size", "group_size is an option of --algo cispo, dapo, gmpo, grpo."),
         ("data.TaskData", "path", "path is an option of --data completiondata, "),
@@ -48,6 +51,16 @@ def answer(cls: str, option: str) -> str:
         ("algos.DPO", "beta", "Did you mean loss.beta?"),
         ("algos.RewardModel", "learning_rate", "Did you mean reward.optimizer.lr?"),
         ("algos.RewardModel", "model", "Did you mean reward.path?"),
+        ("algos.PPO", "vf_coef", "Did you mean value_loss.coef?"),
+        ("algos.PPO", "missing_eos_penalty", "Did you mean reward.truncated_penalty?"),
+        ("algos.PPO", "dataset_name", "Did you mean --data.path?"),
+        ("algos.GRPO", "lora_r", "Did you mean actor.lora.rank?"),
+        ("algos.GRPO", "gradient_accumulation_steps", "Micro-batches are counted in tokens, --strategy."),
+        ("algos.DAPO", "buffer", "Did you mean overlong.buffer?"),
+        ("workers.Actor", "optim.lr", "Did you mean optimizer.lr?"),
+        ("workers.Actor", "rollout.n", "Did you mean --algo.group_size?"),
+        ("data.PromptData", "label_key", "Did you mean answer_field?"),
+        ("data.PromptData", "max_response_length", "Did you mean --algo.actor.sampling.max_new_tokens?"),
         ("algos.PPO", "wholly.unknown", "PPO has: actor, critic, "),
         ("strategies.HybridEngine3D", "t", "Did you mean parallel.t?"),
         ("strategies.Local", "devices", "devices is an option of --strategy auto, "),
@@ -175,6 +188,38 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
     said = option_error("unrecognized arguments: --learning_rate 1e-5", {"trainer": Trainer})
     assert said.endswith("Did you mean --algo.actor.optimizer.lr?")
     assert option_error("unrecognized arguments: --lr 1e-5", {"trainer": Trainer}).endswith(said[-42:])
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (
+            "--generation_batch_size 8",
+            "An iteration answers --data.batch_size prompts, each --algo.",
+        ),
+        (
+            "--per_device_train_batch_size 8",
+            "Micro-batches are counted in tokens, --strategy.settings.train.",
+        ),
+        ("--trainer.total_epochs 3", "Did you mean --trainer.max_epochs?"),
+        ("--critic.adam.lr 1e-6", "Did you mean --algo.critic.optimizer.lr?"),
+        ("data.train_files=x a.b=c", "Options begin with two dashes. Did you mean --data.path?"),
+        ("trainer.logger=x a.b=c", "Options begin with two dashes. Type --trainer.logger=x."),
+    ],
+)
+def test_options_of_other_systems(typed: str, told: str) -> None:
+    said = option_error(f"unrecognized arguments: {typed}", {"trainer": Trainer})
+    assert said.startswith(f"unrecognized arguments: {typed}. {told}")
+
+
+def test_what_they_are_here_are_options() -> None:
+    owners = [("trainer", Trainer), *((kind, cls) for kind in FOLDERS for cls in choices(kind).values())]
+    known = {f"{kind}.{path}" for kind, cls in owners for path in paths_of(cls)}
+    named = {path for here in OTHERS.values() if not isinstance(here, str) for path in here}
+    assert named - known == {"seed_everything"}
+    said = " ".join(here for here in OTHERS.values() if isinstance(here, str))
+    told = {str(path) for path in re.findall(r"--([a-z]+\.[\w.]+\w)", said)}
+    assert {path for path in told if "callbacks" not in path} <= known
 
 
 def test_a_misspelt_group_of_options() -> None:
