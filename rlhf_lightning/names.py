@@ -64,7 +64,10 @@ _OTHERS: dict[tuple[str, ...], tuple[str, ...] | str] = {
         "algo.actor.gradient_checkpointing",
         "algo.reward.gradient_checkpointing",
     ),
-    ("use_peft", "peft_config", "lora_r", "lora_rank"): ("algo.actor.lora.rank", "algo.reward.lora.rank"),
+    ("use_peft", "peft_config", "lora_r", "lora_rank", "ds.lora.rank"): (
+        "algo.actor.lora.rank",
+        "algo.reward.lora.rank",
+    ),
     ("lora_alpha",): ("algo.actor.lora.alpha", "algo.reward.lora.alpha"),
     ("lora_target_modules",): ("algo.actor.lora.target_modules", "algo.reward.lora.target_modules"),
     (
@@ -80,18 +83,29 @@ _OTHERS: dict[tuple[str, ...], tuple[str, ...] | str] = {
     ("ppo_mini_batch_size",): ("algo.mini_batch_size",),
     (
         *("per_device_train_batch_size", "gradient_accumulation_steps", "micro_train_batch_size"),
-        *("micro_batch_size", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu"),
+        *("micro_batch_size", "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"),
     ): _MICRO_BATCHES,
     ("generation_batch_size", "steps_per_generation"): _GENERATED,
     ("adv_estimator", "advantage_estimator", "advantage.estimator"): _ESTIMATOR,
     ("beta", "kl_loss_coef", "use_kl_loss"): ("algo.policy_loss.kl_coef", "algo.loss.beta"),
-    ("init_kl_coef", "init_coef", "kl_ctrl.kl_coef"): ("algo.kl.coef", "algo.reward_kl_coef"),
+    ("kl_loss_type",): ("algo.policy_loss.kl_estimator",),
+    ("init_kl_coef", "init_coef", "kl_ctrl.kl_coef", "use_kl_in_reward"): (
+        "algo.kl.coef",
+        "algo.reward_kl_coef",
+    ),
     ("epsilon", "cliprange", "clip_ratio", "clip_ratio_low", "eps_clip"): ("algo.policy_loss.clip_low",),
     ("epsilon_high", "clip_ratio_high"): ("algo.policy_loss.clip_high",),
     ("delta", "clip_ratio_c"): ("algo.policy_loss.dual_clip",),
     ("loss_type", "loss_agg_mode"): ("algo.policy_loss.aggregation", "algo.loss.kind"),
     ("entropy_coeff",): ("algo.policy_loss.entropy_coef",),
     ("vf_coef",): ("algo.value_loss.coef",),
+    ("lambd",): ("algo.lam",),
+    ("is_correction_enable", "vllm_importance_sampling_correction"): ("algo.policy_loss.correction.high",),
+    (
+        "importance_sampling_level",
+    ): "The ratio is the algorithm's: --algo grpo (token), --algo gspo (sequence).",
+    ("environment_factory", "agent_func_path"): ("algo.actor.environment.function",),
+    ("reward.clip_range",): ("algo.reward.clip",),
     ("cliprange_value", "value_clip"): ("algo.value_loss.clip",),
     ("scale_rewards", "norm_adv_by_std_in_grpo"): ("algo.scale",),
     ("center_rewards_coefficient",): ("algo.loss.centering",),
@@ -99,7 +113,7 @@ _OTHERS: dict[tuple[str, ...], tuple[str, ...] | str] = {
     ("dataset_name", "train_dataset", "train_files", "prompt_data", "prompt_dataset", "dataset"): (
         "data.path",
     ),
-    ("eval_dataset", "val_files"): ("data.val_path",),
+    ("eval_dataset", "eval.dataset", "val_files"): ("data.val_path",),
     ("train_batch_size", "rollout_batch_size", "rollout.batch_size"): ("data.batch_size",),
     ("train.batch_size",): ("algo.mini_batch_size",),
     ("max_prompt_length", "prompt_max_len", "max_length", "max_len"): ("data.max_prompt_tokens",),
@@ -108,10 +122,23 @@ _OTHERS: dict[tuple[str, ...], tuple[str, ...] | str] = {
     ("label_key",): ("data.answer_field",),
     ("apply_chat_template",): ("data.chat_template",),
     ("max_samples",): ("data.limit",),
-    ("num_train_epochs", "total_epochs", "num_episodes", "train.max_epochs"): ("trainer.max_epochs",),
+    ("truncation", "filter_overlong_prompts"): (
+        "Rows with more tokens than --data.max_prompt_tokens are dropped, and counted."
+    ),
+    ("packing", "packing_samples", "use_remove_padding"): "Nothing is padded: leave it out.",
+    ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "dynamic_batch_enable", "max_tokens_per_gpu"): (
+        "strategy.settings.train.max_tokens_per_micro_batch",
+    ),
+    ("num_train_epochs", "total_epochs", "num_episodes"): ("trainer.max_epochs",),
+    (
+        "train.max_epochs",
+    ): "Type --trainer.max_epochs, or, for passes over each batch of answers, --algo.epochs.",
     ("total_training_steps",): ("trainer.max_steps",),
     ("output_dir", "save_path", "default_local_dir"): ("trainer.default_root_dir",),
     ("report_to",): ("trainer.logger",),
+    ("project_name", "experiment_name", "run_name", "wandb.project", "use_wandb"): (
+        "Type --trainer.logger WandbLogger --trainer.logger.project NAME."
+    ),
     ("logging_steps",): ("trainer.log_every_n_steps",),
     ("eval_steps", "test_freq"): (
         "Type --trainer.val_check_interval N --trainer.check_val_every_n_epoch null, with N iterations."

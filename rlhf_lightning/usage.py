@@ -226,16 +226,16 @@ def _similar_option(words: Sequence[str], owner: type) -> str:
     here = known_elsewhere(".".join(words))
     if isinstance(here, str):
         return here
-    kinds = [
-        k for k, folder in FOLDERS.items() if any(c.__module__.startswith(folder) for c in owner.__mro__)
-    ]
+    modules = [base.__module__ for base in owner.__mro__]
+    kinds = [kind for kind, folder in FOLDERS.items() if any(name.startswith(folder) for name in modules)]
     elsewhere = [f"--{path}" for path in here if path.partition(".")[0] not in kinds]
     if found := _similar(words, [path.partition(".")[2] for path in here], elsewhere[:1], owner):
         return _meant(*found)
-    for kind in kinds:
-        having = [short for short, cls in choices(kind).items() if words[0] in _options(cls)]
-        if having:
-            return f"{words[0]} is an option of --{kind} {', '.join(having[:4])}."
+    for name in (words[0], *(path.split(".")[1] for path in here)):
+        having = {kind: [k for k, cls in choices(kind).items() if name in _options(cls)] for kind in kinds}
+        if any(having.values()):
+            kind = next(kind for kind in kinds if having[kind])
+            return f"{name} is an option of --{kind} {', '.join(having[kind][:4])}."
     return ""
 
 
