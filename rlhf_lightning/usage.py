@@ -45,7 +45,7 @@ _UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
 """An unknown option, in the words of jsonargparse or of argparse."""
 _WORD = re.compile(r"unrecognized arguments: (\S+)")
 """A single word that belongs to no option."""
-_ASSIGNED = re.compile(r"unrecognized arguments: ([\w.]+)=")
+_ASSIGNED = re.compile(r"unrecognized arguments: \+*([\w.]+)=")
 """An option in the form that verl has: without dashes, and with its value behind `=`."""
 _DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
 """A name that is no class path."""

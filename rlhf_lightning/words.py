@@ -15,6 +15,8 @@ from rlhf_lightning.names import FOLDERS, choices, class_path
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 _FORM = re.compile(r"\.(class_path|init_args|dict_kwargs)\b")
 """Keys that the parser reads with dots itself."""
+_NESTED = re.compile(r"--\w+(\.\w+)+")
+"""An option with a group, of which each takes a value."""
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
 
 
@@ -101,10 +103,14 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     """The command line with short names and configuration files replaced by what they stand for.
 
     Raises:
-        ValueError: an unknown name, a configuration file that cannot be read, or help on a part of no class.
+        ValueError: an unknown name, a configuration file that cannot be read, an option without a value, or
+            help on a part of no class.
     """
     result = list(arguments[:1])
     words = _with_negative_numbers(arguments[1:])
+    for word, after in pairwise([*words, "--"]):
+        if _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help"):
+            raise ValueError(f"{word}: no value stands behind it. Type {word} true, or another value.")
     rest = _classes_first(_help_on_parts([part for word in words for part in _split_at_equals(word)]))
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):

@@ -205,6 +205,7 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
         ("--trainer.total_epochs 3", "Did you mean --trainer.max_epochs?"),
         ("--critic.adam.lr 1e-6", "Did you mean --algo.critic.optimizer.lr?"),
         ("data.train_files=x a.b=c", "Options begin with two dashes. Did you mean --data.path?"),
+        ("+actor_rollout_ref.rollout.n=5", "Options begin with two dashes. Did you mean --algo.group_size?"),
         ("trainer.logger=x a.b=c", "Options begin with two dashes. Type --trainer.logger=x."),
     ],
 )

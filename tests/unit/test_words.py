@@ -9,7 +9,7 @@ import pytest
 
 import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.names import class_path
-from rlhf_lightning.words import read_config
+from rlhf_lightning.words import read_config, resolved
 
 
 def test_a_class_may_have_options_that_its_signature_does_not_name(tmp_path: Path) -> None:
@@ -40,6 +40,14 @@ def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: 
     Path("rows").touch()
     with pytest.raises(ValueError, match="--data rows: is a file"):
         class_path("data", "rows")
+
+
+@pytest.mark.parametrize("behind", ["", "--trainer.max_steps 3", "--strategy local"])
+def test_an_option_without_a_value(behind: str) -> None:
+    """The parser would say that --strategy expects an argument."""
+    with pytest.raises(ValueError, match=r"--strategy\.offload: no value stands behind it. Type .* true, or"):
+        resolved(["fit", "--algo", "grpo", "--strategy.offload", *behind.split()])
+    resolved(["fit", "--algo", "grpo", "--strategy.offload=true", "--algo.stop", "-1e-6", "--print_config"])
 
 
 @pytest.mark.parametrize(
