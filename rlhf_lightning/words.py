@@ -33,15 +33,11 @@ def read_config(path: str) -> str:
                 f"-c {path}: {name} stands outside algo, strategy and data. Indent it, below one."
             )
     for option in FOLDERS:
-        value, dotted = content.get(option), _with_dots(content, option)
+        value = content.get(option)
         if isinstance(value, str):
             value = {"class_path": value}
         if isinstance(value, dict) and "class_path" in value:
-            content[option] = _class_options(value, dotted, where=f"-c {path}: {option}")
-        elif dotted:
-            raise ValueError(
-                f"-c {path}: {option}.{next(iter(dotted))}: of which class? Write `{option}: NAME` too."
-            )
+            content[option] = _class_options(value, _with_dots(content, option), path=path, option=option)
     return json.dumps(content, default=str)  # YAML reads dates, which JSON lacks
 
 
@@ -52,27 +48,31 @@ def _with_dots(content: dict[object, object], option: str) -> dict[str, object]:
 
 
 def _class_options(
-    value: dict[object, object], dotted: dict[str, object], *, where: str
+    value: dict[object, object], dotted: dict[str, object], *, path: str, option: str
 ) -> dict[object, object]:
     """A class and its options with the class path, and with further options.
 
     Args:
         value: class_path and init_args, as a file has them.
         dotted: the further options, by names with dots.
-        where: they stand, for messages.
+        path: the file, for messages.
+        option: algo, strategy or data.
 
     Raises:
         ValueError: the name of the class is unknown, or options stand at another level.
     """
+    named = value | {"class_path": class_path(option, str(value["class_path"]))}
     if beside := sorted(map(str, value.keys() - {"class_path", "init_args", "dict_kwargs"})):
         raise ValueError(
-            f"{where}: {', '.join(beside)}: write options of a class under init_args, beside class_path."
+            f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, beside "
+            "class_path."
         )
     options = value.get("init_args", {})
     if not isinstance(options, dict):
-        raise ValueError(f"{where}: init_args has no options. Indent them below it, or leave it out.")
-    name = class_path(where.rpartition(" ")[2], str(value["class_path"]))
-    return value | {"class_path": name} | ({"init_args": options | dotted} if options or dotted else {})
+        raise ValueError(
+            f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
+        )
+    return named | {"init_args": options | dotted} if dotted else named
 
 
 def _read_mapping(path: str) -> dict[object, object]:
