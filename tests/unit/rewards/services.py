@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 Row = dict[str, object]
 Content = dict[str, list[object]]
 TRICKLE_S = 0.02
-FOR_EVER_S = 2.0
+FOR_EVER_S = 20.0
 """Longer than any test waits."""
 
 
@@ -53,7 +53,7 @@ class Asked:
 
 @contextmanager
 def service(*answers: Answer) -> Iterator[Asked]:
-    """Serve the answers one after the other, the last one for ever; what was asked fills up."""
+    """Serve the answers one after the other, the last one for ever; what was asked is complete at the end."""
     left, over = list(answers), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,7 +74,8 @@ def service(*answers: Answer) -> Iterator[Asked]:
             self.end_headers()
             try:
                 for _ in range(int(FOR_EVER_S / TRICKLE_S) if answer.trickle else 0):
-                    over.wait(TRICKLE_S)
+                    if over.wait(TRICKLE_S):
+                        return
                     self.wfile.write(b" ")
                 self.wfile.write(sent)
             except ConnectionError:  # the other side has lost patience
@@ -84,6 +85,7 @@ def service(*answers: Answer) -> Iterator[Asked]:
             """Stay silent."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False  # closing it waits for them: a late one has counted its request then
     asked = Asked(f"http://127.0.0.1:{server.server_port}/score")
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -8,6 +8,8 @@ import socket
 import time
 from datetime import date
 from decimal import Decimal
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from jsonargparse import ArgumentParser
@@ -18,6 +20,7 @@ from tests.unit.rewards.services import LENGTHS, Answer, Row, service
 
 BROKEN = Answer(status=500, body=b"out of memory")
 SILENT = Answer(silent=True)
+TRICKLE = Answer(trickle=True)
 PATIENT = HTTPOptions(timeout_s=5.0, retries=2, backoff_s=0.01)
 HASTY = HTTPOptions(timeout_s=0.1, retries=2, backoff_s=0.01)
 
@@ -116,27 +119,33 @@ def test_the_pause_grows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "http", "said"),
     [
-        (BROKEN, "500 Internal Server Error, 'out of memory'"),
-        (Answer(status=429, body=b"x" * 200), "429 Too Many Requests, '" + "x" * 80 + "'..."),
-        (SILENT, r"ReadTimeoutError: .*Read timed out\. \(read timeout=0\.1\)"),
-        (Answer(trickle=True), "TimeoutError: its answer had begun, but was not complete in time"),
+        (BROKEN, PATIENT, "500 Internal Server Error, 'out of memory'"),
+        (Answer(status=429, body=b"x" * 200), PATIENT, "429 Too Many Requests, '" + "x" * 80 + "'..."),
+        (SILENT, HASTY, r"ReadTimeoutError: .*Read timed out\. \(read timeout=0\.1\)"),
+        (TRICKLE, PATIENT, "TimeoutError: its answer had begun, but was not complete in time"),
     ],
     ids=["500", "429", "silent", "trickle"],
 )
-def test_one_that_stays_down_ends_clearly(bad: Answer, said: str) -> None:
+def test_one_that_stays_down_ends_clearly(
+    bad: Answer, http: HTTPOptions, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = time.monotonic()
+    if bad.trickle:  # each time that the client looks, 2 of its 5 seconds have passed
+        clock = SimpleNamespace(monotonic=count(step=2).__next__, sleep=time.sleep)
+        monkeypatch.setattr("rlhf_lightning.rewards.http.time", clock)
     with service(bad) as asked:
         with pytest.raises(ValueError, match=said) as error:
-            asked_for(asked.url, ["a", "b"], http=HASTY, rows=[row("the first" + "." * 100), row()])
+            asked_for(asked.url, ["a", "b"], http=http, rows=[row("the first" + "." * 100), row()])
         assert RETRIES[asked.url] == 2
     message = str(error.value)
     assert message.startswith(
         f"reward function {asked.url}: no scores for 2 rows, the first with the prompt 'the first..."
     )
     assert "; tries: 3, the last answer: " in message
-    assert message.endswith("http.timeout_s (0.1 s) and http.retries say how long it is waited for.")
+    waits = f"http.timeout_s ({http.timeout_s} s) and http.retries say how long it is waited for."
+    assert message.endswith(waits)
     assert len(asked.contents) == 3
     assert time.monotonic() - started < 3
 
