@@ -255,8 +255,7 @@ class RayCluster:
             death = first_death(list(calls.items()))
             if death is None and isinstance(err, RayTaskError):
                 raise WorkerError(str(err.cause)) from None
-            dead = death[0] if death is not None else f"waiting for {next(iter(calls))}"
-            raise WorkerError(f"{dead}: its process died. {err}") from None
+            raise WorkerError(death or f"waiting for {next(iter(calls))}: its process died. {err}") from None
 
     def close(self) -> None:
         """End the actors, give the devices back, and stop Ray where this job started it."""

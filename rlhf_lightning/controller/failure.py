@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import ray
-from ray.exceptions import ActorDiedError, ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
@@ -53,13 +60,13 @@ def explained(err: RayError, calls: Sequence[Pending], *, reading: str) -> Worke
     grace_s = LONG_GRACE_S if broken_off else GRACE_S
     death = first_death([(call.name, call.ref) for call in calls], grace_s=grace_s)
     if death is not None:
-        return WorkerError(f"{death[0]}: its process died. {death[1]}")
+        return WorkerError(death)
     if isinstance(cause, WorkerError):  # names its call itself
         return WorkerError(str(cause))
     call, cause = next(_failed(calls), (None, cause))
     name = call.name if call is not None else f"reading what {reading} made"
-    if isinstance(cause, ActorDiedError):
-        return WorkerError(f"{name}: a device's process died. {cause}")
+    if isinstance(cause, RayActorError):
+        return WorkerError(f"{name}: a device's {_told(cause)}")
     if isinstance(cause, _FULL):
         return no_room(name, _size(call) if call is not None else "what is read")
     return WorkerError(f"{name}: {cause}")
@@ -97,19 +104,23 @@ def room_for(name: str, size_bytes: int) -> Iterator[None]:
         raise no_room(name, f"{size_bytes / MIB:.1f} MiB of the controller") from None
 
 
-def first_death(
-    calls: Sequence[tuple[str, Ref]], *, grace_s: float = GRACE_S
-) -> tuple[str, ActorDiedError] | None:
-    """The name of the first call whose device died, which may be known only after errors that it caused."""
+def first_death(calls: Sequence[tuple[str, Ref]], *, grace_s: float = GRACE_S) -> str | None:
+    """The error of the first call whose device died, which may be known only after errors that it caused."""
     deadline = time.monotonic() + grace_s
     while (found := _known_death(calls)) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
 
 
-def _known_death(calls: Sequence[tuple[str, Ref]]) -> tuple[str, ActorDiedError] | None:
+def _known_death(calls: Sequence[tuple[str, Ref]]) -> str | None:
     errors = ((name, _error(ref)) for name, ref in calls)
-    return next(((name, err) for name, err in errors if isinstance(err, ActorDiedError)), None)
+    return next((f"{name}: its {_told(err)}" for name, err in errors if isinstance(err, RayActorError)), None)
+
+
+def _told(err: RayActorError) -> str:
+    """How a device went, in words. If Ray on its node died it goes too, and Ray hears of it only later."""
+    or_ray = ", or Ray on its node" if isinstance(err, ActorUnavailableError) else ""
+    return f"process died{or_ray}. {err}"
 
 
 def _failed(calls: Sequence[Pending]) -> Iterator[tuple[Pending, BaseException]]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ray.exceptions import ActorDiedError, ObjectStoreFullError, OutOfDiskError, RayError, RaySystemError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayError,
+    RaySystemError,
+)
 
 from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.controller.failure import GRACE_S, LONG_GRACE_S, Pending, explained, room_for
 from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised
 
 FULL = "no room for {} in Ray's object store of 100 MiB, nor on the disk behind it."
+UNREACHABLE = ActorUnavailableError("RpcError: Socket closed", None)
+"""What Ray knows of a device at first when the Ray of its node has died, and the device with it."""
 BROKEN_OFF = raised(RuntimeError("[../gloo/pair.cc] Connection closed by peer [10.0.0.1]"))
 WRONG = raised(ValueError("wrong"))
 SAID = WorkerError("actor[rank 1, node a].update: said by itself")
@@ -49,6 +58,14 @@ def test_a_death_is_waited_for_longer_where_a_collective_broke_off(
     with pytest.raises(WorkerError, match=f"^{name}"):
         raise explained(error, calls, reading="x")
     assert there.now < LONG_GRACE_S + 1
+
+
+def test_a_device_that_went_with_the_ray_of_its_node_has_died(there: Pretended) -> None:
+    said = str(explained(BROKEN_OFF, pending(there, BROKEN_OFF, UNREACHABLE, made_s=(0.0, 1.0)), reading="x"))
+    assert said.startswith("b: its process died, or Ray on its node. The actor None is unavailable: RpcError")
+    assert there.now < GRACE_S
+    died = str(explained(UNREACHABLE, [], reading="x"))
+    assert died.startswith("reading what x made: a device's process died, or Ray on its node. The actor")
 
 
 def test_the_first_of_several_failures_is_told(there: Pretended) -> None:
