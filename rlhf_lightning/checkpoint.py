@@ -40,6 +40,8 @@ IN_FLIGHT = "in_flight"
 """Key of the state: columns of the prompts whose answers were under way."""
 PATHS = "paths"
 """Key of the state: by role, the directory that its model was loaded from when the run began."""
+_PARTS = ("state_dict", "loops", "callbacks", "optimizer_states")
+"""Containers in the state without which a fit cannot continue."""
 Column = torch.Tensor | list[object]
 """A column of rows in a checkpoint."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -160,8 +162,13 @@ def find(path: str | os.PathLike[str]) -> Path:
     what = "is not there" if not target.exists() else f"holds no {STATE}"
     if inside := sorted(str(found) for found in target.glob("*.ckpt") if find_complete(found)):
         raise ValueError(f"{str(path)!r} is no checkpoint, and holds some. Type one: {', '.join(inside)}.")
-    beside = sorted(p.name for p in target.parent.glob("*.ckpt")) if target.parent.is_dir() else []
-    raise ValueError(f"checkpoint {str(path)!r} {what}; beside it: {beside or 'no checkpoint'}.")
+    raise ValueError(f"checkpoint {str(path)!r} {what}; {_beside_it(target)}")
+
+
+def _beside_it(target: Path) -> str:
+    """The other complete checkpoints of its directory, in words."""
+    others = sorted(path.name for path in target.parent.glob("*.ckpt") if (path / STATE).is_file())
+    return f"beside it: {[name for name in others if name != target.name] or 'no checkpoint'}."
 
 
 def write_state(directory: Path, state: Mapping[str, object]) -> None:
@@ -193,19 +200,23 @@ def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
     return columns
 
 
-def read_state(directory: Path) -> dict[str, object]:
+def read_state(directory: Path, *, resuming: bool = False) -> dict[str, object]:
     """Read what `write_state` wrote.
 
+    Args:
+        directory: of the checkpoint.
+        resuming: for a fit, which needs more of it than the models.
+
     Raises:
-        ValueError: a file is damaged, or of another format.
+        ValueError: a file is damaged, or of another format, or lacks what a fit needs.
     """
     try:
         plain = json.loads((directory / STATE).read_text())
         tensors = load_file(directory / TENSORS) if (directory / TENSORS).is_file() else {}
     except (OSError, ValueError, SafetensorError) as err:
-        raise ValueError(f"checkpoint {directory}: {STATE} or {TENSORS} is damaged ({err}).") from err
-    if not isinstance(plain, dict) or "state" not in plain:
-        raise ValueError(f"checkpoint {directory}: {STATE} is not the state of a checkpoint.")
+        raise ValueError(_unusable(directory, f"{STATE} or {TENSORS} is damaged ({err})")) from err
+    if not isinstance(plain, dict) or not isinstance(plain.get("state"), dict):
+        raise ValueError(_unusable(directory, f"{STATE} is not the state of a checkpoint"))
     if plain.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}."
@@ -213,11 +224,20 @@ def read_state(directory: Path) -> dict[str, object]:
     try:
         state = _decode(plain["state"], tensors)
     except KeyError as err:
-        raise ValueError(
-            f"checkpoint {directory}: {TENSORS} lacks {err}: it belongs to another checkpoint."
-        ) from err
+        why = f"{TENSORS} lacks {err}: it belongs to another checkpoint"
+        raise ValueError(_unusable(directory, why)) from err
     assert isinstance(state, dict)
+    lacking = [name for name in _PARTS if resuming and not isinstance(state.get(name), dict | list)]
+    if lacking:
+        why = f"its {STATE} has no {lacking[0]}: it is damaged, or was saved with save_weights_only"
+        raise ValueError(_unusable(directory, why))
     return state
+
+
+def _unusable(directory: Path, why: str) -> str:
+    return (
+        f"checkpoint {directory}: {why}. Copy it again, or type another checkpoint; {_beside_it(directory)}"
+    )
 
 
 def _unfinished(target: Path) -> Path:

@@ -352,7 +352,7 @@ class Strategy(SingleDeviceStrategy):
             ValueError: the checkpoint is incomplete, or belongs to other roles, models or rows.
         """
         directory = files.find(checkpoint_path)
-        state = files.read_state(directory)
+        state = files.read_state(directory, resuming=self.algorithm.trainer.state.fn == "fit")
         wanted = [name for name, role in self.algorithm.roles().items() if role.weights_change]
         files.check_held(checkpoint_path, directory, wanted)
         for name in wanted:

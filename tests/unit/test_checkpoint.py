@@ -98,6 +98,26 @@ def test_a_checkpoint_is_removed_at_once(tmp_path: Path) -> None:
     files.remove(target)
 
 
+def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "last.ckpt", 3)
+    (tmp_path / "unfinished.ckpt").mkdir()
+    with pytest.raises(ValueError, match=r"is not there; beside it: \['last\.ckpt'\]\."):
+        files.find(tmp_path / "lost.ckpt")
+    write(tmp_path / "last-v1.ckpt", 2)
+    (tmp_path / "last.ckpt" / files.STATE).write_text('{"format": 1, "st')
+    instead = r"Copy it again, or type another checkpoint; beside it: \['last-v1\.ckpt'\]\."
+    with pytest.raises(ValueError, match=rf"last\.ckpt: .* is damaged \(.*\)\. {instead}"):
+        files.read_state(tmp_path / "last.ckpt")
+    (tmp_path / "last.ckpt" / files.STATE).write_text('{"format": 1, "state": [1]}')
+    with pytest.raises(ValueError, match=rf"last\.ckpt: .* is not the state of a checkpoint\. {instead}"):
+        files.read_state(tmp_path / "last.ckpt")
+    (tmp_path / "last.ckpt" / files.STATE).unlink()
+    with pytest.raises(
+        ValueError, match=r"last\.ckpt' holds no trainer\.json; beside it: \['last-v1\.ckpt'\]\."
+    ):
+        files.find(tmp_path / "last.ckpt")
+
+
 def text(path: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in path.iterdir()}
 

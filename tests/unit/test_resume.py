@@ -54,6 +54,23 @@ def test_other_rows_than_those_of_the_epoch(
         trainer(Started(), tmp_path, steps=3).fit(grpo(), datamodule=rows(**options), ckpt_path=written)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("state_dict", 1),
+        ("loops", "lost"),
+        ("callbacks", 1),
+        ("optimizer_states", None),  # as ModelCheckpoint(save_weights_only=True) leaves them out
+    ],
+)
+def test_a_state_without_one_of_its_parts(written: Path, part: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    shutil.copytree(written, path)
+    files.write_state(path, {**files.read_state(path), part: value})
+    with pytest.raises(ValueError, match=rf"{path}: its trainer\.json has no {part}: .*another checkpoint"):
+        trainer(Started(), tmp_path, steps=3).fit(grpo(), datamodule=rows(), ckpt_path=path)
+
+
 class Starting(Local):
     """Fails where it would start devices."""
 
