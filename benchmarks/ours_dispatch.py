@@ -52,12 +52,11 @@ class Echo(Remote):
 def started(workers: int) -> Iterator[tuple[Echo, RayTransport]]:
     """The role on `workers` devices of this machine."""
     cluster = RayCluster(None, timeout_s=600)
-    transport = RayTransport([], cluster, timeout_s=600)
+    transport = RayTransport(cluster, timeout_s=600)
     try:
         cluster.start([ResourcePool("main", workers, ("echo",))])
         layout, ranks = ParallelLayout(d=workers), tuple(range(workers))
         cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
-        transport.actors = cluster.actors
         collect_rarely()  # as a strategy does before a run
         yield Echo(WorkerGroup("echo", transport, layout, ranks)), transport
     finally:

@@ -30,6 +30,7 @@ from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.parcel import Packer, Parcel, ShardColumn, opened
 from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.controller.ray_types import DeviceHandle
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 from rlhf_lightning.functional import GAEEstimator, PolicyLoss, ValueLoss
 from rlhf_lightning.parallel import ParallelLayout
@@ -106,6 +107,9 @@ class Node:
 
     spans_nodes = False
 
+    def __init__(self, actors: list[DeviceHandle]) -> None:
+        self.actors = actors
+
     def close(self) -> None:
         """They end with Ray."""
 
@@ -163,7 +167,7 @@ def over_ray(workers: int, batch: Batch) -> float:
     try:
         actors = [ray.remote(Quick).remote() for _ in range(workers)]
         ray.get([actor.submit.remote(b"update_") for actor in actors])
-        transport = RayTransport(actors, Node(), timeout_s=600)
+        transport = RayTransport(Node(actors), timeout_s=600)
 
         def run() -> None:
             iteration(transport, workers, batch)

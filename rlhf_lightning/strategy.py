@@ -259,13 +259,12 @@ class Strategy(SingleDeviceStrategy):
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and return where each one is."""
         cluster = cast(RayCluster, self._cluster)
-        self.transport = transport = RayTransport(cluster.actors, cluster, timeout_s=self.timeout_s)
+        self.transport = RayTransport(cluster, timeout_s=self.timeout_s)
         pools = self._pools(roles)
         cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
         cluster.start(pools)
         log_placements(placements, cluster.node_names())
-        transport.actors = cluster.actors
         cluster.prepare(placements, groups, offload=self.offload)
         self._restore_gc = collect_rarely()
         return placements

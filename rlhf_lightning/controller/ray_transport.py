@@ -31,8 +31,10 @@ SHARED = "shared"
 
 
 class Owner(Protocol):
-    """What started the actors, and ends them when the transport closes."""
+    """What starts the actors, and ends them when the transport closes."""
 
+    actors: list[DeviceHandle]
+    """By global rank."""
     spans_nodes: bool
     """Whether the controller and the devices are on more than one node."""
 
@@ -59,9 +61,8 @@ class RayFuture(Future):
 class RayTransport(Transport):
     """Calls to the actors of one job."""
 
-    def __init__(self, actors: Sequence[DeviceHandle], owner: Owner, *, timeout_s: float) -> None:
+    def __init__(self, owner: Owner, *, timeout_s: float) -> None:
         super().__init__()
-        self.actors = list(actors)
         self.timeout_s = timeout_s
         self._owner = owner
         self._packer = Packer()
@@ -75,7 +76,7 @@ class RayTransport(Transport):
         maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
         sent = self._ask(device, call) if call.bare else self._send(device, call, blocks, objects, maker)
         *refs, report = sent if isinstance(sent, list) else [sent]
-        self._pending.append(Pending(report, maker, self.actors[device], f"{call.role}.{call.method}"))
+        self._pending.append(Pending(report, maker, self._owner.actors[device], f"{call.role}.{call.method}"))
         columns: dict[str, Future] = {
             name: RayFuture(ref, self, name, maker)
             for ref, names in zip(refs, objects, strict=True)
@@ -111,7 +112,7 @@ class RayTransport(Transport):
         """`submit` with this many results, or `ask` under this name; cached, since Ray makes them slowly."""
         key = (device, wanted)
         if key not in self._methods:
-            actor = self.actors[device]
+            actor = self._owner.actors[device]
             if isinstance(wanted, str):
                 self._methods[key] = actor.ask.options(name=wanted)
             else:

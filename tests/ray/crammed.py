@@ -86,7 +86,7 @@ def main() -> None:
     cluster = RayCluster(None, timeout_s=120)
     cluster.start([ResourcePool("main", 1, ("large",))])
     cluster.prepare({"large": Placement(Large(), ParallelLayout(), (0,), None)}, [])
-    transport = RayTransport(cluster.actors, cluster, timeout_s=60)
+    transport = RayTransport(cluster, timeout_s=60)
     role = Large(WorkerGroup("large", transport, ParallelLayout(), (0,)))
     for name, case in CASES.items():
         error, began = "", time.monotonic()

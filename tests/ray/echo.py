@@ -137,12 +137,11 @@ class Echo(Remote):
 def started(devices: int) -> Iterator[Echo]:
     """The role on devices of its own."""
     cluster = RayCluster(None, timeout_s=120)
-    transport = RayTransport([], cluster, timeout_s=60)
+    transport = RayTransport(cluster, timeout_s=60)
     try:
         cluster.start([ResourcePool("main", devices, ("echo",))])
         layout, ranks = ParallelLayout(d=devices), tuple(range(devices))
         cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
-        transport.actors = cluster.actors
         yield Echo(WorkerGroup("echo", transport, layout, ranks))
     finally:
         transport.close()

@@ -17,7 +17,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller import cluster as ray_cluster
-from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.strategies import Colocated, Split
 from rlhf_lightning.strategy import Strategy
 from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
@@ -32,10 +31,9 @@ class Nodes(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ask the devices."""
         strategy = cast(Strategy, trainer.strategy)
-        transport, cluster = strategy.transport, cast(ray_cluster.RayCluster, strategy._cluster)
+        cluster = cast(ray_cluster.RayCluster, strategy._cluster)
         self.names = tuple(cluster.node_names())
-        assert isinstance(transport, RayTransport)
-        found = cast(list[tuple[str, int]], ray.get([a.node_cores.remote() for a in transport.actors]))
+        found = cast(list[tuple[str, int]], ray.get([a.node_cores.remote() for a in cluster.actors]))
         names = [name for name, _ in found]
         self.numbers = tuple(list(dict.fromkeys(names)).index(name) for name in names)
 

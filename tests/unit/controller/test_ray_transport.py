@@ -14,7 +14,7 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.ray_transport import RayTransport
-from rlhf_lightning.controller.ray_types import Ref
+from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised, report
 
 TIMEOUT_S = 10.0
@@ -25,6 +25,9 @@ class Owner:
 
     spans_nodes = False
     closed = 0
+
+    def __init__(self, actors: list[DeviceHandle]) -> None:
+        self.actors = actors
 
     def close(self) -> None:
         self.closed += 1
@@ -43,7 +46,7 @@ def ping(device: int) -> Call:
 def sent(refs: Sequence[Ref]) -> RayTransport:
     """A transport with a call under way for each of these ends, each on a device of its own."""
     actors = [Actor(submit=lambda *_, ref=ref: ref) for ref in refs]
-    transport = RayTransport([actor.handle for actor in actors], Owner(), timeout_s=TIMEOUT_S)
+    transport = RayTransport(Owner([actor.handle for actor in actors]), timeout_s=TIMEOUT_S)
     for device in range(len(refs)):
         transport.submit(device, ping(device), [])
     return transport
@@ -68,7 +71,7 @@ def test_calls_of_which_none_ends_are_named_after_the_timeout(there: Pretended) 
 
 def test_a_value_that_does_not_come_is_told(there: Pretended) -> None:
     late = there.ref(report(), made_s=1.0, here_s=99.0)
-    transport = RayTransport([Actor(submit=lambda *_: late).handle], Owner(), timeout_s=TIMEOUT_S)
+    transport = RayTransport(Owner([Actor(submit=lambda *_: late).handle]), timeout_s=TIMEOUT_S)
     made = transport.submit(0, ping(0), [])
     with pytest.raises(WorkerTimeoutError, match=r"^what calls have made did not come .* in 10 s: the netw"):
         transport.fetch([made.report])
@@ -78,7 +81,7 @@ def test_what_is_read_twice_is_waited_for_once(there: Pretended) -> None:
     """Ray refuses to wait for the same object twice, and only for what has not come at once."""
     shard = {"x": encode(torch.zeros(1)), "y": encode(torch.ones(1))}
     refs = [there.ref(shard, made_s=3.0), there.ref(report(), made_s=3.0)]
-    transport = RayTransport([Actor(submit=lambda *_: refs).handle], Owner(), timeout_s=TIMEOUT_S)
+    transport = RayTransport(Owner([Actor(submit=lambda *_: refs).handle]), timeout_s=TIMEOUT_S)
     made = transport.submit(0, Call("echo", "make", 0, 1, (), {}, ("x", "y")), [])
     futures = [made.columns["x"], made.report, made.columns["y"], made.report]
     x, first, y, second = transport.fetch(futures)
@@ -100,7 +103,7 @@ def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) 
     ended, kept = there.ref(report()), [there.ref({}) for _ in range(2)]
     left = [*kept]
     device = Actor(submit=lambda *_: [left.pop(0), ended] if left else ended)
-    transport = RayTransport([device.handle], Owner(), timeout_s=TIMEOUT_S)
+    transport = RayTransport(Owner([device.handle]), timeout_s=TIMEOUT_S)
     make = Call("echo", "make", 0, 1, (), {}, ("x", "y"))
     first, second = (transport.submit(0, make, []).columns for _ in range(2))
     blocks = [first["x"], second["x"], first["y"]]
