@@ -162,6 +162,9 @@ def find(path: str | os.PathLike[str]) -> Path:
     what = "is not there" if not target.exists() else f"holds no {STATE}"
     if inside := sorted(str(found) for found in target.glob("*.ckpt") if find_complete(found)):
         raise ValueError(f"{str(path)!r} is no checkpoint, and holds some. Type one: {', '.join(inside)}.")
+    if (target / "config.json").is_file():
+        begin = f"To begin a run with it, type --algo.actor.path {path} in place of --ckpt_path."
+        raise ValueError(f"{str(path)!r} is a model, no checkpoint. {begin}")
     raise ValueError(f"checkpoint {str(path)!r} {what}; {_beside_it(target)}")
 
 
@@ -273,7 +276,10 @@ def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> No
     """
     if not all((directory / name).is_dir() for name in wanted):
         held = sorted(p.name for p in directory.iterdir() if p.is_dir())
-        raise ValueError(f"checkpoint {path}: holds {held}, and the algorithm keeps {list(wanted)}.")
+        raise ValueError(
+            f"checkpoint {path}: holds {held}, and the algorithm keeps {list(wanted)}. Type a checkpoint of "
+            "this algorithm, or begin with the model that `rlhf export` makes of this one."
+        )
 
 
 def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[str]) -> None:

@@ -118,6 +118,23 @@ def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Pa
         files.find(tmp_path / "last.ckpt")
 
 
+def test_a_model_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=rf"is a model, no checkpoint\. .* type --algo\.actor\.path {tmp_path} in"
+    ):
+        files.find(tmp_path)
+
+
+def test_a_checkpoint_without_a_model_that_the_algorithm_trains(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    instead = r"Type a checkpoint of this algorithm, or begin with the model that `rlhf export` makes"
+    with pytest.raises(
+        ValueError, match=rf"holds \['actor'\], and .* keeps \['actor', 'critic'\]\. {instead}"
+    ):
+        files.check_held(tmp_path, tmp_path, ["actor", "critic"])
+
+
 def text(path: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in path.iterdir()}
 
