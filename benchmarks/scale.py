@@ -109,6 +109,7 @@ class Node:
 
     def __init__(self, actors: list[DeviceHandle]) -> None:
         self.actors = actors
+        self.labels = [f"device {rank}" for rank in range(len(actors))]
 
     def close(self) -> None:
         """They end with Ray."""

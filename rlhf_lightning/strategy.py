@@ -264,7 +264,7 @@ class Strategy(SingleDeviceStrategy):
         cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
         cluster.start(pools)
-        log_placements(placements, cluster.node_names())
+        log_placements(placements, cluster.hosts)
         cluster.prepare(placements, groups, offload=self.offload)
         self._restore_gc = collect_rarely()
         return placements

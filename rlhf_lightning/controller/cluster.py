@@ -110,11 +110,14 @@ class RayCluster:
     def __init__(self, address: str | None, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.actors: list[DeviceHandle] = []
+        self.hosts: list[str] = []
+        """Host name of each device's node."""
+        self.labels: list[str] = []
+        """What errors call each device; with its node where they are on several."""
         self.spans_nodes = False
         given = address or os.environ.get("RAY_ADDRESS") or LOCAL
         self._address = None if given == LOCAL else given
         self._groups: list[PlacementGroup] = []
-        self._nodes: list[str] = []
         self._started_ray = False
 
     @property
@@ -172,6 +175,8 @@ class RayCluster:
             raise ValueError(_too_few(needed, has, kind))
         for pool in pools:
             self._open(pool, kind)
+        several = len(set(self.hosts)) > 1
+        self.labels = [f"device {i}" + f" on {host}" * several for i, host in enumerate(self.hosts)]
 
     def _open(self, pool: ResourcePool, kind: str) -> None:
         """Reserve a pool's devices, filling nodes before spreading, and start their actors in node order."""
@@ -187,6 +192,7 @@ class RayCluster:
                 f"--strategy.devices {int(min(free.values())) + len(self.actors)}, or wait for those jobs."
             )
         nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
         actor = ray.remote(DeviceActor)
         for index in sorted(nodes, key=lambda i: (nodes[i], i)):
             where = PlacementGroupSchedulingStrategy(
@@ -198,12 +204,7 @@ class RayCluster:
                 len(self.actors), gpu=kind == "GPU"
             )
             self.actors.append(cast(DeviceHandle, handle))
-            self._nodes.append(nodes[index])
-
-    def node_names(self) -> list[str]:
-        """Host name of each device's node."""
-        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-        return [hosts.get(node, node) for node in self._nodes]
+            self.hosts.append(hosts.get(nodes[index], nodes[index]))
 
     def _has(self, group: PlacementGroup, pool: ResourcePool) -> bool:
         """Wait for a pool's devices; whether there are enough that no other job holds."""
@@ -225,7 +226,10 @@ class RayCluster:
             WorkerError: a role could not be built.
             WorkerTimeoutError: it took longer than `timeout_s`.
         """
-        started = {f"device {i} to start": a.node_cores.remote() for i, a in enumerate(self.actors)}
+        started = {
+            f"{label} to start": actor.node_cores.remote()
+            for label, actor in zip(self.labels, self.actors, strict=True)
+        }
         found = cast(list[tuple[str, int]], self._get(started))
         nodes = [node for node, _ in found]
         self.spans_nodes = len({*nodes, ray.get_runtime_context().get_node_id()}) > 1
@@ -233,14 +237,14 @@ class RayCluster:
         spec = WorldSpec(len(self.actors), str(address), tuple(dict.fromkeys(groups)), self.timeout_s)
         threads = [max(1, cores // nodes.count(node)) for node, cores in found]
         joined = {
-            f"device {i} to join the world": actor.join.remote(spec, threads[i], offload=offload)
-            for i, actor in enumerate(self.actors)
+            f"{label} to join the world": actor.join.remote(spec, num_threads, offload=offload)
+            for label, actor, num_threads in zip(self.labels, self.actors, threads, strict=True)
         }
         self._get(joined)
         built = {}
         for name, placement in placements.items():
             for rank, device in enumerate(placement.devices):
-                call = f"{name}[rank {rank}, device {device}].build"
+                call = f"{name}[rank {rank}, {self.labels[device]}].build"
                 built[call] = self.actors[device].host.remote(name, placement)
         self._get(built)
 
@@ -270,7 +274,7 @@ class RayCluster:
                 ray.shutdown()
         self.actors.clear()
         self._groups.clear()
-        self._nodes.clear()
+        self.hosts.clear()
 
 
 def _is_untold(record: logging.LogRecord) -> bool:

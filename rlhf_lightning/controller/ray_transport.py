@@ -35,6 +35,8 @@ class Owner(Protocol):
 
     actors: list[DeviceHandle]
     """By global rank."""
+    labels: list[str]
+    """What errors call each of them."""
     spans_nodes: bool
     """Whether the controller and the devices are on more than one node."""
 
@@ -73,7 +75,7 @@ class RayTransport(Transport):
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
         """Send a call to an actor, where it waits for blocks that are still being made."""
         objects = self._objects(call.returns)
-        maker = f"{call.role}[rank {call.rank}, device {device}].{call.method}"
+        maker = f"{call.role}[rank {call.rank}, {self._owner.labels[device]}].{call.method}"
         sent = self._ask(device, call) if call.bare else self._send(device, call, blocks, objects, maker)
         *refs, report = sent if isinstance(sent, list) else [sent]
         self._pending.append(Pending(report, maker, self._owner.actors[device], f"{call.role}.{call.method}"))

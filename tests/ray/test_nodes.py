@@ -32,7 +32,7 @@ class Nodes(Callback):
         """Ask the devices."""
         strategy = cast(Strategy, trainer.strategy)
         cluster = cast(ray_cluster.RayCluster, strategy._cluster)
-        self.names = tuple(cluster.node_names())
+        self.names = tuple(cluster.hosts)
         found = cast(list[tuple[str, int]], ray.get([a.node_cores.remote() for a in cluster.actors]))
         names = [name for name, _ in found]
         self.numbers = tuple(list(dict.fromkeys(names)).index(name) for name in names)

@@ -45,6 +45,7 @@ def device(there: Pretended, node: tuple[str, int], *, joined: object = None, ma
 def of(*devices: Actor) -> RayCluster:
     found = RayCluster(None, timeout_s=TIMEOUT_S)
     found.actors = [device.handle for device in devices]
+    found.labels = [f"device {rank}" for rank in range(len(devices))]
     return found
 
 
@@ -109,13 +110,14 @@ def test_actors_start_in_the_order_of_their_nodes(
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     job = RayCluster(None, timeout_s=1000 * TIMEOUT_S)
+    hosts = [{"NodeID": "a", "NodeManagerHostname": "one"}, {"NodeID": "b", "NodeManagerHostname": "two"}]
+    monkeypatch.setattr(ray, "nodes", lambda: hosts)
     job.start([ResourcePool("main", 3, ())])
     gpu = kind == "GPU"
     assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 3 + ["PACK"]
     assert waits == [cluster.RESERVE_S]
-    hosts = [{"NodeID": "a", "NodeManagerHostname": "one"}, {"NodeID": "b", "NodeManagerHostname": "two"}]
-    monkeypatch.setattr(ray, "nodes", lambda: hosts)
-    assert job.node_names() == ["one", "two", "two"]
+    assert job.hosts == ["one", "two", "two"]
+    assert job.labels == ["device 0 on one", "device 1 on two", "device 2 on two"]
     each = {"num_cpus": 1, "num_gpus": int(gpu), "enable_task_events": False, "max_restarts": 0}
     assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.block import encode
@@ -28,6 +28,7 @@ class Owner:
 
     def __init__(self, actors: list[DeviceHandle]) -> None:
         self.actors = actors
+        self.labels = [f"device {rank}" for rank in range(len(actors))]
 
     def close(self) -> None:
         self.closed += 1
@@ -67,6 +68,15 @@ def test_calls_of_which_none_ends_are_named_after_the_timeout(there: Pretended) 
     ):
         transport.drain()
     assert TIMEOUT_S + 2 < there.now < TIMEOUT_S + 4
+
+
+def test_a_call_is_named_by_its_device_and_node(there: Pretended) -> None:
+    owner = Owner([Actor(submit=lambda *_: there.ref(ActorDiedError())).handle])
+    owner.labels = ["device 0 on node-a"]
+    transport = RayTransport(owner, timeout_s=TIMEOUT_S)
+    transport.submit(0, ping(0), [])
+    with pytest.raises(WorkerError, match=r"^echo\[rank 0, device 0 on node-a\]\.ping: its process died\."):
+        transport.drain()
 
 
 def test_a_value_that_does_not_come_is_told(there: Pretended) -> None:
