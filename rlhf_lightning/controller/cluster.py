@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ from rlhf_lightning.parallel import WorldSpec
 
 RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
+_WAIT_S = 1.0
+"""How long Ray is to wait for them at a time: meanwhile it hears no signal, such as Ctrl-C."""
 _LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """Tells Ray to leave it to its actors which GPUs they see."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
@@ -208,8 +211,9 @@ class RayCluster:
 
     def _has(self, group: PlacementGroup, pool: ResourcePool) -> bool:
         """Wait for a pool's devices; whether there are enough that no other job holds."""
+        waits = math.ceil(min(self.timeout_s, RESERVE_S) / _WAIT_S)
         try:
-            return bool(group.wait(min(self.timeout_s, RESERVE_S)))
+            return any(group.wait(_WAIT_S) for _ in range(waits))
         except Exception as err:  # Ray has no narrower one for a group that it has lost
             raise WorkerError(
                 f"pool {pool.name}: the cluster went away while its devices were reserved ({err}). Look "

@@ -115,11 +115,33 @@ def test_actors_start_in_the_order_of_their_nodes(
     job.start([ResourcePool("main", 3, ())])
     gpu = kind == "GPU"
     assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 3 + ["PACK"]
-    assert waits == [cluster.RESERVE_S]
+    assert waits == [1.0]
     assert job.hosts == ["one", "two", "two"]
     assert job.labels == ["device 0 on one", "device 1 on two", "device 2 on two"]
     each = {"num_cpus": 1, "num_gpus": int(gpu), "enable_task_events": False, "max_restarts": 0}
     assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
+
+
+def test_an_interrupt_is_heard_while_others_hold_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hears none as long as it waits, so it is asked to wait again and again."""
+    waits = list[float]()
+
+    def wait(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return False
+
+    monkeypatch.setattr(cluster, "placement_group", lambda *_, **__: SimpleNamespace(wait=wait))
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 0)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    for timeout_s, total_s in ((1000.0, cluster.RESERVE_S), (2.5, 3.0)):
+        waits.clear()
+        with pytest.raises(
+            WorkerTimeoutError, match=r"other jobs .* leave 1 CPUs\. Try --strategy\.devices 1,"
+        ):
+            RayCluster(None, timeout_s=timeout_s).start([ResourcePool("main", 3, ())])
+        assert (sum(waits), max(waits)) == (total_s, 1.0)
 
 
 @pytest.mark.parametrize("offload", [False, True])
