@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ def unless_given(*, factory: Callable[[], T]) -> T:
     kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field, unless_given)
 )
 def options(cls: type[T]) -> type[T]:
-    """Class decorator: a keyword-only dataclass, whose constructor is kept if it or a base wrote its own."""
+    """Class decorator: a keyword-only dataclass, whose constructor is kept if it or a base wrote its own.
+
+    Raises:
+        ValueError: its `__post_init__` leaves out that of the class that it extends.
+    """
+    _check_post_init(cls)
     made = getattr(cls, "__dataclass_params__", None)
     by_hand = "__init__" in vars(cls) or (made is not None and not made.init)
     dataclasses.dataclass(kw_only=True, eq=False, repr=False, init=not by_hand)(cls)
@@ -45,6 +51,16 @@ def options(cls: type[T]) -> type[T]:
             with_types(inner)
     cls.__init__.__annotations__ = hints
     return cls
+
+
+def _check_post_init(cls: type) -> None:
+    own = vars(cls).get("__post_init__")
+    base = next((base for base in cls.__mro__[1:] if "__post_init__" in vars(base)), None)
+    if base and isinstance(own, FunctionType) and "__post_init__" not in own.__code__.co_names:
+        raise ValueError(
+            f"{cls.__name__}.__post_init__ leaves out that of {base.__name__}, which it extends. Begin it "
+            "with super().__post_init__()."
+        )
 
 
 def with_types(cls: type[T]) -> type[T]:

@@ -13,7 +13,9 @@ from typing import get_args, get_type_hints
 import pytest
 from lightning.pytorch import Trainer
 
+from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.engines import VLLM
@@ -176,6 +178,39 @@ def test_a_constructor_by_hand_goes_for_algorithms_too() -> None:
         """Adds nothing."""
 
     assert Inheriting(answers=3).group_size == 3  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("base", "whose"), [(PPO, PPO), (GRPO, GRPO), (Split, Strategy)])
+def test_a_post_init_begins_with_that_of_its_base(base: type, whose: type) -> None:
+    def alone(self: object) -> None:
+        vars(self)["mine"] = 1
+
+    def begun(self: object) -> None:
+        base.__post_init__(self)  # type: ignore[attr-defined]
+
+    said = rf"^Mine\.__post_init__ leaves out that of {whose.__name__}, .* super\(\)\.__post_init__\(\)"
+    with pytest.raises(ValueError, match=said):
+        type("Mine", (base,), {"__post_init__": alone})
+    type("Later", (type("Mine", (base,), {"__post_init__": begun}),), {})()
+
+
+def test_a_post_init_alone_has_none_to_begin_with() -> None:
+    class Mine(RLHFAlgorithm):
+        def __post_init__(self) -> None:
+            self.made = True
+
+        def step(self, batch: Batch) -> Metrics:
+            raise NotImplementedError
+
+    assert Mine().made
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_command_says_what_a_post_init_leaves_out(rlhf: Rlhf) -> None:
+    Path("elsewhere.py").write_text(
+        "from rlhf_lightning.algos import PPO\nclass Mine(PPO):\n  def __post_init__(self):\n    self.n = 1\n"
+    )
+    assert "Mine.__post_init__ leaves out that of PPO" in rlhf.refused("fit", "--algo", "elsewhere.Mine")
 
 
 def test_the_placement_in_the_documents(rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
