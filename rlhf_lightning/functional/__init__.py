@@ -2,6 +2,7 @@
 
 masked, aggregate, ratio, whiten, moments    sums and means under a mask; what losses are divided by
 estimator, penalized_estimator, *_estimator  advantages, as objects that run where the data is
+reading                                      what losses and estimators look up in vain
 gae, returns, groups, kl, overlong           the formulas that estimators use
 policy and its subclasses                    losses of policies: sequence_policy (GSPO), geometric_policy
 (GMPO), cispo, reinforce; off_policy, their correction

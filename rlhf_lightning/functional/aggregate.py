@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from rlhf_lightning.functional.masked import masked_mean, masked_sum
+from rlhf_lightning.functional.reading import reading
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -110,12 +111,8 @@ def run_loss(
             by name, or the scalar does not depend on the outputs.
     """
     whose = type(loss).__name__
-    try:
+    with reading(whose, outputs=outputs, rows=rows):
         found: object = loss(outputs, rows, counts)
-    except KeyError as err:
-        if not err.args or {*err.args} & {*outputs, *rows}:
-            raise
-        raise ValueError(_lacking(whose, str(err.args[0]), outputs, rows)) from err
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ValueError(
             f"{whose} returned a {type(found).__name__}: a loss returns a scalar and metrics by name. Write "
@@ -137,13 +134,6 @@ def run_loss(
             "constants: take outputs['log_probs'], not rows['log_probs']."
         )
     return value, dict(metrics)
-
-
-def _lacking(whose: str, name: str, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> str:
-    """The error for a loss that reads an output or a column that it is not given."""
-    fix = "Let its `needs_entropy` be True" if name == "entropy" else "Name the column in its `columns`"
-    given = f"outputs {sorted(outputs)} and rows {sorted(rows)}"
-    return f"{whose} reads {name!r}, and is given {given}. {fix}."
 
 
 def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, horizon: int = 0) -> Tensor:

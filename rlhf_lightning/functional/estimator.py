@@ -13,6 +13,8 @@ from typing import cast
 
 from torch import Tensor
 
+from rlhf_lightning.functional.reading import reading
+
 Add = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes that hold rows of the batch."""
 
@@ -83,14 +85,8 @@ def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = a
             numbers that are not finite: each step with them would be skipped, and nothing learned.
     """
     whose = type(estimator).__name__
-    try:
+    with reading(whose, rows=rows):
         found: object = estimator(rows, add)
-    except KeyError as err:
-        if not err.args or err.args[0] in rows:
-            raise
-        raise ValueError(
-            f"{whose} reads {err.args[0]!r}, and is given {sorted(rows)}. Name the column in its `columns`."
-        ) from err
     if not isinstance(found, Mapping):
         raise ValueError(
             f"{whose} returned a {type(found).__name__}: an estimator returns columns by name. Write "

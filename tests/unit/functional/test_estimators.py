@@ -182,7 +182,10 @@ class Mine(Estimator):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"reads": "values"}, r"^Mine reads 'values', and is given \['scores'\]\. Name .* its `columns`\.$"),
+        (
+            {"reads": "values"},
+            r"^Mine reads 'values', and is given rows \['scores'\]\. Name .* its `columns`\.$",
+        ),
         ({"answer": torch.ones(3, 2)}, r"^Mine returned a Tensor: an estimator returns columns by name\."),
         ({"answer": {"adv": torch.ones(3)}}, r"^Mine returned \['adv'\], and its `returns` names \['advan"),
         ({"answer": {"advantages": torch.ones(())}}, r"^Mine: 'advantages' is \[\]\. Make it a tensor"),
