@@ -18,8 +18,8 @@ from rlhf_lightning.engines import (
     max_positions,
     num_tokens,
 )
-from rlhf_lightning.field_types import check_types
-from rlhf_lightning.functional import PolicyLoss
+from rlhf_lightning.field_types import check_names, check_types
+from rlhf_lightning.functional import Loss, PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.usage import naming_role
@@ -76,6 +76,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
         ValueError: a field is of the wrong type or unread, a role is no field, or nothing would be learned.
     """
     check_types(algorithm)
+    _check_names(algorithm)
     roles = algorithm.roles()
     _check_actors(type(algorithm).__name__, roles)
     _check_stray_roles(algorithm)
@@ -83,6 +84,17 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     for name, least in (("epochs", 1), ("mini_batch_size", 0)):
         if (given := vars(algorithm).get(name, least)) < least:
             raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
+
+
+def _check_names(algorithm: RLHFAlgorithm) -> None:
+    """Refuse one text where the algorithm or a loss of it names columns, models or metrics."""
+    kind = type(algorithm).__name__
+    check_names(kind, "needs", algorithm.needs)
+    check_names(kind, "validates", algorithm.validates)
+    check_names(kind, "progress", algorithm.progress)
+    for value in vars(algorithm).values():
+        if isinstance(value, Loss):
+            check_names(type(value).__name__, "columns", value.columns)
 
 
 def _check_stray_roles(algorithm: RLHFAlgorithm) -> None:

@@ -60,6 +60,19 @@ def check_types(holder: object, *, name: str = "") -> None:
             check_types(value, name=f"{name}.{field.name}" if name else field.name)
 
 
+def check_names(owner: str, option: str, names: object) -> None:
+    """Refuse one text where several names are wanted: it would be read letter by letter.
+
+    Raises:
+        ValueError: `names` is a text.
+    """
+    if isinstance(names, str):
+        raise ValueError(
+            f"{owner}.{option}={names!r}: is one text, which is read letter by letter. Write ({names!r},), "
+            "with the comma."
+        )
+
+
 @cache
 def type_hints(cls: Hashable) -> dict[str, object]:
     """The types of a class's fields; empty where one of them means nothing while a program runs."""

@@ -24,6 +24,7 @@ from rlhf_lightning.controller.transfer import (
     SingleTransfer,
     Transfer,
 )
+from rlhf_lightning.field_types import check_names
 from rlhf_lightning.parallel import Link, Seat
 
 P = ParamSpec("P")
@@ -170,7 +171,7 @@ def register(
     *, transfer: SingleTransfer
 ) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], Value[T]]]: ...
 def register(
-    *, transfer: Transfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...] = ()
+    *, transfer: Transfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a method callable on the controller.
 
@@ -180,12 +181,23 @@ def register(
     Args:
         transfer: how data reach the ranks and how results come back.
         reads: columns that the method reads, besides the `columns` of arguments such as a loss; None: all.
-        returns: columns that it returns, where its result is a Batch.
+        returns: columns that it returns, where its result is a Batch; empty: those that an argument names.
+
+    Raises:
+        ValueError: its result is a Batch without columns, or a text stands in the place of names.
     """
 
     def decorate(function: Callable[..., object]) -> Callable[..., object]:
+        name = function.__qualname__
+        check_names(name, "reads", reads)
+        check_names(name, "returns", returns)
+        if returns is None and isinstance(transfer, RowTransfer):
+            raise ValueError(
+                f"{name}: its result is rows, of which the columns are kept that `returns` names. Name them: "
+                'returns=("values",), or take DP_METRIC for metrics.'
+            )
         takes_rows = "rows" in inspect.signature(function).parameters
-        method = Method(function.__name__, function, transfer, reads, returns, takes_rows)
+        method = Method(function.__name__, function, transfer, reads, returns or (), takes_rows)
         return cast(Callable[..., object], RemoteMethod(method))
 
     return decorate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ from rlhf_lightning.controller.groups import check_neighbours
 from rlhf_lightning.controller.register import Method
 from rlhf_lightning.controller.transfer import Inputs, Output, Outputs, RowTransfer
 from rlhf_lightning.controller.transport import Future, Transport
+from rlhf_lightning.field_types import check_names
 from rlhf_lightning.parallel import ParallelLayout
 
 INLINE_BYTES = 100_000
@@ -74,10 +75,7 @@ class WorkerGroup:
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         if method.reads is None:
             return self._shared(batch, method)
-        extra = [
-            name for value in arguments.values() if isinstance(value, ReadsColumns) for name in value.columns
-        ]
-        names = list(dict.fromkeys((*method.reads, *extra)))
+        names = list(dict.fromkeys((*method.reads, *_read_by(arguments))))
         missing = [name for name in names if name not in batch]
         if missing:
             raise ValueError(
@@ -124,6 +122,14 @@ def _shipped(pieces: Iterable[Piece], blocks: list[Future | Block]) -> tuple[Row
         blocks.append(source)
         rows.append(picked)
     return tuple(rows)
+
+
+def _read_by(arguments: Mapping[str, object]) -> Iterator[str]:
+    """The columns that arguments, such as a loss, read."""
+    for value in arguments.values():
+        if isinstance(value, ReadsColumns):
+            check_names(type(value).__name__, "columns", value.columns)
+            yield from value.columns
 
 
 def _made(arguments: Mapping[str, object]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
+from rlhf_lightning.field_types import check_names
 from rlhf_lightning.functional.reading import reading
 
 Add = Callable[[Tensor], Tensor]
@@ -56,12 +57,15 @@ class Estimator(ABC):
 
 
 def check_estimator(estimator: object) -> None:
-    """Refuse what is no estimator, such as a function or the class of one.
+    """Refuse what is no estimator, such as a function or the class of one, and texts for lists of columns.
 
     Raises:
         TypeError: it is none.
+        ValueError: it names columns by one text.
     """
     if isinstance(estimator, Estimator):
+        check_names(type(estimator).__name__, "columns", estimator.columns)
+        check_names(type(estimator).__name__, "returns", estimator.returns)
         return
     name = getattr(estimator, "__name__", type(estimator).__name__)
     if isinstance(estimator, type) and issubclass(estimator, Estimator):

@@ -178,3 +178,19 @@ def test_words_of_functions() -> None:
     zeros = torch.zeros(1, 2)
     with pytest.raises(ValueError, match=r"gae\(gap='foo'\): unknown. Try 'carry' or 'zero'"):
         gae(zeros, zeros, zeros.bool(), gamma=1.0, lam=1.0, gap="foo")  # type: ignore[arg-type]
+
+
+class Spelt(PolicyLoss):
+    """Names its column by a text."""
+
+    columns = "advantages"  # type: ignore[assignment]
+
+
+def test_one_text_in_the_place_of_names_is_refused() -> None:
+    made = PPO(policy_loss=Spelt())
+    with pytest.raises(ValueError, match=r"^Spelt\.columns='advantages': is one text, .* \('advantages',\)"):
+        check_fields(made)
+    for option in ("needs", "validates", "progress"):
+        told = type("Told", (GRPO,), {option: "reward"})()
+        with pytest.raises(ValueError, match=rf"^Told\.{option}='reward': is one text"):
+            check_fields(told)

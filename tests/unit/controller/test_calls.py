@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -177,6 +177,36 @@ def test_arguments_are_looked_at_before_anything_is_sent(role: Careless) -> None
         double(numbers(1), twice=True)
     with pytest.raises(TypeError, match=r"by=PolicyLoss is a class\. Give one of it, by=PolicyLoss\(\)"):
         double(numbers(1), by=PolicyLoss)
+
+
+def test_a_column_alone_is_no_list_of_columns(role: Careless) -> None:
+    double = cast(Callable[..., Batch], role.double)
+    with pytest.raises(ValueError, match=r"^Reading\.columns='x': .* letter by letter\. Write \('x',\)"):
+        double(numbers(1), by=Reading())
+
+
+class Reading:
+    """An argument that names the columns that it reads as a text."""
+
+    columns = "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transfer": DP}, r": its result is rows, .* Name them: returns=\(.*\), or take DP_METRIC"),
+        ({"transfer": DP, "returns": "x"}, r"\.returns='x': "),
+        ({"transfer": DP_METRIC, "reads": "x"}, r"\.reads='x': "),
+    ],
+)
+def test_what_a_method_reads_and_returns_is_looked_at_where_it_is_made(
+    options: dict[str, Any], said: str
+) -> None:
+    def halve(self: Careless, rows: TensorDict) -> TensorDict:
+        return rows
+
+    with pytest.raises(ValueError, match=rf"halve{said}"):
+        cast(Any, register)(**options)(halve)
 
 
 def test_rows_of_here_and_of_devices_go_on_together(role: Careless) -> None:

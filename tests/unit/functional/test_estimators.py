@@ -208,6 +208,17 @@ def test_what_is_no_estimator() -> None:
         check_estimator(alone)
 
 
+class Spelt(Mine):
+    """One that names its column as a text."""
+
+    columns = "scores"  # type: ignore[assignment]
+
+
+def test_a_column_alone_is_no_list_of_columns() -> None:
+    with pytest.raises(ValueError, match=r"^Spelt\.columns='scores': .* Write \('scores',\), with the comma"):
+        check_estimator(Spelt())
+
+
 @dataclass(frozen=True)
 class Careless(ReturnEstimator):
     """An estimator of the user's own that divides by 0 in a row whose score is 0."""
