@@ -200,8 +200,16 @@ class Role(ModelSpec, Remote):
 
     @property
     def worker(self) -> Worker:
-        """This rank's place; on a worker only."""
-        assert self.binding.worker is not None
+        """This rank's place; on a worker only.
+
+        Raises:
+            ValueError: this is a handle.
+        """
+        if self.binding.worker is None:
+            raise ValueError(
+                f"{type(self).__name__}: its engine and its place among the ranks are on the devices alone. "
+                "Put @register(transfer=...) above the method that asks for them: it then runs there."
+            )
         return self.binding.worker
 
     @property
@@ -213,6 +221,7 @@ class Role(ModelSpec, Remote):
     @property
     def engine(self) -> TrainEngine:
         """This rank's engine; on a worker only."""
+        _ = self.worker  # refuses a handle
         assert self.binding.engine is not None
         return self.binding.engine
 

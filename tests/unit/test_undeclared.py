@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,37 @@ def test_it_is_told_how_to_declare_one(name: str, error: type[Exception], says: 
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
     with pytest.raises(error, match=says):
         trainer(Local(), tmp_path).fit(Forgetful(name=name), datamodule=data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Actor):
+    """Has methods that are for the devices, and are not registered."""
+
+    def weight(self) -> int:
+        """Ask for the engine."""
+        return self.engine.reload_bytes()
+
+    def rank(self) -> int:
+        """Ask for the place."""
+        return self.worker.rank
+
+
+class Watching(Forgetful):
+    """Calls one of them."""
+
+    actor: Actor = field(default_factory=Watched)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Call."""
+        return Metrics.of({"mine/number": getattr(self.actor, self.name)()})
+
+
+@pytest.mark.parametrize("name", ["weight", "rank"])
+def test_what_devices_alone_have_is_asked_for_there(name: str, tmp_path: Path) -> None:
+    said = r"^Watched: .* on the devices alone.*@register\(transfer=\.\.\.\)"
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(ValueError, match=said):
+        trainer(Local(), tmp_path).fit(Watching(name=name), datamodule=data)
 
 
 class Hasty(Forgetful):
