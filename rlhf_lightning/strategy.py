@@ -35,7 +35,7 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs, start_paths
-from rlhf_lightning.strategy_checks import check_options, check_restart, check_set_up, check_trainer
+from rlhf_lightning.strategy_checks import check_layouts, check_options, check_start, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
 
@@ -197,11 +197,7 @@ class Strategy(SingleDeviceStrategy):
         roles = self.models()
         self.settings.check_read(apart=any(isinstance(role, Generator) for role in roles.values()))
         pools = self._pools(roles)
-        for pool in pools:
-            for name in pool.roles:
-                layout = self.layout(roles[name], name, pool.num_devices)
-                if roles[name].path:
-                    roles[name].check_layout(layout, self.settings)
+        check_layouts(self, roles, pools)
         self.check(num_devices(pools))
 
     def join(self) -> None:
@@ -225,8 +221,7 @@ class Strategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
-        check_restart(self.algorithm)
-        check_set_up(self.algorithm)
+        check_start(self.algorithm)
         end_if_done(trainer)
         task, roles = trainer.state.fn, self.models()
         if task != "fit":

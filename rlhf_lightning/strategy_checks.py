@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,16 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import Precision
 
 from rlhf_lightning.output import check_output
+from rlhf_lightning.usage import naming_role
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
+    from rlhf_lightning.controller.cluster import ResourcePool
     from rlhf_lightning.engines import TrainConfig
     from rlhf_lightning.strategy import Strategy
+    from rlhf_lightning.workers import Role
 
 
 def check_options(strategy: Strategy) -> None:
@@ -76,7 +80,31 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
     _check_gradients(trainer, strategy.settings.training)
 
 
-def check_restart(algorithm: RLHFAlgorithm) -> None:
+def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
+    """Refuse models that their devices cannot be divided among.
+
+    Raises:
+        ValueError: a model does not divide so, or its engine cannot train it so.
+    """
+    for pool in pools:
+        for name in pool.roles:
+            layout = strategy.layout(roles[name], name, pool.num_devices)
+            if roles[name].path:
+                with naming_role(name):
+                    roles[name].check_layout(layout, strategy.settings)
+
+
+def check_start(algorithm: RLHFAlgorithm) -> None:
+    """Refuse models that a first run has trained, and models that are not complete.
+
+    Raises:
+        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it.
+    """
+    _check_restart(algorithm)
+    _check_set_up(algorithm)
+
+
+def _check_restart(algorithm: RLHFAlgorithm) -> None:
     """Refuse a second run without a checkpoint: the models that the first one trained ended with it.
 
     Raises:
@@ -92,7 +120,7 @@ def check_restart(algorithm: RLHFAlgorithm) -> None:
         )
 
 
-def check_set_up(algorithm: RLHFAlgorithm) -> None:
+def _check_set_up(algorithm: RLHFAlgorithm) -> None:
     """Refuse models that `RLHFAlgorithm.setup` has not completed: their seeds and paths would be wrong.
 
     Raises:

@@ -129,7 +129,7 @@ def naming_role(name: str) -> Iterator[None]:
         yield
     except ValueError as err:
         said = str(err)
-        raise ValueError(f"{name}.{said}" if said.startswith(("path=", "lora.")) else said) from err
+        raise ValueError(f"{name}.{said}" if said.startswith(("path=", "lora")) else said) from err
 
 
 def library_error(err: Exception) -> str:

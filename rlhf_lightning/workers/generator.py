@@ -34,6 +34,7 @@ from rlhf_lightning.engines import WeightSource, be_deterministic, train_engine
 from rlhf_lightning.parallel import Link, ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import ModelSpec, Sampling
+from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InHand
 from rlhf_lightning.workers.role import Role, Settings
@@ -102,8 +103,9 @@ class Generator(Role):
             binding.engine = engine
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
-        """See `Actor.check_generation`; the copy is neither divided nor trained."""
-        self.actor.check_generation(layout, settings)
+        """See `Actor.check_generation`; the copy is neither divided nor trained, and its path the actor's."""
+        with naming_role("actor"):
+            self.actor.check_generation(layout, settings)
 
     def offload(self) -> None:
         """See `Role.offload`; vLLM keeps what it has."""

@@ -41,7 +41,6 @@ from rlhf_lightning.engines import (
 from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.usage import naming_role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,17 +353,15 @@ class Role(ModelSpec, Remote):
     def _check_lora(self, settings: Settings) -> None:
         if self.lora is None:
             return
-        option = f"{type(self).__name__.lower()}.lora"
         if not settings.training.trains_adapters:
             raise ValueError(
-                f"{option} with strategy.settings.engine={settings.engine}: only the FSDP engine trains "
-                f"adapters. Try --strategy.settings.engine fsdp under a strategy that takes it, or leave "
-                f"{option} out."
+                f"lora with strategy.settings.engine={settings.engine}: only the FSDP engine trains "
+                "adapters. Try --strategy.settings.engine fsdp under a strategy that takes it, or leave lora "
+                "out."
             )
         if not self.trains:
-            raise ValueError(f"{option}: this model is not trained. Leave it out.")
-        with naming_role(type(self).__name__.lower()):
-            check_adapters(self, self.head)
+            raise ValueError("lora: this model is not trained. Leave it out.")
+        check_adapters(self, self.head)
 
     def check_checkpoint(self, directory: Path) -> None:
         """Refuse a checkpoint of another model without loading either.

@@ -23,6 +23,7 @@ from rlhf_lightning.engines.fsdp.base_model import BaseModelEngine
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
+from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
 from tests.unit.algos.small import built, write_model
 
@@ -177,12 +178,14 @@ def test_a_checkpoint_of_other_adapters_is_refused_before_anything_is_built(
 def test_other_engines_train_no_adapters(path: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)
     settings = Settings(engine=engine)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=f"actor.lora with strategy.settings.engine={engine}: only the FSDP"):
+    said = f"actor.lora with strategy.settings.engine={engine}: only the FSDP"
+    with pytest.raises(ValueError, match=said), naming_role("actor"):
         Actor(path=path, lora=LoRA()).check_layout(LAYOUT, settings)
 
 
 def test_what_is_not_trained_has_no_adapters(path: str) -> None:
-    with pytest.raises(ValueError, match=r"reference.lora: this model is not trained. Leave it out."):
+    said = r"reference.lora: this model is not trained. Leave it out."
+    with pytest.raises(ValueError, match=said), naming_role("reference"):
         Reference(path=path, lora=LoRA()).check_layout(LAYOUT, Settings())
     actor = Actor(path=path, lora=LoRA())
     actor.check_layout(LAYOUT, Settings())

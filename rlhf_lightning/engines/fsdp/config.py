@@ -92,10 +92,9 @@ class FSDP(TrainConfig):
             )
         self.check_ranks(layout.d)
         if spec.lora is not None and self.tensor > 1:
-            role = f"{type(spec).__name__.lower()}.lora"
             raise ValueError(
-                f"{role} with strategy.settings.train.tensor={self.tensor}: layers with adapters are not "
-                f"divided. Try tensor=1, or leave {role} out."
+                f"lora with strategy.settings.train.tensor={self.tensor}: layers with adapters are not "
+                "divided. Try tensor=1, or leave lora out."
             )
         check_tensor_parallel(spec, head, layout.t)
         if self.compile_layers:

@@ -12,6 +12,7 @@ from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto, Colocated, OpenRLHF
+from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Generator, Reward, Settings
 from tests.unit.engines import tiny
 
@@ -61,7 +62,8 @@ def test_a_model_that_cannot_be_divided_is_refused(path: str, tmp_path: Path) ->
 
 
 def test_adapters_on_divided_layers_are_refused(path: str) -> None:
-    with pytest.raises(ValueError, match=f"^actor.lora with {OPTION}: layers with adapters are not divided"):
+    said = f"^actor.lora with {OPTION}: layers with adapters are not divided"
+    with pytest.raises(ValueError, match=said), naming_role("actor"):
         Actor(path=path, lora=LoRA()).check_layout(ParallelLayout(t=2), SETTINGS)
 
 
