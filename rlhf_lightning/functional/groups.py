@@ -113,8 +113,9 @@ def group_std(scores: Tensor, groups: Tensor, *, valid: Tensor | None = None) ->
     """Unbiased standard deviation of each row's group, [B]; 1 for a group of one, which has none (verl)."""
     deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
     index = torch.unique(groups, return_inverse=True)[1]
-    squares = torch.zeros_like(deviation).index_add(0, index, deviation.square())[index]
-    return torch.where(count == 1, 1.0, (squares / (count - 1).clamp(min=1)).sqrt())
+    wide = deviation.double()  # the squares of finite scores may be beyond float32
+    squares = torch.zeros_like(wide).index_add(0, index, wide.square())[index]
+    return torch.where(count == 1, 1.0, (squares / (count - 1).clamp(min=1)).sqrt()).to(deviation.dtype)
 
 
 def varied_groups(scores: Tensor, group_size: int) -> Tensor:

@@ -28,6 +28,14 @@ def test_group_advantages_by_hand() -> None:
     assert group_advantages(scores, groups, single="score", scale="none")[-1] == 4
 
 
+@pytest.mark.parametrize("size", [1e18, 1e20, 1e38])
+def test_scores_whose_squares_are_beyond_float32(size: float) -> None:
+    scores, groups = torch.tensor([size, -size]), torch.zeros(2, dtype=torch.int64)
+    assert group_std(scores, groups).dtype == torch.float32
+    close(group_std(scores, groups) / size, [math.sqrt(2.0)] * 2)
+    close(group_advantages(scores, groups), [math.sqrt(0.5), -math.sqrt(0.5)])
+
+
 @pytest.mark.parametrize("eps", [1e-6, 1e-4, 1e-9])
 def test_group_advantages_against_python(eps: float, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
