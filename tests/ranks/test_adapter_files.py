@@ -131,6 +131,13 @@ def without(directory: Path, part: str) -> None:
     save_file({name: value for name, value in tensors.items() if part not in name}, directory / WEIGHTS)
 
 
+def of_another_family(directory: Path) -> None:
+    base = directory / "base"
+    base.mkdir()
+    (base / "config.json").write_text('{"model_type": "qwen2"}')
+    edited(directory, base_model_name_or_path=str(base))
+
+
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (shutil.rmtree, "there is no adapter_config.json. Type a directory of adapters, as peft's"),
     "options alone": (lambda at: (at / WEIGHTS).unlink(), "there is no adapter_model.safetensors. Type a"),
@@ -153,6 +160,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "another kind": (lambda at: edited(at, peft_type="IA3"), "of the kind IA3, not LORA. Merge them into"),
     "another scale": (lambda at: edited(at, use_rslora=True), "have use_rslora=True, and here they are W"),
     "several ranks": (lambda at: edited(at, rank_pattern={"q": 1}), "have rank_pattern={'q': 1}, and here"),
+    "another family": (of_another_family, r"of .*base, a model of type qwen2, and this is a llama\."),
     "a torn file": (
         lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-9]),
         "is truncated or corrupt",

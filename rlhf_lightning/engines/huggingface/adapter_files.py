@@ -57,6 +57,7 @@ def load_adapters(model: PreTrainedModel, lora: LoRA) -> None:
     """
     mine = {_stored_name(n): p for n, p in model.named_parameters() if is_trained(n)}
     shapes = check_adapter_files(lora, _layers(mine))
+    _check_family(lora, model.config.model_type)
     expected = {name: tuple(parameter.shape) for name, parameter in mine.items()}
     if _PREFIX + HEAD not in shapes:
         expected.pop(_PREFIX + HEAD, None)
@@ -72,6 +73,18 @@ def load_adapters(model: PreTrainedModel, lora: LoRA) -> None:
     with torch.no_grad():
         for name, value in load_file(Path(lora.path).expanduser() / _WEIGHTS).items():
             mine[name].copy_(value)
+
+
+def _check_family(lora: LoRA, family: str) -> None:
+    """Refuse adapters of a model of another type, as far as that model is still where they say."""
+    base = read_json(Path(lora.path).expanduser() / ADAPTER_CONFIG).get("base_model_name_or_path")
+    config = Path(str(base)).expanduser() / "config.json"
+    theirs = read_json(config).get("model_type") if config.is_file() else family
+    if theirs != family:
+        raise ValueError(
+            f"lora.path={lora.path}: adapters of {base}, a model of type {theirs}, and this is a {family}. "
+            "Type the path of the model that they were trained on."
+        )
 
 
 def check_adapter_files(lora: LoRA, layers: Sequence[str]) -> dict[str, tuple[int, ...]]:
