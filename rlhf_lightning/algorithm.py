@@ -386,8 +386,8 @@ class RLHFAlgorithm(LightningModule):
 
     def _update_references(self) -> None:
         """Move the references that average the actor's weights towards the new ones."""
-        followers = [r for r in self.roles().values() if isinstance(r, Reference) and r.weights_change]
-        if followers:
+        references = [r for r in self.roles().values() if isinstance(r, Reference)]
+        if followers := [r for r in references if r.follows_after(self.global_step + 1)]:
             weights = self.main_actor.give_weights(Batch({}, num_rows=1))
             for reference in followers:
                 reference.follow(weights)

@@ -19,25 +19,35 @@ class Reference(Role):
     """The actor before it was trained, unless a path says otherwise.
 
     Raises:
-        ValueError: `decay` is no share.
+        ValueError: `decay` is no share, or `every` no number of iterations after which it follows.
     """
 
     path: str = ""
     """As the actor's where empty."""
     temperature: float | None = None
     """Divides the logits; that of the actor's sampling where None."""
-
     decay: float | None = None
-    """Become an exponential average of the actor: keep this share after an iteration; None: stay."""
+    """Become an exponential average of the actor: keep this share of the own weights; None: stay."""
+    every: int = 1
+    """Iterations after which it does so; with decay=0 the actor replaces it then (SPIN, iterative DPO)."""
 
     def __post_init__(self) -> None:
         if self.decay is not None and not 0 <= self.decay <= 1:
             raise ValueError(f"reference.decay={self.decay}: is a share. Try 0.99, or leave it out.")
+        if self.every < 1 or (self.every > 1 and self.decay is None):
+            raise ValueError(
+                f"reference.every={self.every} with reference.decay={self.decay}: it follows the actor "
+                "after so many iterations, at least 1, as decay says. Try decay=0.0, which replaces it."
+            )
 
     @property
     def weights_change(self) -> bool:
         """Whether it follows the actor, and so no longer equals its directory."""
         return self.decay is not None
+
+    def follows_after(self, iteration: int) -> bool:
+        """Whether it follows the actor once this iteration, counted from 1, is done."""
+        return self.weights_change and iteration % self.every == 0
 
     def build(self, worker: Worker) -> None:
         """Load the model, unless this device has it already as the base model of the actor's adapters."""

@@ -116,6 +116,22 @@ def test_the_reference_follows(model: str, decay: float) -> None:
     torch.testing.assert_close(now, decay * fresh + (1 - decay) * trained, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("every", "steps", "moved"), [(2, 1, False), (2, 2, True), (2, 3, False)])
+def test_the_reference_is_replaced_now_and_then(model: str, every: int, steps: int, *, moved: bool) -> None:
+    algorithm = GRPO(
+        actor=actor(model),
+        reference=Reference(decay=0.0, every=every),
+        reward=Reward(functions="length"),
+        policy_loss=PolicyLoss(kl_coef=0.01),
+        group_size=3,
+    )
+    kept = run(algorithm, data(), steps=steps)
+    trained = torch.cat([w.flatten() for n, w in kept.weights["actor"].items() if n != "lm_head.weight"])
+    fresh = FSDPEngine(ModelSpec(path=model, init_seed=0)).give_weights()
+    assert torch.equal(kept.reference, trained) is moved
+    assert torch.equal(kept.reference, fresh) is (steps < every)
+
+
 def test_a_penalty_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kl\.coef=-1"):
         KLPenalty(coef=-1)
@@ -125,6 +141,9 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
         Scaling(reward_clip=0.0)
     with pytest.raises(ValueError, match=r"reference\.decay=2"):
         Reference(decay=2.0)
+    for options in ({"every": 0, "decay": 0.0}, {"every": 3}):
+        with pytest.raises(ValueError, match=rf"reference\.every={options['every']} with reference\.decay="):
+            Reference(**options)
 
 
 @pytest.mark.parametrize(
