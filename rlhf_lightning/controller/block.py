@@ -86,7 +86,10 @@ def decode(blocks: Sequence[Block], *, by: Sequence[Block] = ()) -> torch.Tensor
     arrays = [np.asarray(block.values) for block in blocks]
     kinds = {(block.dtype, array.shape[1:]) for block, array in zip(blocks, arrays, strict=True)}
     if len(kinds) > 1:
-        raise ValueError(f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}.")
+        raise ValueError(
+            f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}. Rows of several "
+            "widths are joined by `joined` of rlhf_lightning.workers, which pads prompts and answers."
+        )
     array = np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
     array = array if rows is None else array[rows]
     with warnings.catch_warnings():

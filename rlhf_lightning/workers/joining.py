@@ -1,23 +1,30 @@
-"""Concatenation of batches whose prompts have different widths."""
+"""Concatenation of batches whose prompts or answers have different widths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_lightning.controller import GROUPS, Batch
 from rlhf_lightning.workers.actor import PROMPTS
 
+_ANSWERED = "response_mask"
+
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Concatenate the rows; prompts [B, P] are padded on the left to the widest.
+    """Concatenate the rows; prompts [B, P] are padded on the left to the widest, answers [B, R] on the right.
 
     Args:
         batches: with `prompt_ids` and `prompt_mask`; only the columns that all of them have are kept.
     """
     width = max(batch["prompt_mask"].shape[1] for batch in batches)
-    return Batch.joined([_widened(batch, width) for batch in batches])
+    parts = [_widened(batch, width) for batch in batches]
+    if all(_ANSWERED in batch for batch in batches):
+        longest = max(batch[_ANSWERED].shape[1] for batch in batches)
+        parts = [_lengthened(batch, longest) for batch in parts]
+    return Batch.joined(parts)
 
 
 def trimmed(batch: Batch) -> Batch:
@@ -40,3 +47,15 @@ def _widened(batch: Batch, width: int) -> Batch:
     if not missing:
         return batch
     return batch | {name: pad(batch[name], (missing, 0)) for name in PROMPTS}
+
+
+def _lengthened(batch: Batch, length: int) -> Batch:
+    present = batch[_ANSWERED].shape[1]
+    if present == length:
+        return batch
+    fetched = {name: batch.column(name).fetch() for name in batch if name not in PROMPTS}
+    return batch | {
+        name: pad(column, (0, length - present))
+        for name, column in fetched.items()
+        if isinstance(column, Tensor) and column.shape[1:] == (present,)
+    }

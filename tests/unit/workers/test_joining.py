@@ -1,0 +1,42 @@
+"""Rows of several batches in one, whatever the widths of their prompts and answers."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf_lightning.controller import Batch
+from rlhf_lightning.workers import joined
+
+
+def rows(prompt: int, answer: int, *, first: int) -> Batch:
+    """Two rows, whose numbers count from `first` and are nowhere 0."""
+    prompts = torch.arange(first, first + 2 * prompt).view(2, prompt)
+    answers = prompts.new_full((2, answer), first)
+    return Batch.of(
+        {
+            "prompt_ids": prompts,
+            "prompt_mask": prompts > 0,
+            "response_ids": answers,
+            "response_mask": answers > 0,
+            "advantages": answers.float(),
+            "row_truncated": torch.ones(2, dtype=torch.bool),
+            "rows": [{"row": first}, {"row": first + 1}],
+        }
+    )
+
+
+def test_prompts_are_padded_on_the_left_and_answers_on_the_right() -> None:
+    both = joined([rows(3, 2, first=1), rows(2, 4, first=100)])
+    assert both["prompt_ids"].tolist() == [[1, 2, 3], [4, 5, 6], [0, 100, 101], [0, 102, 103]]
+    assert both["response_ids"].tolist() == [[1, 1, 0, 0]] * 2 + [[100] * 4] * 2
+    assert torch.equal(both["response_mask"], both["response_ids"] > 0)
+    assert torch.equal(both["prompt_mask"], both["prompt_ids"] > 0)
+    assert both["advantages"].tolist() == both["response_ids"].tolist()
+    assert both["row_truncated"].tolist() == [True] * 4
+    assert both.objects("rows") == [{"row": number} for number in (1, 2, 100, 101)]
+
+
+def test_prompts_alone_are_joined_too() -> None:
+    both = joined([rows(1, 1, first=1).select(["prompt_ids", "prompt_mask"]), rows(2, 2, first=5)])
+    assert list(both) == ["prompt_ids", "prompt_mask"]
+    assert both["prompt_ids"].tolist() == [[0, 1], [0, 2], [5, 6], [7, 8]]
