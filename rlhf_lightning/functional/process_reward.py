@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlhf_lightning.functional.aggregate import Counts, Loss, aggregate
-from rlhf_lightning.functional.masked import masked_sum, zero_masked
+from rlhf_lightning.functional.masked import token_mean, zero_masked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,10 @@ class StepLoss(Loss):
         loss = aggregate(each, steps, "token-mean", counts)
         right = torch.sigmoid(logits.detach())
         probability = labels * right + (1 - labels) * (1 - right)
-        num_steps = max(counts.tokens, 1)
         return loss, {
             "process_reward/loss": loss.detach(),
-            "process_reward/accuracy": masked_sum((right > 0.5) == (labels > 0.5), steps) / num_steps,
-            "process_reward/probability": masked_sum(probability, steps) / num_steps,
+            "process_reward/accuracy": token_mean((right > 0.5) == (labels > 0.5), steps, counts.tokens),
+            "process_reward/probability": token_mean(probability, steps, counts.tokens),
         }
 
 
