@@ -13,22 +13,20 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.functional.masked import at_last_valid, last_valid, zero_masked
+from rlhf_lightning.functional.moments import NOISE
 
 Gap = Literal["carry", "zero"]
-_ROUNDING = 1e-12
-"""Variance over mean square below which it is taken for a rounding error, that is for 0."""
 
 
-def check_discounts(owner: str, *, gamma: float, lam: float = 1.0) -> None:
-    """Refuse a discount or a weight outside [0, 1].
+def check_discounts(owner: str, *, gamma: float, lam: float | None = None) -> None:
+    """Refuse a discount or, where there is one, a lambda outside [0, 1].
 
     Raises:
         ValueError: `gamma` or `lam` is outside [0, 1].
     """
-    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
-        raise ValueError(
-            f"{owner}(gamma={gamma}, lam={lam}): both must lie within [0, 1]. Try gamma=1.0 and lam=0.95."
-        )
+    if not (0 <= gamma <= 1 and 0 <= (lam or 0) <= 1):
+        given, both, more = ("", "", "") if lam is None else (f", lam={lam}", "both ", " and lam=0.95")
+        raise ValueError(f"{owner}(gamma={gamma}{given}): {both}must lie within [0, 1]. Try gamma=1.0{more}.")
 
 
 def gae(
@@ -106,7 +104,7 @@ def explained_variance(rows: Mapping[str, Tensor]) -> float:
         return 0.0
     spread, size = _variance(rows["row_returns"], rows["row_squares"], count)
     residual, _ = _variance(rows["row_errors"], rows["row_error_squares"], count)
-    return 1 - residual / spread if spread > _ROUNDING * size else 0.0
+    return 1 - residual / spread if spread > NOISE * size else 0.0
 
 
 def _variance(totals: Tensor, squares: Tensor, count: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 NOISE = 1e-12
-"""Variance over squared mean below which float64 sums of squares show no variance at all."""
+"""Variance over squared mean, or mean square, below which float64 sums of squares show no variance at all."""
 
 
 def merged(state: Tensor, total: Tensor | float, squares: Tensor | float, count: Tensor | float) -> Tensor:
