@@ -51,7 +51,7 @@ class DAPO(GRPO):
         whole, numbers = self.gather(batch)
         if whole is None:
             return Metrics.of(numbers)
-        if self.policy_loss.kl_coef or self.reward_kl_coef:
+        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
             whole |= self.reference.compute_ref_log_prob(whole)
         whole, found = self.compute_advantage(whole)
         metrics = Metrics.of({**found.fetch(), **numbers})

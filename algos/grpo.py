@@ -59,7 +59,7 @@ class GRPO(RLHFAlgorithm):
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
-        if self.policy_loss.kl_coef or self.reward_kl_coef:
+        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
             batch |= self.reference.compute_ref_log_prob(batch)
         batch, metrics = self.compute_advantage(batch)
         for mini in self.mini_batches(batch, size=self.mini_batch_size, epochs=self.epochs):

@@ -48,7 +48,7 @@ class ReinforcePP(RLHFAlgorithm):
         """One iteration."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
-        if self.reward_kl_coef or self.policy_loss.kl_coef:
+        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)

@@ -44,7 +44,7 @@ class ReMax(RLHFAlgorithm):
         """One iteration."""
         batch |= self.greedy_scores(batch)
         batch |= self.actor.generate_sequences(batch)
-        if self.reward_kl_coef or self.policy_loss.kl_coef:
+        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)

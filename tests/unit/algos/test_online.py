@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import PolicyLoss
+from rlhf_lightning.functional import Counts, Loss, PolicyLoss, aggregate
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from tests.unit.algos.small import run
@@ -100,6 +102,38 @@ def test_it_learns(name: str, model: str) -> None:
     assert set(kept.weights) == {n for n in ("actor", "critic", "cost_critic") if n in kept.first}
     for role, weights in kept.weights.items():
         assert moved(dict(weights), dict(kept.first[role])) > 1e-5, role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Loss):
+    """One of the user's own, in the place of PolicyLoss, whose options it does not have."""
+
+    reference: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The advantages; the reference's log-probabilities if asked for."""
+        return ("advantages", "ref_log_probs") if self.reference else ("advantages",)
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy gradient, and how far the reference is."""
+        mask, new = rows["response_mask"], outputs["log_probs"]
+        loss = aggregate(-rows["advantages"] * new, mask, "token-mean", counts)
+        if not self.reference:
+            return loss, {}
+        far = aggregate(new.detach() - rows["ref_log_probs"], mask, "token-mean", counts)
+        return loss, {"actor/far": far}
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("name", ["GRPO", "DAPO", "ReMax", "ReinforcePP"])
+def test_a_loss_of_ones_own_takes_the_place_of_the_usual(name: str, model: str, *, reference: bool) -> None:
+    loss = Plain(reference=reference)
+    kept = run(make(name, model, policy_loss=loss, reward_kl_coef=0.0), data(), steps=2)
+    assert kept.numbers[-1]["actor/grad_norm"] > 0
+    assert ("actor/far" in kept.numbers[-1]) is reference
 
 
 class Torn(algos.GRPO):
