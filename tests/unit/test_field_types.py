@@ -186,7 +186,16 @@ class Spelt(PolicyLoss):
     columns = "advantages"  # type: ignore[assignment]
 
 
+class Called(PolicyLoss):
+    """Names its columns in a plain method."""
+
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("advantages",)
+
+
 def test_one_text_in_the_place_of_names_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Called\.columns is a method\. Put @property above it\.$"):
+        check_fields(PPO(policy_loss=Called()))
     made = PPO(policy_loss=Spelt())
     with pytest.raises(ValueError, match=r"^Spelt\.columns='advantages': is one text, .* \('advantages',\)"):
         check_fields(made)
