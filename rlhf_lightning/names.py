@@ -1,7 +1,4 @@
-"""Names on the command line: short ones of classes, and what options are called in other systems.
-
-A short name is that of a public class of a folder in lower case, or a strategy's own.
-"""
+"""Short names on the command line: public classes of a folder in lower case, strategies' own names."""
 
 from __future__ import annotations
 
@@ -16,158 +13,6 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
-_ESTIMATOR = "The estimator is the algorithm's: --algo NAME."
-_MICRO_BATCHES = (
-    "Micro-batches are counted in tokens, --strategy.settings.train.max_tokens_per_micro_batch; an optimizer "
-    "step takes --algo.mini_batch_size rows, in as many of them as it needs."
-)
-_GENERATED = "An iteration answers --data.batch_size prompts, each --algo.group_size times."
-_SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
-_OTHERS: dict[tuple[str, ...], tuple[str, ...] | str] = {
-    ("lr", "learning_rate", "actor_learning_rate"): ("algo.actor.optimizer.lr", "algo.reward.optimizer.lr"),
-    ("critic.optim.lr", "critic.adam.lr", "critic_learning_rate"): ("algo.critic.optimizer.lr",),
-    ("lr_scheduler_type", "lr_scheduler", "warmup_style"): (
-        "algo.actor.optimizer.schedule",
-        "algo.reward.optimizer.schedule",
-    ),
-    ("warmup_steps", "lr_warmup_steps"): (
-        "algo.actor.optimizer.warmup_steps",
-        "algo.reward.optimizer.warmup_steps",
-    ),
-    ("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"): (
-        "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."
-    ),
-    ("weight_decay",): ("algo.actor.optimizer.weight_decay", "algo.reward.optimizer.weight_decay"),
-    ("max_grad_norm", "max_norm", "grad_clip"): (
-        "algo.actor.optimizer.grad_clip",
-        "algo.reward.optimizer.grad_clip",
-    ),
-    ("optim",): "Every model is trained with AdamW, with options such as --algo.actor.optimizer.lr.",
-    ("model", "model_name_or_path", "pretrain", "sft_model_path", "model.path"): (
-        "algo.actor.path",
-        "algo.reward.path",
-    ),
-    ("ref_model",): ("algo.reference.path",),
-    ("value_model", "critic_pretrain", "critic.model.path", "critic.model_name_or_path"): (
-        "algo.critic.path",
-    ),
-    ("reward_model_path", "reward_pretrain", "reward.model_name_or_path", "reward_model.model.path"): (
-        "algo.reward.path",
-    ),
-    ("reward_funcs", "reward_weights", "remote_rm_url", "remote_url", "custom_reward_function.path"): (
-        "algo.reward.functions",
-    ),
-    ("missing_eos_penalty",): ("algo.reward.truncated_penalty",),
-    ("mask_truncated_completions",): ("algo.mask_truncated",),
-    ("dtype", "torch_dtype", "param_dtype", "bf16"): ("algo.actor.dtype", "algo.reward.dtype"),
-    ("gradient_checkpointing", "gradient_checkpointing_enable", "enable_gradient_checkpointing"): (
-        "algo.actor.gradient_checkpointing",
-        "algo.reward.gradient_checkpointing",
-    ),
-    ("use_peft", "peft_config", "lora_r", "lora_rank", "ds.lora.rank"): (
-        "algo.actor.lora.rank",
-        "algo.reward.lora.rank",
-    ),
-    ("lora_alpha",): ("algo.actor.lora.alpha", "algo.reward.lora.alpha"),
-    ("lora_target_modules",): ("algo.actor.lora.target_modules", "algo.reward.lora.target_modules"),
-    (
-        *("max_completion_length", "max_response_length", "response_length"),
-        *("max_new_tokens", "generate_max_len"),
-    ): ("algo.actor.sampling.max_new_tokens", "data.max_response_tokens"),
-    ("temperature",): ("algo.actor.sampling.temperature",),
-    ("top_p",): ("algo.actor.sampling.top_p",),
-    ("top_k",): ("algo.actor.sampling.top_k",),
-    ("repetition_penalty",): "There is none: it changes what log-probabilities are of.",
-    ("num_generations", "n_samples_per_prompt", "rollout.n"): ("algo.group_size",),
-    ("num_iterations", "num_ppo_epochs", "ppo_epochs"): ("algo.epochs",),
-    ("ppo_mini_batch_size",): ("algo.mini_batch_size",),
-    (
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "micro_train_batch_size"),
-        *("micro_batch_size", "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"),
-    ): _MICRO_BATCHES,
-    ("generation_batch_size", "steps_per_generation"): _GENERATED,
-    ("adv_estimator", "advantage_estimator", "advantage.estimator"): _ESTIMATOR,
-    ("beta", "kl_loss_coef", "use_kl_loss"): ("algo.policy_loss.kl_coef", "algo.loss.beta"),
-    ("kl_loss_type",): ("algo.policy_loss.kl_estimator",),
-    ("init_kl_coef", "init_coef", "kl_ctrl.kl_coef", "use_kl_in_reward"): (
-        "algo.kl.coef",
-        "algo.reward_kl_coef",
-    ),
-    ("epsilon", "cliprange", "clip_ratio", "clip_ratio_low", "eps_clip"): ("algo.policy_loss.clip_low",),
-    ("epsilon_high", "clip_ratio_high"): ("algo.policy_loss.clip_high",),
-    ("delta", "clip_ratio_c"): ("algo.policy_loss.dual_clip",),
-    ("loss_type", "loss_agg_mode"): ("algo.policy_loss.aggregation", "algo.loss.kind"),
-    ("entropy_coeff",): ("algo.policy_loss.entropy_coef",),
-    ("vf_coef",): ("algo.value_loss.coef",),
-    ("lambd",): ("algo.lam",),
-    ("is_correction_enable", "vllm_importance_sampling_correction"): ("algo.policy_loss.correction.high",),
-    (
-        "importance_sampling_level",
-    ): "The ratio is the algorithm's: --algo grpo (token), --algo gspo (sequence).",
-    ("environment_factory", "agent_func_path"): ("algo.actor.environment.function",),
-    ("reward.clip_range",): ("algo.reward.clip",),
-    ("cliprange_value", "value_clip"): ("algo.value_loss.clip",),
-    ("scale_rewards", "norm_adv_by_std_in_grpo"): ("algo.scale",),
-    ("center_rewards_coefficient",): ("algo.loss.centering",),
-    ("critic_warmup",): ("algo.critic_warmup_steps",),
-    ("dataset_name", "train_dataset", "train_files", "prompt_data", "prompt_dataset", "dataset"): (
-        "data.path",
-    ),
-    ("eval_dataset", "eval.dataset", "val_files"): ("data.val_path",),
-    ("train_batch_size", "rollout_batch_size", "rollout.batch_size"): ("data.batch_size",),
-    ("train.batch_size",): ("algo.mini_batch_size",),
-    ("max_prompt_length", "prompt_max_len", "max_length", "max_len"): ("data.max_prompt_tokens",),
-    ("prompt_key", "input_key"): ("data.prompt_field",),
-    ("output_key",): ("data.response_field",),
-    ("label_key",): ("data.answer_field",),
-    ("apply_chat_template",): ("data.chat_template",),
-    ("max_samples",): ("data.limit",),
-    ("truncation", "filter_overlong_prompts"): (
-        "Rows with more tokens than --data.max_prompt_tokens are dropped, and counted."
-    ),
-    ("packing", "packing_samples", "use_remove_padding"): "Nothing is padded: leave it out.",
-    ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "dynamic_batch_enable", "max_tokens_per_gpu"): (
-        "strategy.settings.train.max_tokens_per_micro_batch",
-    ),
-    ("num_train_epochs", "total_epochs", "num_episodes"): ("trainer.max_epochs",),
-    (
-        "train.max_epochs",
-    ): "Type --trainer.max_epochs, or, for passes over each batch of answers, --algo.epochs.",
-    ("total_training_steps",): ("trainer.max_steps",),
-    ("output_dir", "save_path", "default_local_dir"): ("trainer.default_root_dir",),
-    ("report_to",): ("trainer.logger",),
-    ("project_name", "experiment_name", "run_name", "wandb.project", "use_wandb"): (
-        "Type --trainer.logger WandbLogger --trainer.logger.project NAME."
-    ),
-    ("logging_steps",): ("trainer.log_every_n_steps",),
-    ("eval_steps", "test_freq"): (
-        "Type --trainer.val_check_interval N --trainer.check_val_every_n_epoch null, with N iterations."
-    ),
-    ("save_steps", "save_freq"): (
-        "Type --trainer.callbacks+=LastCheckpoint --trainer.callbacks.directory DIRECTORY "
-        "--trainer.callbacks.every_n_steps N, with N iterations."
-    ),
-    ("log_completions",): "Type --trainer.callbacks+=Rollouts.",
-    ("seed",): ("seed_everything",),
-    ("n_gpus_per_node", "num_gpus_per_node", "num_processes"): ("strategy.devices",),
-    ("nnodes",): "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
-    ("use_vllm", "rollout.name"): "Type --strategy.settings.generator vllm, or native.",
-    ("gpu_memory_utilization", "vllm_gpu_memory_utilization"): (
-        "strategy.settings.vllm.gpu_memory_utilization",
-    ),
-    ("zero_stage",): ("strategy.settings.zero.stage",),
-    ("param_offload", "optimizer_offload", "adam_offload"): ("strategy.offload",),
-    ("colocate_all", "colocate_all_models", "vllm_mode"): _SHARING,
-    ("rollout.tensor_model_parallel_size", "vllm_tensor_parallel_size", "vllm.tensor_parallel_size"): (
-        "strategy.parallel.generate.t",
-    ),
-    ("tensor_model_parallel_size",): ("strategy.parallel.t",),
-    ("pipeline_model_parallel_size",): ("strategy.parallel.p",),
-}
-"""Names in TRL, verl and OpenRLHF: options here, of which a class has the first or the next, or a sentence.
-
-docs/coming_from.md has the same, in tables."""
-OTHERS = {name: here for names, here in _OTHERS.items() for name in names}
 
 
 def class_path(option: str, name: str) -> str:
@@ -188,17 +33,6 @@ def class_path(option: str, name: str) -> str:
         f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, such "
         "as my_package.my_module.Mine."
     )
-
-
-def known_elsewhere(option: str) -> tuple[str, ...] | str:
-    """What an option of TRL, verl or OpenRLHF is here: options, or a sentence; empty for no known name.
-
-    Args:
-        option: with or without the parts that stand before its name there, such as `actor.optim.lr`.
-    """
-    words = option.split(".")
-    ends = (".".join(words[start:]) for start in range(len(words)))
-    return next((OTHERS[end] for end in ends if end in OTHERS), ())
 
 
 def choices(option: str) -> dict[str, type]:

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rlhf_lightning.field_types import type_hints
-from rlhf_lightning.names import FOLDERS, choices, known_elsewhere
+from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import dataclasses_in, factory
+from rlhf_lightning.other_systems import known_elsewhere
 
 _NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
 """How the paths of files begin that the user did not write."""

@@ -14,7 +14,8 @@ from wandb.errors import UsageError
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.names import FOLDERS, OTHERS, choices
+from rlhf_lightning.names import FOLDERS, choices
+from rlhf_lightning.other_systems import OTHERS
 from rlhf_lightning.usage import library_error, option_error, paths_of, place_of
 
 
