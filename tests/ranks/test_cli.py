@@ -261,7 +261,7 @@ def test_a_checkpoint_of_another_model(rlhf: Rlhf) -> None:
     heads: dict[str, Head] = {"actor": "lm", "critic": "scalar"}
     for name, head in heads.items():
         FSDPEngine(ModelSpec(path=str(model)), head=head).save(other / name)
-    checkpoint.write_state(other, {})
+    checkpoint.write_state(other, {"state_dict": {}, "loops": {}, "callbacks": {}, "optimizer_states": {}})
     message = rlhf.refused(*FIT, *SHORT, "--ckpt_path", "other.ckpt")
     assert (
         "other.ckpt/actor: is of another model: model.model.embed_tokens.weight has shape [264, 128]"

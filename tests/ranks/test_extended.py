@@ -190,6 +190,7 @@ class Counting(GRPO):
     size: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.register_buffer("counts", torch.zeros(self.size))
 
 
