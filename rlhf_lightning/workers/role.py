@@ -220,7 +220,8 @@ class Role(ModelSpec, Remote):
     @property
     def engine(self) -> TrainEngine:
         """This rank's engine; on a worker only."""
-        _ = self.worker  # refuses a handle
+        if self.binding.engine is None:
+            _ = self.worker  # refuses a handle
         assert self.binding.engine is not None
         return self.binding.engine
 
