@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,11 +20,10 @@ def joined(batches: Sequence[Batch]) -> Batch:
     Args:
         batches: with `prompt_ids` and `prompt_mask`; only the columns that all of them have are kept.
     """
-    width = max(batch["prompt_mask"].shape[1] for batch in batches)
-    parts = [_widened(batch, width) for batch in batches]
+    parts = [_widened(part, n) for part, n in zip(batches, _missing(batches, "prompt_mask"), strict=True)]
     if all(_ANSWERED in batch for batch in batches):
-        longest = max(batch[_ANSWERED].shape[1] for batch in batches)
-        parts = [_lengthened(batch, longest) for batch in parts]
+        missing = _missing(batches, _ANSWERED)
+        parts = [_lengthened(part, n) for part, n in zip(parts, missing, strict=True)]
     return Batch.joined(parts)
 
 
@@ -42,20 +42,25 @@ def rows_together(batch: Batch) -> int:
     return len(ids) // (int((ids[1:] != ids[:-1]).sum()) + 1)
 
 
-def _widened(batch: Batch, width: int) -> Batch:
-    missing = width - batch["prompt_mask"].shape[1]
+def _missing(batches: Sequence[Batch], mask: str) -> list[int]:
+    """By how many positions the mask of each is narrower than the widest."""
+    widths = [batch[mask].shape[1] for batch in batches]
+    return [max(widths) - width for width in widths]
+
+
+def _widened(batch: Batch, missing: int) -> Batch:
     if not missing:
         return batch
     return batch | {name: pad(batch[name], (missing, 0)) for name in PROMPTS}
 
 
-def _lengthened(batch: Batch, length: int) -> Batch:
-    present = batch[_ANSWERED].shape[1]
-    if present == length:
+def _lengthened(batch: Batch, missing: int) -> Batch:
+    if not missing:
         return batch
     fetched = {name: batch.column(name).fetch() for name in batch if name not in PROMPTS}
+    present = cast(Tensor, fetched[_ANSWERED]).shape[1]
     return batch | {
-        name: pad(column, (0, length - present))
+        name: pad(column, (0, missing))
         for name, column in fetched.items()
         if isinstance(column, Tensor) and column.shape[1:] == (present,)
     }
