@@ -77,7 +77,7 @@ def load_adapters(model: PreTrainedModel, lora: LoRA) -> None:
 
 def _check_family(lora: LoRA, family: str) -> None:
     """Refuse adapters of a model of another type, as far as that model is still where they say."""
-    base = read_json(Path(lora.path).expanduser() / ADAPTER_CONFIG).get("base_model_name_or_path")
+    base = _read_options(lora.path).get("base_model_name_or_path")
     config = Path(str(base)).expanduser() / "config.json"
     theirs = read_json(config).get("model_type") if config.is_file() else family
     if theirs != family:
