@@ -279,6 +279,7 @@ class RayCluster:
         self.actors.clear()
         self._groups.clear()
         self.hosts.clear()
+        self.labels.clear()
 
 
 def _is_untold(record: logging.LogRecord) -> bool:
