@@ -192,11 +192,15 @@ def service_retries(roles: Mapping[str, Role]) -> dict[str, float]:
 def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:
     """Metrics of an iteration's responses: rewards, lengths and, where known, KL and value statistics.
 
+    None of no rows, such as where a step has dropped every prompt.
+
     Args:
         batch: the responses, with the columns that an estimator adds, or with `scores` [B, R] alone.
         actor: the actor that gave them.
         parts: names of the parts that add up to each score: reward functions and the reward model.
     """
+    if not len(batch):
+        return {}
     if "row_tokens" not in batch:
         batch |= row_totals(batch["scores"], batch["response_mask"])
     tokens = batch["row_tokens"]
