@@ -195,16 +195,18 @@ def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dic
     None of no rows, such as where a step has dropped every prompt.
 
     Args:
-        batch: the responses, with the columns that an estimator adds, or with `scores` [B, R] alone.
+        batch: the responses, with the columns that an estimator adds, or with `scores` [B, R] alone, or
+            without, where nothing has scored them.
         actor: the actor that gave them.
         parts: names of the parts that add up to each score: reward functions and the reward model.
     """
     if not len(batch):
         return {}
-    if "row_tokens" not in batch:
+    if "row_tokens" not in batch and "scores" in batch:
         batch |= row_totals(batch["scores"], batch["response_mask"])
-    tokens = batch["row_tokens"]
-    found = rollout_metrics(batch["row_scores"], tokens, batch["row_truncated"])
+    tokens = batch["row_tokens"] if "row_tokens" in batch else batch["response_mask"].sum(dim=1)
+    scored = "row_scores" in batch
+    found = rollout_metrics(batch["row_scores"] if scored else None, tokens, batch["row_truncated"])
     if "prompt_mask" in batch:
         found["prompt/tokens"] = float(batch["prompt_mask"].sum())
     if actor.environment is not None:

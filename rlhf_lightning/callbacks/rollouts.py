@@ -107,7 +107,8 @@ def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> Iterator[dict[st
         "prompt": decoded["prompts"],
         "response": decoded["responses"],
     }
-    columns["score"] = rows["scores"].sum(dim=1).tolist()
+    if "scores" in rows:
+        columns["score"] = rows["scores"].sum(dim=1).tolist()
     reward = algorithm.roles().get("reward")
     names = reward.parts if isinstance(reward, Reward) and "score_parts" in rows else ()
     if len(names) > 1:

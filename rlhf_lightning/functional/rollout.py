@@ -31,11 +31,11 @@ def row_totals(scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, truncated: Tensor) -> dict[str, float]:
+def rollout_metrics(row_scores: Tensor | None, row_tokens: Tensor, truncated: Tensor) -> dict[str, float]:
     """Describe the responses of an iteration by one score and one length each, as estimators return them.
 
     Args:
-        row_scores: [B] float32, sum of the scores of each response.
+        row_scores: [B] float32, sum of the scores of each response; None where nothing has scored them.
         row_tokens: [B], valid tokens of each response.
         truncated: [B] bool, responses without an end.
 
@@ -43,12 +43,16 @@ def rollout_metrics(row_scores: Tensor, row_tokens: Tensor, truncated: Tensor) -
         reward/{mean,std,min,max} of the scores; response/{tokens,length_mean,length_max,truncated}, the last
         a share.
     """
-    scores, lengths = row_scores.float(), row_tokens.float()
-    return {
-        "reward/mean": float(scores.mean()),
-        "reward/std": float(scores.std(unbiased=False)),
-        "reward/min": float(scores.min()),
-        "reward/max": float(scores.max()),
+    lengths, rewards = row_tokens.float(), {}
+    if row_scores is not None:
+        scores = row_scores.float()
+        rewards = {
+            "reward/mean": float(scores.mean()),
+            "reward/std": float(scores.std(unbiased=False)),
+            "reward/min": float(scores.min()),
+            "reward/max": float(scores.max()),
+        }
+    return rewards | {
         "response/tokens": float(lengths.sum()),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import field
+from pathlib import Path
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.callbacks import Rollouts
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run
 
 
@@ -42,3 +47,24 @@ def test_an_iteration_in_which_every_prompt_is_dropped(model: str) -> None:
     assert not [name for name in none if name.startswith(("reward/", "response/", "actor/"))]
     assert some["response/tokens"] > 0
     assert some["actor/grad_norm"] >= 0
+
+
+class Imitation(RLHFAlgorithm):
+    """Learns from its own answers, which nothing scores."""
+
+    actor: Actor = field(default_factory=Actor)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Answer, and tell of it."""
+        batch |= self.actor.generate_sequences(batch)
+        return Metrics.of(self.rollout_metrics(batch))
+
+
+def test_answers_that_nothing_scores(model: str, tmp_path: Path) -> None:
+    fit = trainer(Local(), tmp_path, steps=1, callbacks=[Rollouts()])
+    fit.fit(Imitation(actor=actor(model)), datamodule=data())
+    assert {name for name in fit.logged_metrics if name.startswith(("reward/", "response/"))} == {
+        f"response/{name}" for name in ("tokens", "length_mean", "length_max", "truncated")
+    }
+    (file,) = (tmp_path / "rollouts").iterdir()
+    assert set(json.loads(file.read_text().splitlines()[0])) == {"step", "row_id", "prompt", "response"}
