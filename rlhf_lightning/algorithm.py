@@ -71,6 +71,8 @@ class RLHFAlgorithm(LightningModule):
     # Declared by a subclass.
     needs: tuple[str, ...] = ()
     """Columns that the data must have in addition to prompts."""
+    draws = False
+    """Whether the actor draws answers of its own, too, where `needs` has `response_ids`."""
     needs_pairs = False
     """Whether the rows must be pairs: chosen, rejected, chosen, rejected, ..."""
     validates: tuple[str, ...] = ()
@@ -179,6 +181,11 @@ class RLHFAlgorithm(LightningModule):
         return reward
 
     @property
+    def reads_only(self) -> bool:
+        """Whether it learns from given answers, and draws none."""
+        return "response_ids" in self.needs and not self.draws
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The main model's tokenizer."""
         return load_tokenizer(self.main_model.path)
@@ -195,12 +202,12 @@ class RLHFAlgorithm(LightningModule):
         checks.check_fields(self)
         if stage != "predict":
             checks.check_columns(self)
-        if given_answers := "response_ids" in self.needs:
-            self._read_at_temperature_1()
+        if self.reads_only and isinstance(actor := self.roles().get("actor"), Actor):
+            self.bind({"actor": actor.reading()})
         main, seed, kind = self.main_model, run_seed(), type(self)
         seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
         self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
-        checks.check_roles(self, generates=stage == "predict" or not given_answers)
+        checks.check_roles(self, generates=stage == "predict" or not self.reads_only)
         if stage != "predict":
             checks.check_judges(self)
             validation = (kind.validation_step, kind.evaluate)
@@ -376,13 +383,6 @@ class RLHFAlgorithm(LightningModule):
     def strategy(self) -> Strategy:
         """The strategy that has placed the roles."""
         return cast("Strategy", self.trainer.strategy)
-
-    def _read_at_temperature_1(self) -> None:
-        """Evaluate given answers at temperature 1, whatever `actor.sampling` says."""
-        actor = self.roles().get("actor")
-        if isinstance(actor, Actor):
-            unscaled = dataclasses.replace(actor.sampling, temperature=1.0)
-            self.bind({"actor": dataclasses.replace(actor, sampling=unscaled)})
 
     def _update_references(self) -> None:
         """Move the references that average the actor's weights towards the new ones."""

@@ -220,6 +220,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
+            if generates and algorithm.draws:  # the given answers, too
+                data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:

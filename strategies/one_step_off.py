@@ -64,7 +64,7 @@ class OneStepOff(OpenRLHF):
 
     def _check_batches(self, trainer: Trainer) -> None:
         data = row_data(trainer)
-        generates = "response_ids" not in self.algorithm.needs
+        generates = not self.algorithm.reads_only
         if trainer.state.fn == "fit" and generates and data is not None:
             whole, rest = divmod(len(data.train_rows), data.batch_rows)
             limit = trainer.limit_train_batches

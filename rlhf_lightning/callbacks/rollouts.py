@@ -54,7 +54,7 @@ class Rollouts(Callback):
         Raises:
             ValueError: the algorithm learns from given answers, or nothing can be written there.
         """
-        if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and "response_ids" in pl_module.needs:
+        if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and pl_module.reads_only:
             name = type(pl_module).__name__
             raise ValueError(f"Rollouts: {name} learns from given answers, and draws none. Leave it out.")
         if stage == "fit":

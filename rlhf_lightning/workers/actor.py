@@ -67,6 +67,10 @@ class Actor(Role):
         """The same actor with the run's seed for fresh weights and draws, where it has none of its own."""
         return replace(super().seeded(seed), seed=seed if self.seed is None else self.seed)
 
+    def reading(self) -> Self:
+        """The same actor for given answers, which are read at temperature 1, whatever `sampling` says."""
+        return replace(self, sampling=replace(self.sampling, temperature=1.0))
+
     def arguments(self, method: Method) -> Mapping[str, object]:
         """See `Remote.arguments`: `generate_sequences` gets the actor's environment."""
         spoken = self.environment is not None and method.name == "generate_sequences"

@@ -6,24 +6,26 @@ import json
 from dataclasses import field
 from pathlib import Path
 
+import pytest
+
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import Rollouts
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import PolicyLoss
+from rlhf_lightning.functional import PolicyLoss, SFTLoss
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import Local
+from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reward
 from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run
 
 
-def actor(path: str) -> Actor:
-    return Actor(path=path, sampling=Sampling(max_new_tokens=6))
+def actor(path: str, *, tokens: int = 6, temperature: float = 1.0) -> Actor:
+    return Actor(path=path, sampling=Sampling(max_new_tokens=tokens, temperature=temperature))
 
 
-def data() -> TaskData:
-    return TaskData(batch_size=4, num_rows=8, num_val_rows=0)
+def data(*, completions: bool = False) -> TaskData:
+    return TaskData(batch_size=4, num_rows=8, num_val_rows=0, completions=completions)
 
 
 class Curriculum(RLHFAlgorithm):
@@ -68,3 +70,64 @@ def test_answers_that_nothing_scores(model: str, tmp_path: Path) -> None:
     }
     (file,) = (tmp_path / "rollouts").iterdir()
     assert set(json.loads(file.read_text().splitlines()[0])) == {"step", "row_id", "prompt", "response"}
+
+
+class Mixture(RLHFAlgorithm):
+    """Answers of its own beside the data's."""
+
+    needs = ("response_ids",)
+    draws = True
+
+    actor: Actor = field(default_factory=Actor)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Read those of the data, and draw."""
+        given = self.actor.compute_loss(batch, loss=SFTLoss())
+        drawn = self.actor.generate_sequences(batch.select(["prompt_ids", "prompt_mask", "row_ids"]))
+        own = batch | drawn
+        ratio = self.actor.compute_log_prob(own)["log_probs"] - drawn["log_probs"]
+        return given | Metrics.of({"mine/apart": float(ratio.abs().max()), "mine/longest": drawn_length(own)})
+
+
+class Reader(Mixture):
+    """The same, without saying that it draws."""
+
+    draws = False
+
+
+def drawn_length(batch: Batch) -> float:
+    return float(batch["response_mask"].sum(dim=1).max())
+
+
+def test_who_draws_beside_given_answers_does_so_at_its_own_temperature(model: str) -> None:
+    cold, warm, read = (
+        run(kind(actor=actor(model, temperature=heat)), data(completions=True), steps=1).numbers[0]
+        for kind, heat in ((Mixture, 0.3), (Mixture, 1.0), (Reader, 0.3))
+    )
+    assert cold["mine/apart"] < 1e-5
+    assert cold["sft/nll"] != pytest.approx(warm["sft/nll"], rel=1e-3), "one policy, with one temperature"
+    assert read["sft/nll"] == warm["sft/nll"], "an algorithm that only reads has temperature 1"
+
+
+@pytest.mark.parametrize("told", ["max_new_tokens=600", "longest prompt and response"])
+def test_both_kinds_of_answers_have_to_fit(model: str, told: str) -> None:
+    rows = data(completions=True)
+    if told.startswith("max"):
+        mixture = Mixture(actor=actor(model, tokens=600))
+    else:
+        mixture = Mixture(actor=actor(model))
+        rows = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=True)
+        rows.min_digits = rows.max_digits = 300
+    with pytest.raises(ValueError, match=told):
+        run(mixture, rows, steps=1)
+
+
+def test_answers_drawn_beside_given_ones_are_written(model: str, tmp_path: Path) -> None:
+    fit = trainer(Local(), tmp_path, steps=1, callbacks=[Rollouts()])
+    fit.fit(Mixture(actor=actor(model)), datamodule=data(completions=True))
+
+
+def test_a_batch_ahead_it_needs_batches_of_one_size(model: str, tmp_path: Path) -> None:
+    rows = TaskData(batch_size=3, num_rows=7, num_val_rows=0, completions=True)
+    with pytest.raises(ValueError, match="7 rows ends with a batch of 1"):
+        trainer(OneStepOff(), tmp_path, steps=3).fit(Mixture(actor=actor(model)), datamodule=rows)
