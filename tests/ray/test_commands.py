@@ -33,6 +33,7 @@ EXAMPLES = {
     "custom_algorithm.py": f"rlhf fit --algo examples.custom_algorithm.Mine {SHORT}",
     "written_verdict.py": f"rlhf fit --algo examples.written_verdict.WrittenVerdict {SHORT}",
     "length_budget.py": "python examples/length_budget.py --steps 2 --out {root}",
+    "distillation.py": "python examples/distillation.py --steps 2 --out {root}",
     "second_try.py": "python examples/second_try.py --steps 2 --out {root}",
     "embedded_sft.py": "python examples/embedded_sft.py --steps 2 --out {root}",
     "safe_alignment.py": "python examples/safe_alignment.py --dialogues dialogues.jsonl --out {root} --step 4"
@@ -152,6 +153,9 @@ def test_an_example(name: str, project: Path, tmp_path: Path) -> None:
         assert len(tensorboard(project / "runs" / "ppo")["reward/mean"]) == 20
     elif name == "length_budget.py":
         assert all(map(math.isfinite, tensorboard(tmp_path)["length/price"]))
+    elif name == "distillation.py":
+        first, _ = tensorboard(tmp_path)["distillation/reverse_kl"]
+        assert first > 0, "the teacher is another model"
     elif name == "second_try.py":
         assert max(tensorboard(tmp_path)["response/length_mean"]) > 8, "more than one try"
     else:
