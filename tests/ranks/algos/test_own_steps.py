@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import Rollouts
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import BROADCAST, Batch, Metrics, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import PolicyLoss, SFTLoss
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reward
 from tests.unit.algos.short import trainer
@@ -131,3 +134,56 @@ def test_a_batch_ahead_it_needs_batches_of_one_size(model: str, tmp_path: Path) 
     rows = TaskData(batch_size=3, num_rows=7, num_val_rows=0, completions=True)
     with pytest.raises(ValueError, match="7 rows ends with a batch of 1"):
         trainer(OneStepOff(), tmp_path, steps=3).fit(Mixture(actor=actor(model)), datamodule=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opponent(Actor):
+    """As docs/own_algorithm.md has it."""
+
+    trains: ClassVar[bool] = False
+
+    @property
+    def weights_change(self) -> bool:
+        """They no longer are those of its path."""
+        return True
+
+    @register(transfer=BROADCAST, reads=("weights",), returns=("followed",))
+    def follow(self, rows: TensorDict) -> TensorDict:
+        """Take over weights [1, N]."""
+        self.engine.follow_weights(rows["weights"][0], decay=0.0)
+        return TensorDict({"followed": torch.ones(1)}, batch_size=1)
+
+
+class SelfPlay(RLHFAlgorithm):
+    """Learns from what an older self has drawn."""
+
+    actor: Actor = field(default_factory=Actor)
+    opponent: Opponent = field(default_factory=lambda: Opponent(path="", sampling=Sampling(max_new_tokens=6)))
+
+    def step(self, batch: Batch) -> Metrics:
+        """How far the two are apart before an update, after it, and once the opponent has followed."""
+        batch |= self.opponent.generate_sequences(batch)
+        apart = [self.apart(batch)]
+        metrics = self.actor.update_actor(batch, loss=SFTLoss())
+        apart.append(self.apart(batch))
+        self.opponent.follow(self.actor.give_weights(Batch({}, num_rows=1)))
+        apart.append(self.apart(batch))
+        return metrics | Metrics.of(
+            dict(zip(("mine/before", "mine/after", "mine/followed"), apart, strict=True))
+        )
+
+    def apart(self, batch: Batch) -> float:
+        """The largest difference of a token's log-probability."""
+        found = [role.compute_log_prob(batch)["log_probs"] for role in (self.actor, self.opponent)]
+        return float((found[0] - found[1]).abs().max())
+
+
+def test_an_opponent_that_draws_and_does_not_learn(model: str) -> None:
+    optimizer = OptimizerSpec(lr=1e-2)
+    student = Actor(path=model, optimizer=optimizer, sampling=Sampling(max_new_tokens=6))
+    kept = run(SelfPlay(actor=student), data(), steps=2)
+    assert list(kept.weights) == ["actor"]
+    for numbers in kept.numbers:
+        assert numbers["mine/followed"] == 0
+        assert numbers["mine/after"] > 1e-3
+    assert kept.numbers[1]["mine/before"] == 0
