@@ -1,7 +1,7 @@
 """How the controller reaches devices: what a transport must do.
 
 controller --submit(call, blocks)--> device 0..n-1      returns at once, one future per result
-controller --future.fetch()---------------------->      raises the first failure of any pending call
+controller --fetch(futures)---------------------->      raises the first failure of any pending call
 device i   <--blocks--- object store <--blocks--- device j   (never through the controller)
 """
 
@@ -16,18 +16,10 @@ from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
 
 
-class Future(ABC):
-    """A value that a device computes, and that may stay there: only `fetch` brings it into this process."""
+class Future:
+    """A value that a device computes, and that may stay there: only `fetch_all` brings it here."""
 
     transport: Transport
-
-    def fetch(self) -> object:
-        """Bring the value into this process, waiting for it.
-
-        Raises:
-            WorkerError: the call that makes it failed, or any other pending call did.
-        """
-        return self.transport.fetch([self])[0]
 
 
 def fetch_all(futures: Sequence[Future]) -> list[object]:

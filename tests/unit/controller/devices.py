@@ -28,7 +28,7 @@ class Devices(Transport):
         return self.parts[device].submit(device, call, blocks)
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
-        return [future.fetch() for future in futures]
+        return [value for future in futures for value in future.transport.fetch([future])]
 
     def share(self, block: Block) -> Future:
         return self.parts[0].share(block)
