@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
-from rlhf_lightning.controller.column import Column, Piece
+from rlhf_lightning.controller.column import Column
 from rlhf_lightning.controller.futures import Gathered, Metrics, Numbers, Value
 from rlhf_lightning.controller.transport import Submitted
 from rlhf_lightning.parallel import ParallelLayout
@@ -63,11 +63,8 @@ class Output:
     @property
     def batch(self) -> Batch:
         """The columns that the rank returns, as futures."""
-        rows = range(self.num_rows)
-        return Batch.trusted(
-            {name: Column((Piece(future, rows),)) for name, future in self.submitted.columns.items()},
-            self.num_rows,
-        )
+        columns = self.submitted.columns.items()
+        return Batch.trusted({name: Column.of(made, self.num_rows) for name, made in columns}, self.num_rows)
 
     def value(self) -> Value[object]:
         """The plain value that the rank returns, as a future."""
@@ -111,7 +108,11 @@ class MetricTransfer(Transfer):
 
 
 class EveryRankTransfer(Transfer):
-    """A protocol whose result is one plain value a rank."""
+    """A protocol whose result is one plain value a rank; by default every rank gets the same inputs."""
+
+    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
+        """The same inputs for all."""
+        return dict.fromkeys(range(layout.num_ranks), inputs)
 
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Gathered[object]:
         """List the ranks' values in the order of the ranks."""
@@ -222,18 +223,10 @@ class DataParallelMetric(MetricTransfer):
 class OneToAll(EveryRankTransfer):
     """ONE_TO_ALL: every rank gets the same inputs, and the result has every rank's value."""
 
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
-        """The same inputs for all."""
-        return dict.fromkeys(range(layout.num_ranks), inputs)
-
 
 @dataclass(frozen=True)
 class PipelineOnly(EveryRankTransfer):
     """PP_ONLY: every rank gets the same inputs; the result has one value per stage (Table 3, 3D_PP_ONLY)."""
-
-    def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
-        """The same inputs for all."""
-        return dict.fromkeys(range(layout.num_ranks), inputs)
 
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Gathered[object]:
         """List the values of the first tensor shard of the first replica, stage by stage."""
