@@ -210,14 +210,17 @@ class Strategy(SingleDeviceStrategy):
         if self._cluster.is_elsewhere:
             self._cluster.connect(1)
 
-    def check(self, num_devices: int) -> None:
+    def check(self, needed: int) -> None:
         """Refuse a cluster that does not answer or is too small.
+
+        Args:
+            needed: devices of the job.
 
         Raises:
             ValueError: it does not answer, or has too few devices.
         """
         assert self._cluster is not None
-        self._cluster.check(num_devices)
+        self._cluster.check(needed)
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
@@ -256,7 +259,6 @@ class Strategy(SingleDeviceStrategy):
         cluster = cast(RayCluster, self._cluster)
         self.transport = RayTransport(cluster, timeout_s=self.timeout_s)
         pools = self._pools(roles)
-        cluster.connect(num_devices(pools))
         placements, groups = self.placements(roles, pools)
         cluster.start(pools)
         log_placements(placements, cluster.hosts)

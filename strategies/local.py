@@ -44,7 +44,7 @@ class Local(Strategy):
     def join(self) -> None:
         """There is no cluster to join."""
 
-    def check(self, num_devices: int) -> None:
+    def check(self, needed: int) -> None:
         """There is no cluster to ask."""
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:

@@ -170,7 +170,7 @@ class RayCluster:
             ValueError: the cluster has fewer devices than the pools ask for.
             WorkerTimeoutError: other jobs hold the devices.
         """
-        needed = sum(pool.num_devices for pool in pools)
+        needed = num_devices(pools)
         self.connect(needed)
         kind = "GPU" if num_gpus() else "CPU"
         has = int(ray.cluster_resources().get(kind, 0))
