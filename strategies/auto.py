@@ -110,19 +110,14 @@ class Auto(Strategy):
             ValueError: they do not divide the devices, or the engine takes replicas only.
         """
         sizes = self._sizes.get(name, RoleSizes())
-        each = sizes.p * sizes.t
-        if each > 1 and not self.settings.training.takes_sizes:
+        if sizes.ranks > 1 and not self.settings.training.takes_sizes:
             raise ValueError(
                 f"Auto(mapping.pools): {name} has p={sizes.p}, t={sizes.t}, and strategy.settings.engine="
                 f"{self.settings.engine} takes replicas only here. Add --strategy.settings.engine megatron."
             )
-        if devices % each:
-            raise ValueError(
-                f"Auto(mapping.pools): {name} has p={sizes.p} x t={sizes.t} = {each} ranks a replica, which "
-                f"does not divide {devices} devices. Try {max(each, devices // each * each)}."
-            )
+        d = sizes.replicas(devices, whose=f"Auto(mapping.pools): {name}")
         generate = sizes.generate if isinstance(role, Actor) else None
-        return ParallelLayout(sizes.p, sizes.t, devices // each, generation=generate)
+        return ParallelLayout(sizes.p, sizes.t, d, generation=generate)
 
     def placements(
         self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]

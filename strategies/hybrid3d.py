@@ -31,6 +31,28 @@ class Sizes:
         if min(self.p, self.t) < 1:
             raise ValueError(f"{type(self).__name__}(p={self.p}, t={self.t}): every size is at least 1.")
 
+    @property
+    def ranks(self) -> int:
+        """Ranks of a replica."""
+        return self.p * self.t
+
+    def replicas(self, devices: int, *, whose: str) -> int:
+        """How many replicas stand on the devices of a pool.
+
+        Args:
+            devices: of the pool.
+            whose: begins the error; option and role.
+
+        Raises:
+            ValueError: the ranks of a replica do not divide the devices.
+        """
+        if devices % self.ranks:
+            raise ValueError(
+                f"{whose} has p={self.p} x t={self.t} = {self.ranks} ranks a replica, which does not divide "
+                f"{devices} devices. Try devices={max(self.ranks, devices // self.ranks * self.ranks)}."
+            )
+        return devices // self.ranks
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel3D(Sizes):
@@ -68,8 +90,7 @@ class HybridEngine3D(Strategy):
                 f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role. "
                 f"It has {', '.join(known)}."
             )
-        needed = [self._sizes(known[name], name) for name in roles]
-        return [ResourcePool("all", devices or math.lcm(*(s.p * s.t for s in needed)), tuple(roles))]
+        return [ResourcePool("all", devices or self._fewest_devices(roles), tuple(roles))]
 
     def layout(self, role: Role, name: str, devices: int) -> ParallelLayout:
         """The sizes of the role, and replicas of them on all devices.
@@ -78,18 +99,15 @@ class HybridEngine3D(Strategy):
             ValueError: p t does not divide the devices.
         """
         sizes = self._sizes(role, name)
-        each = sizes.p * sizes.t
-        if devices % each:
-            raise ValueError(
-                f"{type(self).__name__}(devices={devices}): {name} has p={sizes.p} x t={sizes.t} = {each} "
-                f"ranks a replica, which does not divide {devices}. Try --strategy.devices "
-                f"{max(each, devices // each * each)}."
-            )
+        d = sizes.replicas(devices, whose=f"{type(self).__name__}(devices={devices}): {name}")
         generate = self.parallel.generate if isinstance(role, Actor) else None
-        return ParallelLayout(
-            sizes.p, sizes.t, devices // each, order=self.parallel.order, generation=generate
-        )
+        return ParallelLayout(sizes.p, sizes.t, d, order=self.parallel.order, generation=generate)
 
     def _sizes(self, role: Role, name: str) -> Sizes:
         """Sizes of a role; functions without a model need no more than a rank."""
         return self.parallel.roles.get(name, self.parallel) if role.path else Sizes()
+
+    def _fewest_devices(self, roles: Sequence[str]) -> int:
+        """The fewest devices that hold whole replicas of each of these roles."""
+        known = self.models()
+        return math.lcm(*(self._sizes(known[name], name).ranks for name in roles))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rlhf_lightning.controller.cluster import ResourcePool
@@ -34,8 +33,7 @@ class NeMoAligner(HybridEngine3D):
         Raises:
             ValueError: they are not two equal halves, or no whole copies of the models fit there.
         """
-        name, known = type(self).__name__, self.models()
-        each = math.lcm(*(s.p * s.t for s in (self._sizes(known[role], role) for role in roles)))
+        name, each = type(self).__name__, self._fewest_devices(roles)
         sides = len({role in ACTOR_SIDE for role in roles})
         fewest = each * sides
         total = devices or fewest

@@ -252,7 +252,7 @@ def test_given_sizes() -> None:
     found = strategy.layout(Actor(), "actor", 4)
     assert found == ParallelLayout(1, 2, 2, generation=Generation(1, 2))
     assert strategy.layout(PPO().critic, "critic", 4) == ParallelLayout(d=4)
-    with pytest.raises(ValueError, match=r"actor has p=1 x t=2 = 2 ranks.*does not divide 3.*Try 2"):
+    with pytest.raises(ValueError, match=r"actor has p=1 x t=2 = 2 ranks.*does not divide 3.*Try devices=2"):
         strategy.layout(Actor(), "actor", 3)
 
 
