@@ -75,7 +75,7 @@ class Remote(ABC):
     def build(self, worker: Worker) -> None:
         """Make this rank's part of the model."""
 
-    def arguments(self, method: Method) -> Mapping[str, object]:
+    def arguments(self, method: str) -> Mapping[str, object]:
         """Default arguments of the handle for calls of a method; none by default."""
         del method
         return {}
@@ -117,7 +117,7 @@ class RemoteMethod:
         caller = instance.caller()
         if caller is None:
             return self.method.function(instance, *rows, **arguments)
-        arguments = {**instance.arguments(self.method), **arguments}
+        arguments = {**instance.arguments(self.method.name), **arguments}
         if wrong := self._wrong(instance, rows, arguments):
             takes = ", ".join([*self._signature.parameters][1:]) or "none"
             name = f"{type(instance).__name__}.{self.method.name}"

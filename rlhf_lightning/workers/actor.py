@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
 from rlhf_lightning.controller.cluster import num_gpus
-from rlhf_lightning.controller.register import Method
 from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer
 from rlhf_lightning.engines import (
     VLLM,
@@ -71,9 +70,9 @@ class Actor(Role):
         """The same actor for given answers, which are read at temperature 1, whatever `sampling` says."""
         return replace(self, sampling=replace(self.sampling, temperature=1.0))
 
-    def arguments(self, method: Method) -> Mapping[str, object]:
+    def arguments(self, method: str) -> Mapping[str, object]:
         """See `Remote.arguments`: `generate_sequences` gets the actor's environment."""
-        spoken = self.environment is not None and method.name == "generate_sequences"
+        spoken = self.environment is not None and method == "generate_sequences"
         return {"environment": self.environment} if spoken else {}
 
     @register(

@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import DP, register
-from rlhf_lightning.controller.register import Method
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.functional import at_last_valid
 from rlhf_lightning.options import with_types
@@ -73,9 +72,9 @@ class Reward(Judge, Role):
                 f"negative. Type {-self.truncated_penalty}."
             )
 
-    def arguments(self, method: Method) -> Mapping[str, object]:
+    def arguments(self, method: str) -> Mapping[str, object]:
         """See `Remote.arguments`: `compute_reward` gets the penalty of answers that were cut off."""
-        penal = self.truncated_penalty and method.name == "compute_reward"
+        penal = self.truncated_penalty and method == "compute_reward"
         return {"cut_off": CutOff(penalty=self.truncated_penalty)} if penal else {}
 
     @property
