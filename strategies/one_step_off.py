@@ -12,7 +12,7 @@ from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
-from rlhf_lightning.workers import GenerationAhead, PartialGeneration
+from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
 
 _STALENESS = "max_staleness"
 """Key of a checkpoint under which the option stands that decides how many rows are in flight."""
@@ -47,7 +47,7 @@ class OneStepOff(OpenRLHF):
                 f"strategy.max_staleness={self.max_staleness}: answers are at least one version behind. "
                 "Try 1, or --strategy openrlhf."
             )
-        self.generation: GenerationAhead | PartialGeneration | None = None
+        self.generation: Ahead | None = None
         self._restored: Batch | None = None
 
     def setup(self, trainer: Trainer) -> None:
@@ -77,11 +77,9 @@ class OneStepOff(OpenRLHF):
                     "--data.drop_last true."
                 )
 
-    def make_generation(
-        self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
-    ) -> GenerationAhead | PartialGeneration:
+    def make_generation(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> Ahead:
         """See `OpenRLHF.make_generation`."""
-        ahead: GenerationAhead | PartialGeneration
+        ahead: Ahead
         if self.max_staleness > 1:
             ahead = PartialGeneration(
                 actor, generator, recompute_log_probs=recompute_log_probs, max_staleness=self.max_staleness

@@ -8,6 +8,7 @@ partial     answers that are unfinished at call k + 1 are continued by its weigh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -29,7 +30,7 @@ _LAST = 1 << 62
 
 
 @dataclass
-class Ahead(SeparateGeneration):
+class Ahead(SeparateGeneration, ABC):
     """Generation in which a call returns rows of an earlier call, prompts and answers; see `exchanged`."""
 
     in_flight: Batch | None = None
@@ -51,9 +52,13 @@ class Ahead(SeparateGeneration):
         self.calls += 1
         return self.with_log_probs(self.exchanged(batch, arguments))
 
+    @abstractmethod
     def exchanged(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         """Give the generator new rows, and return earlier ones with their answers."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Numbers about the answers that were last returned, for loggers."""
 
 
 @dataclass
