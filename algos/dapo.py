@@ -9,7 +9,7 @@ import torch
 
 from rlhf_lightning.algos.grpo import GRPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import GroupEstimator, Overlong, PolicyLoss, varied_groups
+from rlhf_lightning.functional import GroupEstimator, Overlong, PolicyLoss, reads_reference, varied_groups
 from rlhf_lightning.waiting import Waited, WaitingGroups
 
 HELD = "held_groups"
@@ -51,7 +51,7 @@ class DAPO(GRPO):
         whole, numbers = self.gather(batch)
         if whole is None:
             return Metrics.of(numbers)
-        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
+        if reads_reference(self.estimator(), self.policy_loss):
             whole |= self.reference.compute_ref_log_prob(whole)
         whole, found = self.compute_advantage(whole)
         metrics = Metrics.of({**found.fetch(), **numbers})

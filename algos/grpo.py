@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import Baseline, GroupEstimator, PolicyLoss
+from rlhf_lightning.functional import Baseline, GroupEstimator, PolicyLoss, reads_reference
 from rlhf_lightning.workers import Actor, Reference, Reward
 
 
@@ -59,7 +59,7 @@ class GRPO(RLHFAlgorithm):
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
-        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
+        if reads_reference(self.estimator(), self.policy_loss):
             batch |= self.reference.compute_ref_log_prob(batch)
         batch, metrics = self.compute_advantage(batch)
         for mini in self.mini_batches(batch, size=self.mini_batch_size, epochs=self.epochs):

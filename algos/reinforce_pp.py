@@ -6,7 +6,7 @@ from dataclasses import field
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import PolicyLoss, ReturnEstimator
+from rlhf_lightning.functional import PolicyLoss, ReturnEstimator, reads_reference
 from rlhf_lightning.workers import Actor, Reference, Reward
 
 
@@ -48,7 +48,7 @@ class ReinforcePP(RLHFAlgorithm):
         """One iteration."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
-        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
+        if reads_reference(self.estimator(), self.policy_loss):
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import GreedyEstimator, PolicyLoss, ReinforceLoss
+from rlhf_lightning.functional import GreedyEstimator, PolicyLoss, ReinforceLoss, reads_reference
 from rlhf_lightning.workers import Actor, Reference, Reward
 
 
@@ -44,7 +44,7 @@ class ReMax(RLHFAlgorithm):
         """One iteration."""
         batch |= self.greedy_scores(batch)
         batch |= self.actor.generate_sequences(batch)
-        if self.reward_kl_coef or "ref_log_probs" in self.policy_loss.columns:
+        if reads_reference(self.estimator(), self.policy_loss):
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)

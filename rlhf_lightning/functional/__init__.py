@@ -17,7 +17,14 @@ from rlhf_lightning.functional.best_of import expected_best
 from rlhf_lightning.functional.cispo import CISPOLoss
 from rlhf_lightning.functional.cost_model import CostLoss, sign_loss
 from rlhf_lightning.functional.dpo import DPOLoss, PreferenceKind, preference_loss
-from rlhf_lightning.functional.estimator import Add, Estimator, alone, check_estimator, run_estimator
+from rlhf_lightning.functional.estimator import (
+    Add,
+    Estimator,
+    alone,
+    check_estimator,
+    reads_reference,
+    run_estimator,
+)
 from rlhf_lightning.functional.gae import Gap, bootstrap_truncated, explained_variance, gae
 from rlhf_lightning.functional.gae_estimator import GAEEstimator
 from rlhf_lightning.functional.geometric_policy import GeometricPolicyLoss
@@ -136,6 +143,7 @@ __all__ = [
     "part_metrics",
     "penalized_rewards",
     "preference_loss",
+    "reads_reference",
     "remax_advantages",
     "remax_returns",
     "rollout_metrics",

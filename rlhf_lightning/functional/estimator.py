@@ -14,6 +14,7 @@ from typing import cast
 from torch import Tensor
 
 from rlhf_lightning.field_types import check_names
+from rlhf_lightning.functional.aggregate import Loss
 from rlhf_lightning.functional.reading import reading
 
 Add = Callable[[Tensor], Tensor]
@@ -74,6 +75,12 @@ def check_estimator(estimator: object) -> None:
         f"{name} is no estimator. Derive a frozen dataclass from rlhf_lightning.functional.Estimator, whose "
         "__call__ is what you have."
     )
+
+
+def reads_reference(estimator: Estimator, loss: Loss) -> bool:
+    """Whether the estimator or the loss of an actor reads the reference's log-probabilities."""
+    check_estimator(estimator)
+    return "ref_log_probs" in (*estimator.columns, *loss.columns)
 
 
 def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import Counts, Loss, PolicyLoss, aggregate
+from rlhf_lightning.functional import Counts, GroupEstimator, Loss, PolicyLoss, aggregate
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from tests.unit.algos.small import run
@@ -134,6 +134,30 @@ def test_a_loss_of_ones_own_takes_the_place_of_the_usual(name: str, model: str, 
     kept = run(make(name, model, policy_loss=loss, reward_kl_coef=0.0), data(), steps=2)
     assert kept.numbers[-1]["actor/grad_norm"] > 0
     assert ("actor/far" in kept.numbers[-1]) is reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(GroupEstimator):
+    """One of the user's own, which reads the reference and has no penalty."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The reference's log-probabilities too."""
+        return (*super().columns, "ref_log_probs")
+
+
+class Keeping(algos.GRPO):
+    """Has an estimator of its own."""
+
+    def estimator(self) -> GroupEstimator:
+        """See `Kept`."""
+        return Kept(group_size=self.group_size)
+
+
+def test_an_estimator_of_ones_own_may_read_the_reference(model: str) -> None:
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=6))
+    keeping = Keeping(actor=actor, reward=Reward(functions="length"), policy_loss=PolicyLoss())
+    assert run(keeping, data(), steps=1).numbers[0]["actor/grad_norm"] > 0
 
 
 class Torn(algos.GRPO):
