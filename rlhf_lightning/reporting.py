@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSum
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport, Metrics
+from rlhf_lightning.data.tokenizer import decoded
 from rlhf_lightning.functional import (
     explained_variance,
     kl_estimate,
@@ -124,14 +125,14 @@ def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[obj
     """Prompts and responses as texts, a list of B each."""
     prompts = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)
     return {
-        "prompts": list(tokenizer.batch_decode([ids[mask].tolist() for ids, mask in prompts])),
-        "responses": list(tokenizer.batch_decode(whole_ids(rows))),
+        "prompts": list(decoded([ids[mask].tolist() for ids, mask in prompts], tokenizer)),
+        "responses": list(decoded(whole_ids(rows), tokenizer)),
     }
 
 
 def answers(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[object]:
     """Responses as texts without special tokens, as reward functions read them."""
-    return list(tokenizer.batch_decode(whole_ids(rows), skip_special_tokens=True))
+    return list(decoded(whole_ids(rows), tokenizer, skip_special_tokens=True))
 
 
 def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:

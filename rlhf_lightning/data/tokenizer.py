@@ -112,6 +112,13 @@ def encode_behind(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(both[len(mark) :] if both[: len(mark)] == mark else alone)
 
 
+def decoded(
+    ids: list[list[int]], tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = False
+) -> list[str]:
+    """The texts of token ids, one for each; of no ids at all `batch_decode` would make one empty text."""
+    return tokenizer.batch_decode(ids, skip_special_tokens=skip_special_tokens) if ids else []
+
+
 def build_byte_tokenizer(max_tokens: int = 512) -> PreTrainedTokenizerFast:
     """Build a tokenizer whose token b < 256 is the byte b of the UTF-8 text, without merges.
 

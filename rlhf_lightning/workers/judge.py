@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_lightning.controller import ONE_TO_ALL, Batch, Remote, register
 from rlhf_lightning.data.record import are_messages
-from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer, reads
+from rlhf_lightning.data.tokenizer import decoded, end_tokens, load_tokenizer, reads
 from rlhf_lightning.engines import Head, TrainEngine, has_tokenizer, located, max_positions, num_tokens
 from rlhf_lightning.functional import at_last_valid, last_valid, row_ends
 from rlhf_lightning.rewards import (
@@ -163,9 +163,8 @@ class Judge(Remote):
         return at_last_valid(scores, mask), table
 
     def _texts(self, ids: list[list[int]]) -> list[str]:
-        """Decode responses without special tokens; for no responses a tokenizer would return one text."""
-        tokenizer = load_tokenizer(self.tokenizer)
-        return tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
+        """Decode responses without special tokens."""
+        return decoded(ids, load_tokenizer(self.tokenizer), skip_special_tokens=True)
 
     def _texts_behind(self, rows: TensorDict, ids: list[list[int]], alone: list[str]) -> list[str]:
         """Decode responses as they follow their prompts: alone, a tokenizer may drop a leading space."""

@@ -6,12 +6,13 @@ import csv
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, CallReport, Metrics
-from rlhf_lightning.data import PromptData, TaskData
-from rlhf_lightning.reporting import timings
+from rlhf_lightning.data import PromptData, TaskData, load_tokenizer
+from rlhf_lightning.reporting import answers, texts, timings
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run, write_rows
@@ -53,6 +54,17 @@ def test_a_number_that_an_iteration_has_not_is_left_empty(tmp_path: Path) -> Non
     assert [row["mine/start"] for row in every] == [row["mine/both_step"] for row in every]
     for name in ("mine/epoch", "mine/both_epoch"):
         assert [float(row[name]) for row in rows if row[name]] == [pytest.approx(1.5)]
+
+
+def test_no_answers_have_no_texts() -> None:
+    ids, mask = torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.bool)
+    prompts = {"prompt_ids": ids, "prompt_mask": mask}
+    rows, tokenizer = (
+        Batch.of(prompts | {"response_ids": ids, "response_mask": mask}),
+        load_tokenizer("embedded"),
+    )
+    assert texts(rows, tokenizer) == {"prompts": [], "responses": []}
+    assert answers(rows, tokenizer) == []
 
 
 class Behind(GRPO):
