@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 STATE = "trainer.json"
 TENSORS = "tensors.safetensors"
 FORMAT = 1
+MODELS = "models"
+"""Key of the state: the architectures of the trained roles."""
 IN_FLIGHT = "in_flight"
 """Key of the state: columns of the prompts whose answers were under way."""
 PATHS = "paths"
@@ -265,58 +267,6 @@ def check_models(path: str | Path, saved: Collection[str], wanted: Collection[st
         raise RuntimeError(
             f"{path}: the run has ended, and {', '.join(wanted)} with its devices. Nothing was written. Save "
             "within the run: a callback such as ModelCheckpoint(save_last=True), or on_train_end."
-        )
-
-
-def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> None:
-    """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps.
-
-    Raises:
-        ValueError: the checkpoint lacks one.
-    """
-    if not all((directory / name).is_dir() for name in wanted):
-        held = sorted(p.name for p in directory.iterdir() if p.is_dir())
-        raise ValueError(
-            f"checkpoint {path}: holds {held}, and the algorithm keeps {list(wanted)}. Type a checkpoint of "
-            "this algorithm, or begin with the model that `rlhf export` makes of this one."
-        )
-
-
-def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[str]) -> None:
-    """Warn of models in a checkpoint that this run has no use for: their state is lost."""
-    if others := sorted(set(held) - set(wanted)):
-        logger.warning(
-            "checkpoint %s: holds %s too, which this algorithm does not keep: their weights are lost. A "
-            "reference that followed the actor continues if it has its `decay` again.",
-            path,
-            ", ".join(others),
-        )
-
-
-def warn_of_paths(path: str | Path, held: object, own: Mapping[str, str]) -> None:
-    """Warn of roles whose model began from another directory than now: adapters and references depend on it.
-
-    Args:
-        path: of the checkpoint.
-        held: directories of the models by role, as the checkpoint has them.
-        own: directories of this run's models by role.
-    """
-    for role, was in held.items() if isinstance(held, dict) else ():
-        if own.get(role, was) != was:
-            logger.warning(
-                "checkpoint %s: its %s began with %s, and this run's with %s. Unless that is the same model "
-                "in another place, continue with --algo.%s.path %s.",
-                *(path, role, was, own[role], role, was),
-            )
-
-
-def warn_of_rows(columns: Mapping[str, Column]) -> None:
-    """Warn of answers that were under way, which this strategy does not continue."""
-    if columns:
-        logger.warning(
-            "%d answers were under way when the checkpoint was made, under a strategy that generates ahead; "
-            "this one leaves their prompts out. They come again in the next epoch.",
-            len(next(iter(columns.values()))),
         )
 
 

@@ -23,6 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
+from rlhf_lightning import resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
@@ -34,13 +35,9 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.resume import check_rows, check_tensors, end_if_done, fitting, recount_epochs, start_paths
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_start, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
-
-MODELS = "models"
-"""Key of a checkpoint under which the trained roles' architectures stand."""
 
 
 @dataclass_transform(
@@ -225,7 +222,7 @@ class Strategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
         check_start(self.algorithm)
-        end_if_done(trainer)
+        resume.end_if_done(trainer)
         task, roles = trainer.state.fn, self.models()
         if task != "fit":
             also = self.algorithm.validates if task == "validate" else ()
@@ -327,11 +324,11 @@ class Strategy(SingleDeviceStrategy):
             RuntimeError: the run is over and its models are gone, or an iteration is under way.
         """
         check_whole(filepath, checkpoint)
-        kept = self._kept()
+        kept = _kept(self._handles)
         roles = self.algorithm.roles() if self.lightning_module else {}
-        files.check_models(filepath, kept, [name for name, role in roles.items() if role.weights_change])
+        files.check_models(filepath, kept, _kept(roles))
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
-        state = {**checkpoint, MODELS: models, files.PATHS: start_paths(roles)}
+        state = {**checkpoint, files.MODELS: models, files.PATHS: resume.start_paths(roles)}
         self._saved = Path(filepath).absolute()
         with files.replacing(self._saved) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
@@ -347,26 +344,26 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             ValueError: the checkpoint is incomplete, or belongs to other roles, models or rows.
         """
-        directory = files.find(checkpoint_path)
-        state = files.read_state(directory, resuming=self.algorithm.trainer.state.fn == "fit")
-        wanted = [name for name, role in self.algorithm.roles().items() if role.weights_change]
-        files.check_held(checkpoint_path, directory, wanted)
-        for name in wanted:
-            self.algorithm.roles()[name].check_checkpoint(directory / name)
-        if self.algorithm.trainer.state.fn == "fit":
-            check_rows(state, self.algorithm.trainer)
-            files.warn_of_others(checkpoint_path, cast(Mapping[str, object], state.get(MODELS, {})), wanted)
-            files.warn_of_paths(
-                checkpoint_path, state.pop(files.PATHS, {}), start_paths(self.algorithm.roles())
-            )
+        trainer, roles = self.algorithm.trainer, self.algorithm.roles()
+        directory, wanted = files.find(checkpoint_path), _kept(roles)
+        resuming = trainer.state.fn == "fit"
+        state = files.read_state(directory, resuming=resuming)
+        resume.check_held(checkpoint_path, directory, wanted)
+        for name, role in wanted.items():
+            role.check_checkpoint(directory / name)
+        if resuming:
+            resume.check_rows(state, trainer)
+            held = cast(Mapping[str, object], state.get(files.MODELS, {}))
+            resume.warn_of_others(checkpoint_path, held, wanted)
+            resume.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), resume.start_paths(roles))
             self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
-        recount_epochs(state)
+        resume.recount_epochs(state)
         self._resume = directory.absolute()
         return state
 
     def restore_in_flight(self, columns: dict[str, files.Column]) -> None:
         """Take prompts that were being answered when the checkpoint was written; by default they are lost."""
-        files.warn_of_rows(columns)
+        resume.warn_of_rows(columns)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
         """Restore the algorithm's own tensors; `validate` and `predict` take only those that fit.
@@ -377,20 +374,22 @@ class Strategy(SingleDeviceStrategy):
         algorithm = self.algorithm
         held, own = cast(Mapping[str, torch.Tensor], checkpoint["state_dict"]), algorithm.state_dict()
         if strict and algorithm.trainer.state.fn == "fit":
-            check_tensors(held, own, path=self._resume, name=type(algorithm).__name__)
-        super().load_model_state_dict({"state_dict": fitting(held, own)}, strict=strict)
+            resume.check_tensors(held, own, path=self._resume, name=type(algorithm).__name__)
+        super().load_model_state_dict({"state_dict": resume.fitting(held, own)}, strict=strict)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint directory."""
         self._saved = Path(filepath).absolute()
         files.remove(self._saved)
 
-    def _kept(self) -> dict[str, Role]:
-        return {n: r for n, r in self._handles.items() if r.weights_change}
-
     def _restore(self, directory: Path) -> None:
         trained = self.algorithm.trainer.state.fn == "fit"
-        loading = [r.load(directory=directory / n, trained=trained) for n, r in self._kept().items()]
+        loading = [r.load(directory=directory / n, trained=trained) for n, r in _kept(self._handles).items()]
         for ranks in loading:
             ranks.fetch()
         self._resume = None
+
+
+def _kept(roles: Mapping[str, Role]) -> dict[str, Role]:
+    """The roles whose weights stand in a checkpoint."""
+    return {name: role for name, role in roles.items() if role.weights_change}

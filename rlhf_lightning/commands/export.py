@@ -12,7 +12,6 @@ from pathlib import Path
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.engines import ADAPTER_CONFIG, FSDPEngine, check_checkpoint, check_model, saved_lora
 from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.strategy import MODELS
 
 ADAPTERS = "--adapters"
 USAGE = f"usage: rlhf export CHECKPOINT OUT [ROLE] [{ADAPTERS}]   (ROLE: the only one, else actor)"
@@ -41,7 +40,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(USAGE)
     directory, out = files.find(arguments[0]), Path(arguments[1])
     state = files.read_state(directory)
-    models = state.get(MODELS)
+    models = state.get(files.MODELS)
     if not isinstance(models, dict):
         raise ValueError(f"checkpoint {arguments[0]}: does not say which models it holds. Type another.")
     role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]

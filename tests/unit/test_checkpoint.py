@@ -126,15 +126,6 @@ def test_a_model_is_no_checkpoint(tmp_path: Path) -> None:
         files.find(tmp_path)
 
 
-def test_a_checkpoint_without_a_model_that_the_algorithm_trains(tmp_path: Path) -> None:
-    (tmp_path / "actor").mkdir()
-    instead = r"Type a checkpoint of this algorithm, or begin with the model that `rlhf export` makes"
-    with pytest.raises(
-        ValueError, match=rf"holds \['actor'\], and .* keeps \['actor', 'critic'\]\. {instead}"
-    ):
-        files.check_held(tmp_path, tmp_path, ["actor", "critic"])
-
-
 def text(path: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in path.iterdir()}
 

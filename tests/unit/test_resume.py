@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlhf_lightning import checkpoint as files
+from rlhf_lightning import resume
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch
@@ -129,3 +130,12 @@ def test_other_prompts_than_those_in_flight(
     run = trainer(StartedAhead(max_staleness=max_staleness), tmp_path, steps=3)
     with pytest.raises((ValueError, RuntimeError), match=says):
         run.fit(algorithm, datamodule=rows(), ckpt_path=path)
+
+
+def test_a_checkpoint_without_a_model_that_the_algorithm_trains(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    instead = r"Type a checkpoint of this algorithm, or begin with the model that `rlhf export` makes"
+    with pytest.raises(
+        ValueError, match=rf"holds \['actor'\], and .* keeps \['actor', 'critic'\]\. {instead}"
+    ):
+        resume.check_held(tmp_path, tmp_path, ["actor", "critic"])
