@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
 from rlhf_lightning.controller.call import CallReport
@@ -14,8 +14,15 @@ T = TypeVar("T")
 class Value(Generic[T]):
     """A future of the plain value that one rank returns."""
 
-    def __init__(self, report: Future) -> None:
+    def __init__(self, report: Future, read: Callable[[object], T] | None = None) -> None:
+        """Take the future of a call's report.
+
+        Args:
+            report: of the call.
+            read: makes the value of what the rank returned; by default they are the same.
+        """
         self._report = report
+        self._read = read or (lambda returned: cast(T, returned))
 
     def fetch(self) -> T:
         """Wait for the value.
@@ -25,13 +32,11 @@ class Value(Generic[T]):
         """
         return _values([self])[0]
 
-    def _of(self, report: CallReport) -> T:
-        return cast(T, report.value)
-
 
 def _values(values: Sequence[Value[T]]) -> list[T]:
     reports = fetch_all([value._report for value in values])
-    return [value._of(cast(CallReport, report)) for value, report in zip(values, reports, strict=True)]
+    returned = [cast(CallReport, report).value for report in reports]
+    return [value._read(one) for value, one in zip(values, returned, strict=True)]
 
 
 class Gathered(Generic[T]):
@@ -123,19 +128,10 @@ def _number(name: str, value: float) -> float:
         raise TypeError(f"metric {name!r}: {said} is no single number. Give its mean, say.") from err
 
 
-class _Moved(Value[Numbers]):
-    """A future of numbers of which one group is renamed."""
-
-    def __init__(self, numbers: Value[Numbers], group: str, to: str) -> None:
-        super().__init__(numbers._report)
-        self._numbers, self._group, self._to = numbers, group, to
-
-    def _of(self, report: CallReport) -> Numbers:
-        return _renamed(self._numbers._of(report), self._group, self._to)
-
-
 def _moved(numbers: Value[Numbers] | Numbers, group: str, to: str) -> Value[Numbers] | Numbers:
-    return _Moved(numbers, group, to) if isinstance(numbers, Value) else _renamed(numbers, group, to)
+    if isinstance(numbers, Value):
+        return Value(numbers._report, lambda returned: _renamed(numbers._read(returned), group, to))
+    return _renamed(numbers, group, to)
 
 
 def _renamed(numbers: Numbers, group: str, to: str) -> Numbers:
