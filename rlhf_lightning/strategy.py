@@ -93,7 +93,7 @@ class Strategy(SingleDeviceStrategy):
                 )
             self.settings = dataclasses.replace(self.settings, engine=self.engine)
         self.transport: Transport | None = None
-        self.reports: tuple[CallReport, ...] = ()
+        self.reports: list[CallReport] = []
         """Reports of the calls that the last `drain` waited for."""
         self.workers: dict[str, WorkerGroup] = {}
         """The worker group of each placed role, during a run."""
@@ -289,9 +289,8 @@ class Strategy(SingleDeviceStrategy):
             WorkerError: a call failed.
         """
         assert self.transport is not None
-        found = self.transport.drain()
-        self.reports = tuple(found)
-        return found
+        self.reports = self.transport.drain()
+        return self.reports
 
     def teardown(self) -> None:
         """Release the devices, also after a failure; the roles become plain descriptions again."""
