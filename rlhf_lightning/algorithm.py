@@ -131,10 +131,10 @@ class RLHFAlgorithm(LightningModule):
         found = {f.name: self.__dict__.get(f.name) for f in fields}
         return {name: role for name, role in found.items() if isinstance(role, Role)}
 
-    def bind(self, handles: Mapping[str, Role]) -> None:
-        """Put handles in the place of roles: their methods run on the workers."""
-        for name, handle in handles.items():
-            setattr(self, name, handle)
+    def bind(self, roles: Mapping[str, Role]) -> None:
+        """Replace roles: by completed ones, or by handles, whose methods run on the workers."""
+        for name, role in roles.items():
+            setattr(self, name, role)
 
     @property
     def main_model(self) -> Role:

@@ -36,7 +36,7 @@ class Traceable(Protocol):
     def roles(self) -> dict[str, Role]:
         """Models by name."""
 
-    def bind(self, handles: Mapping[str, Role]) -> None:
+    def bind(self, roles: Mapping[str, Role]) -> None:
         """Replace roles by handles."""
 
     def step(self, batch: Batch) -> object:
