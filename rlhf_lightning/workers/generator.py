@@ -107,16 +107,6 @@ class Generator(Role):
         with naming_role("actor"):
             self.actor.check_generation(layout, settings)
 
-    def offload(self) -> None:
-        """See `Role.offload`; vLLM keeps what it has."""
-        if self.binding.engine is not None:
-            super().offload()
-
-    def reload(self) -> None:
-        """See `Role.reload`."""
-        if self.binding.engine is not None:
-            super().reload()
-
     @cached_property
     def underway(self) -> Underway:
         """The generation begun by `start_sequences`; on a worker only."""

@@ -324,13 +324,13 @@ class Role(ModelSpec, Remote):
 
     def offload(self) -> None:
         """Free the device of parameters, gradients and optimizer state, if any; called between phases."""
-        if self.path:
-            self.engine.offload(PARTS)
+        if self.binding.engine is not None:
+            self.binding.engine.offload(PARTS)
 
     def reload(self) -> None:
         """Bring them back."""
-        if self.path:
-            self.engine.reload(PARTS)
+        if self.binding.engine is not None:
+            self.binding.engine.reload(PARTS)
 
     def reload_bytes(self) -> int:
         """See `Remote.reload_bytes`."""
