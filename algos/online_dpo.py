@@ -29,7 +29,7 @@ class OnlineDPO(RLHFAlgorithm):
     """Pairs per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse pairs of one answer."""
+        """Refuse an actor that answers a prompt the same way twice."""
         self.refuse_greedy("OnlineDPO compares two answers")
 
     def step(self, batch: Batch) -> Metrics:
