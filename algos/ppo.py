@@ -91,7 +91,7 @@ class PPO(RLHFAlgorithm):
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
         """See `RLHFAlgorithm.mini_batches`; also resets what `update_actor` carries between mini-batches."""
         self.actor_paused = self.global_step < self.critic_warmup_steps
-        groups = len(batch) // together
+        groups = batch.num_groups(together)
         self.ptx_batches = self.split_ptx(steps=-(-groups // (size or groups or 1)))
         return super().mini_batches(batch, size=size, epochs=epochs, together=together)
 

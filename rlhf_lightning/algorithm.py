@@ -299,9 +299,11 @@ class RLHFAlgorithm(LightningModule):
             size: groups per mini-batch; 0 takes the whole batch.
             epochs: passes over the batch.
             together: rows per group: neighbours that must stay side by side.
+
+        Raises:
+            ValueError: the rows are no whole groups of that size.
         """
-        groups = len(batch) // together
-        if not groups:
+        if not (groups := batch.num_groups(together)):
             return
         tokens = tokens_of(batch)
         if size <= 0 or size >= groups:
@@ -309,11 +311,9 @@ class RLHFAlgorithm(LightningModule):
             return
         for epoch in range(epochs):
             order = permutation(groups, run_seed(), self.global_step, epoch)
-            rows = rows_of_groups(order, size=together).numpy()
-            for start in range(0, len(batch), size * together):
-                part = rows[start : start + size * together]
+            for part in rows_of_groups(order, size=together).split(size * together):
                 spent = None if tokens is None else tokens[part]
-                yield balanced(batch.take(part), spent, together=together)
+                yield balanced(batch.take(part.numpy()), spent, together=together)
 
     def answers_to(self, batch: Batch, times: int) -> Batch:
         """Repeat each prompt, so that `generate_sequences` gives several answers to it.

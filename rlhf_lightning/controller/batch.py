@@ -208,12 +208,8 @@ class Batch:
             raise IndexError(f"rows {index.min()} to {index.max()} of a batch of {len(self)}.")
         return Batch({name: self.column(name).take(index) for name in self._columns}, num_rows=len(index))
 
-    def split(self, parts: int, *, together: int = 1) -> list[Batch]:
-        """Contiguous parts whose sizes differ by at most one row; any number of rows will do, 0 too.
-
-        Args:
-            parts: how many.
-            together: rows of a group, neighbours that stay in one part: a pair, or answers to one prompt.
+    def num_groups(self, together: int) -> int:
+        """How many groups of so many neighbours there are.
 
         Raises:
             ValueError: the rows are no whole groups of that size.
@@ -224,7 +220,19 @@ class Batch:
                 f"{len(self)} rows are no whole groups of {together} neighbours: {rest} are left over. "
                 f"Give a multiple of {together}."
             )
-        ends = [edge * together for edge in edges(groups, parts)]
+        return groups
+
+    def split(self, parts: int, *, together: int = 1) -> list[Batch]:
+        """Contiguous parts whose sizes differ by at most one row; any number of rows will do, 0 too.
+
+        Args:
+            parts: how many.
+            together: rows of a group, neighbours that stay in one part: a pair, or answers to one prompt.
+
+        Raises:
+            ValueError: the rows are no whole groups of that size.
+        """
+        ends = [edge * together for edge in edges(self.num_groups(together), parts)]
         columns = {name: self.column(name).split(ends) for name in self._columns}
         return [
             Batch.trusted({name: found[part] for name, found in columns.items()}, stop - start)

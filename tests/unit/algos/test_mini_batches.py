@@ -78,3 +78,11 @@ def test_rows_of_equal_or_unknown_length_stay_where_they_are() -> None:
     for batch in (rows([7, 7, 7]), rows([3, 2, 1]).select(["row_ids", "row_ends"])):
         (mini,) = PPO().mini_batches(batch, size=0)
         assert mini is batch
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_rows_that_are_no_whole_groups_are_refused(size: int) -> None:
+    for count in (1, 5):
+        said = rf"^{count} rows are no whole groups of 2 neighbours: 1 are left over\. Give a multiple of 2\."
+        with pytest.raises(ValueError, match=said):
+            list(GRPO().mini_batches(rows([1] * count), size=size, together=2))
