@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.commands.parser import Parser, check_place, count
+from rlhf_lightning.commands.parser import Parser, check_picture, check_place, count
 from rlhf_lightning.mapping import cluster, hardware, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
-from rlhf_lightning.mapping.picture import check_format, draw
+from rlhf_lightning.mapping.picture import draw
 from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.search import DeviceMapping, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
@@ -51,10 +51,8 @@ def run(arguments: Sequence[str]) -> None:
                 f"--{option} {NO_MODEL}: {role} is a model, and only rewards and costs can be functions "
                 f"alone. Type --{option} with a known name or a config.json."
             )
-    for option in ("yaml", "picture"):
-        check_place(option, vars(options)[option])
-    if options.picture:
-        check_format(Path(options.picture))
+    check_place("yaml", options.yaml)
+    check_picture(options.picture)
     found = search(algorithm, sources, options)
     mapping = _picked(found, options.pick)
     mapped = importlib.import_module(FOLDERS["strategy"]).MAPPED
@@ -238,5 +236,5 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     add("--pick", type=count, default=1, help="the one that is written: 1 is the best, 2 the next (1)")
     add("--json", action="store_true", help="the mapping as JSON")
     add("--yaml", default="", help="file for the configuration that runs the mapping")
-    add("--picture", default="", help="file (.png, .svg) for a picture of the mapping over time")
+    add("--picture", default="", help="file (.png, .svg, .pdf) for a picture of the mapping over time")
     return parser

@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+PICTURES = (".png", ".svg", ".pdf")
+"""Endings of pictures that need no other program to be written."""
+
 
 class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises errors instead of exiting."""
@@ -44,3 +47,17 @@ def check_place(option: str, given: str) -> None:
     if given and (path.is_dir() or not path.parent.is_dir()):
         what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
         raise ValueError(f"--{option} {given}: {what}. Type a file in a directory that exists.")
+
+
+def check_picture(given: str) -> None:
+    """Refuse a file of `--picture` that could not be written; nothing is checked where it is empty.
+
+    Raises:
+        ValueError: its place is refused by `check_place`, or its ending is none of `PICTURES`.
+    """
+    check_place("picture", given)
+    path = Path(given)
+    if given and path.suffix not in PICTURES:
+        raise ValueError(
+            f"--picture {given}: a picture ends in {', '.join(PICTURES)}. Try {path.stem}.png or .svg."
+        )

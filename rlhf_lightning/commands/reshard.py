@@ -16,7 +16,7 @@ from pathlib import Path
 from rlhf_lightning.commands import redistribution
 from rlhf_lightning.commands.alike import alike
 from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
-from rlhf_lightning.commands.parser import Parser, check_place, count
+from rlhf_lightning.commands.parser import Parser, check_picture, count
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelLayout
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     _refuse_unread(options)
     options.rule, options.devices_per_node = options.rule or RULE, options.devices_per_node or NODE
-    check_place("picture", options.picture)
+    check_picture(options.picture)
     if options.apart:
         sys.stdout.write(_apart(options))
         return
@@ -247,5 +247,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--order", choices=("tpd", "tdp"), default="tpd", help="axes of the ranks, fastest first")
     add("--devices-per-node", type=count, help=f"with --apart: neighbours that share a node ({NODE})")
     add("--json", action="store_true", help="the groups and the bytes of each rank as JSON")
-    add("--picture", default="", help="with --generate: file (.svg, .png) for a picture")
+    add("--picture", default="", help="with --generate: file (.png, .svg, .pdf) for a picture")
     return parser

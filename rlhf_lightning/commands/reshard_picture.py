@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from rlhf_lightning.commands.blocks import MEANING, Blocks
-from rlhf_lightning.mapping.picture import check_format
 from rlhf_lightning.parallel.reshard import ReshardPlan
 
 _TAB = colormaps["tab10"].colors  # type: ignore[attr-defined]
@@ -24,11 +23,7 @@ def draw(plan: ReshardPlan, path: Path, *, title: str) -> None:
         plan: for a model of which only the size is known.
         path: .png, .svg or .pdf.
         title: what was asked for.
-
-    Raises:
-        ValueError: the ending names no format of pictures.
     """
-    check_format(path)
     blocks, layout = Blocks(plan), plan.layout
     figure = Figure(figsize=(9, 1.6 + 0.3 * layout.num_ranks), layout="constrained")
     FigureCanvasAgg(figure)

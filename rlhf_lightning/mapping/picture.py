@@ -15,18 +15,6 @@ from rlhf_lightning.mapping.report import layout_text
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
 
 
-def check_format(path: Path) -> None:
-    """Refuse a file that cannot be a picture.
-
-    Raises:
-        ValueError: the ending names no format of pictures.
-    """
-    if path.suffix.removeprefix(".") not in FigureCanvasAgg.filetypes:
-        raise ValueError(
-            f"{path}: no format of pictures ends in {path.suffix!r}. Try {path.stem}.png or .svg."
-        )
-
-
 def draw(plan: Plan, mapping: DeviceMapping, path: Path, *, title: str) -> None:
     """Write a picture of one iteration.
 
@@ -35,11 +23,7 @@ def draw(plan: Plan, mapping: DeviceMapping, path: Path, *, title: str) -> None:
         mapping: what to draw.
         path: .png, .svg or .pdf.
         title: what was asked for.
-
-    Raises:
-        ValueError: the ending names no format of pictures.
     """
-    check_format(path)
     figure = Figure(figsize=(11, 1.6 + 0.9 * len(mapping.pools)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
