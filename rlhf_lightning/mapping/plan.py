@@ -16,7 +16,7 @@ from rlhf_lightning.mapping.search import DeviceKind, DeviceMapping, Pool, Searc
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 
 LARGEST = 4096
-"""Devices of the largest cluster that an error message suggests for models that do not fit."""
+"""Devices of the largest cluster that is searched, or suggested for models that do not fit."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,16 @@ def plan(
         others: for each further kind of devices, what the same models cost on them, and how many there are.
 
     Raises:
-        ValueError: the devices do not fill nodes, or the models do not fit; the message says what is missing.
+        ValueError: the devices are too many or do not fill nodes, or the models do not fit; the message says
+            what is missing.
     """
     started = time.perf_counter()
     roles = costs.dataflow.roles
     if not roles:
         raise ValueError("the algorithm's step calls no model, so that there is nothing to place.")
     clusters = ((costs, devices), *others)
+    if (total := sum(number for _, number in clusters)) > LARGEST:
+        raise ValueError(f"{total:,} devices: the search goes up to {LARGEST:,}. Ask for fewer.")
     kinds = []
     for i, (on, number) in enumerate(clusters):
         if sizes is None or i:

@@ -283,6 +283,8 @@ def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
         (("--devices", "7"), r"7 devices are neither.*t up to 8.*Try --devices 4 or 8; .* has 4"),
         (("--devices", "12"), "Try --devices 8 or 16"),
         (("--devices", "0"), "0 is no whole number from 1 up"),
+        (("--devices", "4104"), "4,104 devices: the search goes up to 4,096. Ask for fewer"),
+        (("--hardware", "a100-80gb:4096,h100-80gb:8"), "4,104 devices: the search goes up to 4,096"),
         (("--devices", "8", "--picture", "x.pgf"), r"--picture x\.pgf: .* Try x\.png or \.svg"),
         (("--devices", "8", "--picture", "x"), r"--picture x: .* Try x\.png or \.svg"),
         (("--devices", "8", "--hardware", "a100"), "one of a100-80gb, "),
