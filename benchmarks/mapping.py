@@ -20,7 +20,7 @@ from rlhf_lightning.mapping.hardware import A100, Efficiency, Hardware
 from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 FREE: tuple[Key, ...] = (
     *(("efficiency", name) for name in ("matmul", "prefill_matmul", "decode_matmul", "attention")),
@@ -125,7 +125,10 @@ def draw_generation(figure: Figure) -> None:
     for axes, model in zip(figure.subplots(1, 2), ("llama-7b", "llama-13b"), strict=True):
         bottom = [0.0] * 4
         every = [
-            published.colocated_generation(A100, model, ParallelLayout(1, 8, 2), tg)[0] for tg in (8, 4, 2, 1)
+            published.colocated_generation(
+                A100, model, ParallelLayout(1, 8, 2, generation=Generation(1, tg))
+            )[0]
+            for tg in (8, 4, 2, 1)
         ]
         for kind in kinds:
             heights = [estimate.parts.get(kind, 0.0) for estimate in every]

@@ -22,7 +22,6 @@ from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
-from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.spec import EMBEDDED, ModelSpec, Sampling
@@ -103,7 +102,7 @@ def predicted(path: str, dtype: str) -> dict[str, float]:
         element=2 if half else 4, masters=half, sharding="none",
     )  # fmt: skip
     found = memory.training(shape, ParallelLayout(), workload)
-    kept = memory.kv_needed(shape, ParallelLayout(), GenerationSizes(), workload)
+    kept = memory.kv_needed(shape, ParallelLayout(), workload)
     return {
         "parameters": found.parameters,
         "gradients": found.gradients,

@@ -204,7 +204,5 @@ def _sizes(found: DeviceMapping) -> dict[str, RoleSizes]:
     sizes = {}
     for pool in found.pools:
         for name, layout in zip(pool.roles, pool.layouts, strict=True):
-            said = layout.generation
-            generate = Generation(said.pg, said.tg) if said else Generation()
-            sizes[name] = RoleSizes(p=layout.train.p, t=layout.train.t, generate=generate)
+            sizes[name] = RoleSizes(p=layout.p, t=layout.t, generate=layout.generation or Generation())
     return sizes

@@ -18,8 +18,9 @@ from itertools import product
 
 import numpy as np
 
-from rlhf_lightning.mapping.costs import Costs, Layout
+from rlhf_lightning.mapping.costs import Costs
 from rlhf_lightning.mapping.pareto import Array, undominated
+from rlhf_lightning.parallel.layout import ParallelLayout
 
 _Key = tuple[int, ...]
 
@@ -28,7 +29,7 @@ _Key = tuple[int, ...]
 class Option:
     """One layout of one model."""
 
-    layout: Layout
+    layout: ParallelLayout
     resident: float
     """Bytes per device that stay through the whole iteration."""
     working: float
@@ -43,7 +44,7 @@ class Point:
 
     seconds: tuple[float, ...]
     """Seconds of the whole set in each stage."""
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ParallelLayout, ...]
     """One for each role, in the order of `AutoParallel.ordered`."""
 
 

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from rlhf_lightning.mapping.simulate import GenerationSizes
 from rlhf_lightning.parallel.layout import ParallelLayout
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How one model is divided over the devices of its set."""
-
-    train: ParallelLayout
-    """Layout while it trains and scores."""
-    generation: GenerationSizes | None = None
-    """Sizes while it generates; None for a model that never does."""
 
 
 class Costs(Protocol):
     """Bytes and seconds of every model, on every layout, in every stage."""
 
-    def layouts(self, role: str, devices: int) -> Sequence[Layout]:
-        """The model's layouts on exactly `devices` devices: every training layout with every generation's."""
+    def layouts(self, role: str, devices: int) -> Sequence[ParallelLayout]:
+        """The model's layouts on exactly `devices` devices: every training layout with every generation's.
 
-    def resident(self, role: str, layout: Layout) -> float:
+        A model that never generates has layouts without a generation's.
+        """
+
+    def resident(self, role: str, layout: ParallelLayout) -> float:
         """Bytes per device that stay through the whole iteration."""
 
-    def working(self, role: str, layout: Layout) -> float:
+    def working(self, role: str, layout: ParallelLayout) -> float:
         """Bytes per device, beside all residents, that the model needs at the least while it computes."""
 
-    def seconds(self, role: str, layout: Layout, free: float) -> Sequence[float]:
+    def seconds(self, role: str, layout: ParallelLayout, free: float) -> Sequence[float]:
         """Seconds in each stage.
 
         Args:

@@ -33,49 +33,20 @@ _MAX_ENDS = 32
 """Lengths are rounded up to multiples of 1 / this of the longest, so that sequences end at few steps."""
 
 
-@dataclass(frozen=True)
-class GenerationSizes:
-    """Pipeline stages and tensor shards of the actor while it generates.
-
-    Raises:
-        ValueError: a size is below 1.
-    """
-
-    pg: int = 1
-    """Pipeline stages."""
-    tg: int = 1
-    """Tensor shards."""
-
-    def __post_init__(self) -> None:
-        if min(self.pg, self.tg) < 1:
-            raise ValueError(f"GenerationSizes(pg={self.pg}, tg={self.tg}): every size is at least 1.")
-
-    def rows(self, layout: ParallelLayout, batch: int) -> int:
-        """Rows of the fullest replica, of which the ranks of a training layout form num_ranks / (pg tg)."""
-        return math.ceil(batch * self.pg * self.tg / layout.num_ranks)
-
-
 def generate(
-    hardware: Hardware,
-    shape: ModelShape,
-    layout: ParallelLayout,
-    sizes: GenerationSizes,
-    *,
-    workload: Workload,
-    kv_bytes: float,
+    hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload, *, kv_bytes: float
 ) -> Estimate:
     """All responses of one iteration.
 
     Args:
         hardware: the cluster.
         shape: the model.
-        layout: how it is divided in training; the replicas of generation have as many devices in all.
-        sizes: how it is divided in generation.
+        layout: how it is divided, in generation too.
         workload: the work.
         kv_bytes: room for keys and values on each device; infinite seconds where no sequence fits into it.
     """
-    replica = Replica(hardware, shape, sizes, workload)
-    rows = sizes.rows(layout, workload.batch)
+    replica = Replica(hardware, shape, layout.generating.copy_layout, workload)
+    rows = replica_rows(layout, workload)
     resident = min(rows, replica.capacity(kv_bytes), workload.max_resident or rows)
     if resident < 1:
         return Estimate(math.inf, "KV memory", {"KV memory": math.inf})
@@ -84,6 +55,11 @@ def generate(
         replica.decode(parts, span)
         replica.prefill(parts, span.started)
     return Estimate.of(parts)
+
+
+def replica_rows(layout: ParallelLayout, workload: Workload) -> int:
+    """Rows of the fullest replica of generation."""
+    return math.ceil(workload.batch / layout.generating.num_replicas)
 
 
 @dataclass(frozen=True)
@@ -139,18 +115,24 @@ def _spans(rows: int, resident: int, workload: Workload) -> Iterator[Span]:
 
 
 class Replica:
-    """One generation engine on tg x pg devices; its methods add seconds to the parts of an `Estimate`."""
+    """One generation engine; its methods add seconds to the parts of an `Estimate`.
+
+    Args:
+        hardware: the cluster.
+        shape: the model.
+        layout: of the engine's own devices, pg x tg of them.
+        workload: the work.
+    """
 
     def __init__(
-        self, hardware: Hardware, shape: ModelShape, sizes: GenerationSizes, workload: Workload
+        self, hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload
     ) -> None:
-        self._hardware, self._shape, self._sizes, self._workload = hardware, shape, sizes, workload
-        self._layout = ParallelLayout(p=sizes.pg, t=sizes.tg)
-        self._group = network.tensor_group(hardware, self._layout)
-        self._depth = stage_layers(shape, sizes.pg)
-        self._kv = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
+        self._hardware, self._shape, self._layout, self._workload = hardware, shape, layout, workload
+        self._group = network.tensor_group(hardware, layout)
+        self._depth = stage_layers(shape, layout.p)
+        self._kv = shape.kv_bytes(tensor=layout.t, pipeline=layout.p, element=workload.element)
         matrices = self._depth * shape.layer_matrix_parameters + shape.head_parameters
-        self._weights = matrices / sizes.tg
+        self._weights = matrices / layout.t
 
     def capacity(self, kv_bytes: float) -> int:
         """Sequences whose keys and values fit into `kv_bytes` on each device."""
@@ -159,7 +141,7 @@ class Replica:
 
     def decode(self, parts: dict[str, float], span: Span) -> None:
         """Add the decoding steps of a span."""
-        hardware, e, pg = self._hardware, self._hardware.efficiency, self._sizes.pg
+        hardware, e, pg = self._hardware, self._hardware.efficiency, self._layout.p
         sequences = span.sequences / pg
         read = self._workload.element * self._weights / (e.weights * hardware.memory_bandwidth)
         product = 2 * self._weights * sequences / (e.decode_matmul * hardware.peak_flops)
@@ -177,22 +159,16 @@ class Replica:
         """Add one forward pass over `prompts` prompts, with the bubble of the pipeline."""
         if not prompts:
             return
-        hardware, e, tokens = (
-            self._hardware,
-            self._hardware.efficiency,
-            prompts * self._workload.prompt_tokens,
-        )
-        flops = self._sizes.tg * hardware.peak_flops
+        hardware, e = self._hardware, self._hardware.efficiency
+        tokens = prompts * self._workload.prompt_tokens
+        flops = self._layout.t * hardware.peak_flops
         products = 2 * self._depth * self._shape.layer_matrix_parameters * (tokens + hardware.overhead.rows)
         scores = 2 * self._depth * self._shape.query_width * tokens * self._workload.prompt_tokens
         message = tokens * self._shape.hidden * self._workload.element
         reduces = 2 * self._depth * network.all_reduce(hardware, self._group, message)
-        bubble = 1 + (self._sizes.pg - 1) / max(1.0, prompts)
-        add(
-            parts,
-            "compute",
-            bubble * (products / (e.prefill_matmul * flops) + scores / (e.attention * flops)),
-        )
+        bubble = 1 + (self._layout.p - 1) / max(1.0, prompts)
+        compute = products / (e.prefill_matmul * flops) + scores / (e.attention * flops)
+        add(parts, "compute", bubble * compute)
         add(parts, self._group.network, bubble * reduces)
         add(parts, "per-step overhead", self._launches())
 

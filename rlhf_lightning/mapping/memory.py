@@ -22,7 +22,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from rlhf_lightning.mapping.generate import GenerationSizes
+from rlhf_lightning.mapping.generate import replica_rows
 from rlhf_lightning.mapping.layers import activation_bytes, device_parameters, stage_layers
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
@@ -44,8 +44,6 @@ class Parts:
     """Moments of the optimizer."""
     activations: float = 0.0
     """Activations of the micro-batches in flight, and logits."""
-    kv: float = 0.0
-    """Keys and values."""
     buffers: float = 0.0
     """Parameters gathered for a short time, and other work space."""
     host: float = 0.0
@@ -55,7 +53,7 @@ class Parts:
     def total(self) -> float:
         """Bytes on the device."""
         resident = self.parameters + self.gradients + self.states
-        return resident + self.activations + self.kv + self.buffers
+        return resident + self.activations + self.buffers
 
 
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
@@ -91,44 +89,36 @@ def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
     )
 
 
-def generation(
-    shape: ModelShape,
-    layout: ParallelLayout,
-    sizes: GenerationSizes,
-    *,
-    workload: Workload,
-) -> Parts:
+def generation(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """Bytes while the actor generates, without keys and values, which take what is free.
 
     Where its training shard is a part of the generation shard (`Workload.held_once`), only the rest of the
     generation shard comes on top of `resting`.
     """
-    weights = workload.element * device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg)
+    inside = layout.generating.copy_layout
+    weights = workload.element * device_parameters(shape, pipeline=inside.p, tensor=inside.t)
     if workload.held_once and workload.sharding != "full":
         own = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
         weights = max(0.0, weights - own)
-    inside = ParallelLayout(p=sizes.pg, t=sizes.tg)
-    logits = 8 * (workload.max_resident or 256) * shape.vocab / sizes.tg
+    logits = 8 * (workload.max_resident or 256) * shape.vocab / inside.t
     return Parts(
         parameters=weights, buffers=_PREFILL_TOKENS * activation_bytes(shape, inside, workload) + logits
     )
 
 
-def kv_needed(shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload) -> float:
+def kv_needed(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
     """Bytes a device that keys and values take where every row that the engine admits is resident."""
-    rows = sizes.rows(layout, workload.batch)
+    rows = replica_rows(layout, workload)
     rows = min(rows, workload.max_resident or rows)
     tokens = workload.prompt_tokens + max(workload.response_lengths)
-    return rows * tokens * shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
+    return rows * tokens * _token_kv(shape, layout, workload)
 
 
-def rows_at_once(
-    shape: ModelShape, layout: ParallelLayout, sizes: GenerationSizes, workload: Workload, *, free: float
-) -> int:
+def rows_at_once(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, free: float) -> int:
     """Rows of a replica for which `free` bytes a device have room, each at its longest; 0: all its rows."""
-    rows = sizes.rows(layout, workload.batch)
-    each = shape.kv_bytes(tensor=sizes.tg, pipeline=sizes.pg, element=workload.element)
-    most = max(1, int(free // (each * (workload.prompt + workload.response))))
+    rows = replica_rows(layout, workload)
+    each = _token_kv(shape, layout, workload) * (workload.prompt + workload.response)
+    most = max(1, int(free // each))
     most = min(most, workload.max_resident or most)
     return most if most < rows else 0
 
@@ -145,6 +135,12 @@ def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, tr
     """The model while another one computes on the devices; with `offload` it is in the host's memory."""
     whole = footprint(shape, layout, workload, trained=trained)
     return Parts(host=whole.total) if workload.offload else whole
+
+
+def _token_kv(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Bytes of the keys and values of one token on a device that generates."""
+    generating = layout.generating
+    return shape.kv_bytes(tensor=generating.t, pipeline=generating.p, element=workload.element)
 
 
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:

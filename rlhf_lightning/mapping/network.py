@@ -64,12 +64,13 @@ def stage_group(hardware: Hardware, layout: ParallelLayout) -> Group:
     return Group(min(layout.p, 2), crosses, min(layout.t, hardware.gpus_per_node))
 
 
-def reshard_group(hardware: Hardware, layout: ParallelLayout, *, pipeline: int, tensor: int) -> Group:
+def reshard_group(hardware: Hardware, layout: ParallelLayout) -> Group:
     """Ranks that gather a generation shard: HybridFlow's micro data-parallel group (section 5.2)."""
-    stages, shards = layout.p // pipeline, layout.t // tensor
+    generating = layout.generating
+    stages, shards = layout.p // generating.p, layout.t // generating.t
     node = hardware.gpus_per_node
     crosses = _reshard_crosses(layout.p, layout.t, stages, shards, node)
-    return Group(stages * shards, crosses, min(tensor, node))
+    return Group(stages * shards, crosses, min(generating.t, node))
 
 
 @cache

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlhf_lightning.mapping import memory, simulate
 from rlhf_lightning.mapping.dataflow import PHASES, Kind
-from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
@@ -55,30 +54,25 @@ class Phase:
 
     def predict(self, hardware: Hardware) -> float:
         """Seconds inside the devices, all calls together, without sending requests and collecting answers."""
-        at = (hardware, self.shape, self.layout)
+        at = (hardware, self.shape, self.layout, self.workload)
         if self.kind == "train":
-            parts = [simulate.train(*at, self.workload)]
+            parts = [simulate.train(*at)]
         elif self.kind == "generate":
             parts = [self._generation(hardware)]
         else:
             parts = []
         if self.kind == "infer" or self.rescored:
-            parts.append(simulate.infer(*at, self.workload))
+            parts.append(simulate.infer(*at))
         seconds = sum(part.seconds - hardware.overhead.call for part in parts)
         if self.kind == "generate":
-            seconds += simulate.transition(*at, self._sizes, workload=self.workload).seconds
+            seconds += simulate.transition(*at).seconds
         return self.calls * seconds
-
-    @property
-    def _sizes(self) -> GenerationSizes:
-        generating = self.layout.generating
-        return GenerationSizes(pg=generating.p, tg=generating.t)
 
     def _generation(self, hardware: Hardware) -> simulate.Estimate:
         """A generation with room for keys and values of all rows that the engine admits: it reserves them."""
-        where = (self.shape, self.layout, self._sizes)
-        room = memory.kv_needed(*where, self.workload) * (1 + 1e-9)
-        return simulate.generate(hardware, *where, workload=self.workload, kv_bytes=room)
+        at = (self.shape, self.layout, self.workload)
+        room = memory.kv_needed(*at) * (1 + 1e-9)
+        return simulate.generate(hardware, *at, kv_bytes=room)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Phase:

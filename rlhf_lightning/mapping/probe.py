@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from rlhf_lightning.mapping import simulate
 from rlhf_lightning.mapping.fit import Observation
-from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
@@ -76,16 +75,13 @@ def observations(seconds: Mapping[str, float]) -> list[Observation]:
 
 
 def _prediction(kind: str, probe: _Probe) -> Callable[[Hardware], float]:
-    shape, workload, one = probe.shape, probe.workload, ParallelLayout()
+    work = (probe.shape, ParallelLayout(), probe.workload)
 
     def predict(hardware: Hardware) -> float:
         if kind == "generate":
-            estimate = simulate.generate(
-                hardware, shape, one, GenerationSizes(), workload=workload, kv_bytes=hardware.memory_bytes
-            )
+            estimate = simulate.generate(hardware, *work, kv_bytes=hardware.memory_bytes)
         else:
-            simulated = simulate.train if kind == "train" else simulate.infer
-            estimate = simulated(hardware, shape, one, workload)
+            estimate = (simulate.train if kind == "train" else simulate.infer)(hardware, *work)
         return estimate.seconds - hardware.overhead.call
 
     return predict

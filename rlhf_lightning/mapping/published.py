@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from rlhf_lightning.mapping import memory, shapes, simulate
-from rlhf_lightning.mapping.generate import GenerationSizes, Replica, Span
+from rlhf_lightning.mapping.generate import Replica, Span
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 
 @dataclass(frozen=True)
@@ -103,47 +103,47 @@ def hybridflow(hardware: Hardware) -> Iterator[Row]:
     for name, devices, measured in _HYBRIDFLOW:
         work = Workload()
         seconds = min(
-            colocated(hardware, name, ParallelLayout(p, t, devices // (p * t)), tg)
+            colocated(hardware, name, ParallelLayout(p, t, devices // (p * t), generation=Generation(1, tg)))
             for p, t, tg in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8))
             if p * t <= devices and tg <= t
         )
         yield Row(f"HybridFlow PPO {name}, {devices} GPUs", "tokens/s", measured, work.tokens / seconds)
 
 
-def colocated(hardware: Hardware, name: str, layout: ParallelLayout, tg: int) -> float:
+def colocated(hardware: Hardware, name: str, layout: ParallelLayout) -> float:
     """Seconds of a PPO iteration with four models on the same devices; infinite where they do not fit."""
     work, actor = Workload(), shapes.load(name)
     critic = actor.with_head("scalar")
-    generation, free = colocated_generation(hardware, name, layout, tg)
+    generation, free = colocated_generation(hardware, name, layout)
     trains = [memory.training(shape, layout, work) for shape in (actor, critic)]
     rests = [memory.resting(shape, layout, work, trained=True) for shape in (actor, critic)]
     most = max(train.total - rest.total for train, rest in zip(trains, rests, strict=True))
     if most > free:
         return math.inf
-    change = simulate.transition(hardware, actor, layout, GenerationSizes(1, tg), workload=work)
+    change = simulate.transition(hardware, actor, layout, work)
     scores = [simulate.infer(hardware, shape, layout, work).seconds for shape in (critic, actor, critic)]
     updates = [simulate.train(hardware, shape, layout, work).seconds for shape in (actor, critic)]
     return generation.seconds + change.seconds + sum(scores) + sum(updates)
 
 
 def colocated_generation(
-    hardware: Hardware, name: str, layout: ParallelLayout, tg: int
+    hardware: Hardware, name: str, layout: ParallelLayout
 ) -> tuple[simulate.Estimate, float]:
     """The actor's generation beside three resting models of its size, and the bytes free of all four."""
-    work, actor, sizes = Workload(), shapes.load(name), GenerationSizes(1, tg)
+    work, actor = Workload(), shapes.load(name)
     critic = actor.with_head("scalar")
     models = ((actor, True), (critic, True), (actor, False), (critic, False))
     rest = sum(memory.resting(shape, layout, work, trained=trained).total for shape, trained in models)
     free = hardware.usable_bytes - rest
-    extra = memory.generation(actor, layout, sizes, workload=work).total
+    extra = memory.generation(actor, layout, work).total
     kv_bytes = max(0.0, free - extra)
-    return simulate.generate(hardware, actor, layout, sizes, workload=work, kv_bytes=kv_bytes), free
+    return simulate.generate(hardware, actor, layout, work, kv_bytes=kv_bytes), free
 
 
 def prefill(hardware: Hardware) -> Iterator[Row]:
     """OPT-13B on one GPU: 16.46 + 0.0927 tokens + 6.5e-6 sum(length^2) milliseconds."""
     for count, length in product((1, 4, 16), (128, 512, 1024)):
-        replica = Replica(hardware, _OPT, GenerationSizes(), Workload(real_prompt=length))
+        replica = Replica(hardware, _OPT, ParallelLayout(), Workload(real_prompt=length))
         parts: dict[str, float] = {}
         replica.prefill(parts, count)
         measured = 16.46 + 0.0927 * count * length + 6.5e-6 * count * length**2
@@ -157,7 +157,7 @@ def decode(hardware: Hardware) -> Iterator[Row]:
         if context > _KV_TOKENS:
             continue
         parts: dict[str, float] = {}
-        replica = Replica(hardware, _OPT, GenerationSizes(), Workload())
+        replica = Replica(hardware, _OPT, ParallelLayout(), Workload())
         replica.decode(parts, Span(steps=1, sequences=batch, context=context, started=0))
         small = 19.93 + 6.3e-4 * context + 0.0385 * batch
         large = 7.17 + 5.8e-4 * context + 0.158 * batch

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.plan import Plan, Task
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
-from rlhf_lightning.parallel.layout import GenerationLayout
+from rlhf_lightning.parallel.layout import ParallelLayout
 
 GB = 1e9
 BF16_BYTES = 2
@@ -61,11 +60,10 @@ def _set(plan: Plan, pool: Pool) -> dict[str, object]:
     return {**placed, "layouts": layouts}
 
 
-def _numbers(task: Task, layout: Layout) -> dict[str, object]:
-    train, generation = layout.train, layout.generation
-    numbers: dict[str, object] = {"p": train.p, "t": train.t, "d": train.d}
-    if task.work.kind == "generate" and generation is not None:
-        numbers |= {"pg": generation.pg, "tg": generation.tg}
+def _numbers(task: Task, layout: ParallelLayout) -> dict[str, object]:
+    numbers: dict[str, object] = {"p": layout.p, "t": layout.t, "d": layout.d}
+    if task.work.kind == "generate":
+        numbers |= {"pg": layout.generating.p, "tg": layout.generating.t}
     return numbers
 
 
@@ -148,12 +146,9 @@ def digits(seconds: float) -> str:
     return f"{seconds:.{1 if seconds >= 10 else 2 if seconds >= 1 else 3}f}"
 
 
-def layout_text(layout: Layout, *, generating: bool) -> str:
+def layout_text(layout: ParallelLayout, *, generating: bool) -> str:
     """`p1 t8 d2`, and `-> pg1 tg2 dg4` where the model generates."""
-    train, generation = layout.train, layout.generation
-    if not generating or generation is None:
-        return train.sizes
-    return f"{train.sizes} -> {GenerationLayout(train=train, p=generation.pg, t=generation.tg).sizes}"
+    return f"{layout.sizes} -> {layout.generating.sizes}" if generating else layout.sizes
 
 
 def as_yaml(plan: Plan, mapping: DeviceMapping, request: Request) -> str:
@@ -192,18 +187,19 @@ def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]
         lines += [f"        - roles: [{', '.join(roles)}]", f"          devices: {pool.devices}{where}"]
         divided = {r: at for r, at in zip(pool.roles, pool.layouts, strict=True) if _is_divided(at)}
         if _is_divided(pool.layouts[0]):
-            divided |= {role: Layout(pool.layouts[0].train) for role in others if request.models[role]}
+            same = replace(pool.layouts[0], generation=None)
+            divided |= {role: same for role in others if request.models[role]}
         lines += ["          sizes:"] if divided else []
         lines += [f"            {role}: {_sizes(layout)}" for role, layout in divided.items()]
     return lines
 
 
-def _is_divided(layout: Layout) -> bool:
-    return layout.train.p * layout.train.t > 1
+def _is_divided(layout: ParallelLayout) -> bool:
+    return layout.p * layout.t > 1
 
 
-def _sizes(layout: Layout) -> str:
+def _sizes(layout: ParallelLayout) -> str:
     """The sizes of one role in YAML."""
     sizes = layout.generation
-    generate = f", generate: {{p: {sizes.pg}, t: {sizes.tg}}}" if sizes else ""
-    return f"{{p: {layout.train.p}, t: {layout.train.t}{generate}}}"
+    generate = f", generate: {{p: {sizes.p}, t: {sizes.t}}}" if sizes else ""
+    return f"{{p: {layout.p}, t: {layout.t}{generate}}}"

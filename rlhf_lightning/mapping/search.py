@@ -19,8 +19,9 @@ import numpy as np
 
 from rlhf_lightning.mapping.allocate import Choices, allocate
 from rlhf_lightning.mapping.auto_parallel import AutoParallel, Point
-from rlhf_lightning.mapping.costs import Costs, Layout
+from rlhf_lightning.mapping.costs import Costs
 from rlhf_lightning.mapping.partitions import set_partitions
+from rlhf_lightning.parallel.layout import ParallelLayout
 
 Sets = tuple[tuple[str, ...], ...]
 """A placement (the paper's plm): the sets of models that share devices."""
@@ -44,7 +45,7 @@ class Pool:
 
     roles: tuple[str, ...]
     devices: int
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ParallelLayout, ...]
     """One for each role, in the order of `roles`."""
     seconds: tuple[float, ...]
     """Seconds of each stage: the sum over its models."""

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from rlhf_lightning.mapping import layers, network
 from rlhf_lightning.mapping.estimate import Estimate, add
-from rlhf_lightning.mapping.generate import GenerationSizes, generate
+from rlhf_lightning.mapping.generate import generate
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.layers import Cost, Setting
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 
-__all__ = ["Estimate", "GenerationSizes", "generate", "infer", "train", "transition"]
+__all__ = ["Estimate", "generate", "infer", "train", "transition"]
 
 _OPTIMIZER_BYTES = 28
 """For each parameter a step reads 4 bytes of gradient and 12 of master and moments, and writes 12."""
@@ -54,31 +54,25 @@ def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     forward, _ = _stage(at, size)
     parts = _pipelined(at, forward, count=count, sends=size)
     if workload.sharding == "full":
-        add(parts, _shard_group(at).network, _num_gathers(at, count) * _gather_parameters(at))
+        gathers = 1 if workload.gathered_once else count
+        add(parts, _shard_group(at).network, gathers * _gather_parameters(at))
     add(parts, "overhead", hardware.overhead.call)
     return Estimate.of(parts)
 
 
-def transition(
-    hardware: Hardware,
-    shape: ModelShape,
-    layout: ParallelLayout,
-    sizes: GenerationSizes,
-    *,
-    workload: Workload | None = None,
-) -> Estimate:
+def transition(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Estimate:
     """The actor's weights from the training layout to the generation layout, and the fixed part.
 
     HybridFlow section 5.3 and Table 2: every rank gathers what it lacks of its generation shard within its
     micro data-parallel group, (t p - tg pg) / (tg pg t p) of the model. Where parameters are sharded over
     data-parallel ranks as well (`full`), they are gathered from these too.
     """
-    how = workload or Workload()
-    whole = layers.device_parameters(shape, pipeline=sizes.pg, tensor=sizes.tg) * how.element
-    group = network.reshard_group(hardware, layout, pipeline=sizes.pg, tensor=sizes.tg)
+    generating = layout.generating
+    whole = layers.device_parameters(shape, pipeline=generating.p, tensor=generating.t) * workload.element
+    group = network.reshard_group(hardware, layout)
     parts = {group.network: network.all_gather(hardware, group, whole)}
-    if how.sharding == "full":
-        data = network.shard_group(hardware, layout, how.sharers(layout.d))
+    if workload.sharding == "full":
+        data = network.shard_group(hardware, layout, workload.sharers(layout.d))
         add(parts, data.network, network.all_gather(hardware, data, whole / group.size))
     add(parts, "overhead", hardware.overhead.transition)
     return Estimate.of(parts)
@@ -125,11 +119,6 @@ def _gradients(at: Setting, micro_batches: int) -> float:
     if at.workload.sharding == "states" or at.workload.gathered_once:
         return scatter + gather
     return micro_batches * (scatter + gather * (2 if at.workload.recompute else 1))
-
-
-def _num_gathers(at: Setting, micro_batches: int) -> int:
-    """How often a forward pass over all rows gathers the parameters, with sharding `full`."""
-    return 1 if at.workload.gathered_once else micro_batches
 
 
 def _gather_parameters(at: Setting) -> float:

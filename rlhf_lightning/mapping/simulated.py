@@ -7,15 +7,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_lightning.mapping import memory, simulate
-from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.dataflow import Dataflow, Work
 from rlhf_lightning.mapping.estimate import Estimate
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import divisors
 from rlhf_lightning.mapping.shapes import ModelShape
-from rlhf_lightning.mapping.simulate import GenerationSizes
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 WAVES = (1.0, 8 / 7, 4 / 3, 8 / 5, *range(2, 17), 20, 24, 32, 48, 64, 96, 128, 256)
 """A generation engine has room for the keys and values of 1 / w of its rows: w is one of these."""
@@ -107,37 +105,37 @@ class SimulatedCosts:
             self._signatures[role] = (replace(known.shape, name=""), work)
         return self._signatures[role]
 
-    def layouts(self, role: str, devices: int) -> Sequence[Layout]:
+    def layouts(self, role: str, devices: int) -> Sequence[ParallelLayout]:
         """Tensor shards within a node that divide the model, equal stages, replicas that all have rows."""
         known = self._models[role]
         shape = known.shape
         rows = min(w.batch // w.mini_batches for w in known.workloads.values())
         widest = 1 if self.data_parallel_only else math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
-        found = []
+        found: list[ParallelLayout] = []
         for t in filter(shape.divides, divisors(widest)):
             deepest = 1 if self.data_parallel_only else math.gcd(devices // t, shape.layers)
             for p in divisors(deepest):
                 train = ParallelLayout(p=p, t=t, d=devices // (p * t))
                 if train.d <= rows:
-                    found += [Layout(train, sizes) for sizes in self._generation(role, train)]
+                    found += self._generating(role, train)
         return found
 
-    def _generation(self, role: str, train: ParallelLayout) -> Sequence[GenerationSizes | None]:
-        """Sizes of which pg divides p and tg divides t: training shards are parts of generation shards."""
+    def _generating(self, role: str, train: ParallelLayout) -> Sequence[ParallelLayout]:
+        """The training layout with every generation's, if the model generates: pg divides p, tg divides t."""
         if role not in self.elastic:
-            return [None]
+            return [train]
         stages = [1] if self.workload.one_stage else divisors(train.p)
-        return [GenerationSizes(pg, tg) for pg in stages for tg in divisors(train.t)]
+        return [replace(train, generation=Generation(pg, tg)) for pg in stages for tg in divisors(train.t)]
 
-    def resident(self, role: str, layout: Layout) -> float:
+    def resident(self, role: str, layout: ParallelLayout) -> float:
         """Bytes that stay while other models compute."""
         return self._profile(role, layout).resident
 
-    def working(self, role: str, layout: Layout) -> float:
+    def working(self, role: str, layout: ParallelLayout) -> float:
         """Bytes beside all residents while the model computes; of a generation with room for one sequence."""
         return self._profile(role, layout).working
 
-    def seconds(self, role: str, layout: Layout, free: float) -> Sequence[float]:
+    def seconds(self, role: str, layout: ParallelLayout, free: float) -> Sequence[float]:
         """Seconds in each stage; the transition to generation belongs to the stage of the generation."""
         profile = self._profile(role, layout)
         seconds = list(profile.fixed)
@@ -145,13 +143,13 @@ class SimulatedCosts:
             seconds[stage] += self.estimate(role, layout, work, free).seconds
         return seconds
 
-    def _profile(self, role: str, layout: Layout) -> _Profile:
+    def _profile(self, role: str, layout: ParallelLayout) -> _Profile:
         key = (self.signature(role), layout)
         if key not in self._profiles:
             self._profiles[key] = self._make_profile(role, layout)
         return self._profiles[key]
 
-    def _make_profile(self, role: str, layout: Layout) -> _Profile:
+    def _make_profile(self, role: str, layout: ParallelLayout) -> _Profile:
         known = self._models[role]
         fixed = [0.0] * len(known.work)
         generations = []
@@ -166,88 +164,76 @@ class SimulatedCosts:
         working = max(self._peak(role, layout, work) for work in known.workloads) - resident
         return _Profile(resident, working, tuple(fixed), tuple(generations))
 
-    def _footprint(self, role: str, layout: Layout) -> tuple[float, float]:
+    def _footprint(self, role: str, layout: ParallelLayout) -> tuple[float, float]:
         """Bytes of the model itself while it computes, and while another model does."""
         known = self._models[role]
         trained = "train" in known.kinds
-        whole = memory.footprint(known.shape, layout.train, self.workload, trained=trained)
-        rest = memory.resting(known.shape, layout.train, self.workload, trained=trained)
+        whole = memory.footprint(known.shape, layout, self.workload, trained=trained)
+        rest = memory.resting(known.shape, layout, self.workload, trained=trained)
         return whole.total, rest.total
 
-    def used(self, role: str, layout: Layout, work: Work, free: float) -> float:
+    def used(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
         """Bytes of the model while it does a piece of work; a generation uses what is free."""
         if work.kind == "generate":
             own = self.resident(role, layout) + self._room(role, layout, work)[0]
             return own + self.kv_bytes(role, layout, work, free)
         return self._peak(role, layout, work)
 
-    def _peak(self, role: str, layout: Layout, work: Work) -> float:
+    def _peak(self, role: str, layout: ParallelLayout, work: Work) -> float:
         known, (whole, resident) = self._models[role], self._footprint(role, layout)
         workload = known.workloads[work]
         if work.kind == "generate":
             buffers, one = self._room(role, layout, replace(work, rows=1))
             return resident + buffers + one
         if work.kind == "train":
-            return memory.training(known.shape, layout.train, workload).total
-        scoring = memory.inference(known.shape, layout.train, workload)
+            return memory.training(known.shape, layout, workload).total
+        scoring = memory.inference(known.shape, layout, workload)
         return whole + scoring.activations + scoring.buffers
 
-    def _room(self, role: str, layout: Layout, work: Work) -> tuple[float, float]:
+    def _room(self, role: str, layout: ParallelLayout, work: Work) -> tuple[float, float]:
         """Bytes that a generation needs beside what is resident; bytes of keys and values of all its rows."""
         key = (self.signature(role), layout, work.rows)
         if key not in self._rooms:
-            shape, sizes, workload = self._models[role].shape, layout.generation, self._workload(work)
-            assert sizes is not None
-            parts = memory.generation(shape, layout.train, sizes, workload=workload)
+            at = (self._models[role].shape, layout, self._workload(work))
+            parts = memory.generation(*at)
             whole, resident = self._footprint(role, layout)
-            needed = memory.kv_needed(shape, layout.train, sizes, workload)
+            needed = memory.kv_needed(*at)
             self._rooms[key] = parts.total + whole - resident, needed
         return self._rooms[key]
 
-    def kv_bytes(self, role: str, layout: Layout, work: Work, free: float) -> float:
+    def kv_bytes(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
         """Bytes for keys and values: of all rows, or of the largest share 1 / w of `WAVES` that fits."""
         buffers, needed = self._room(role, layout, work)
         # Slightly more than the share, so that rounding does not cost a sequence.
         needed *= 1 + 1e-9
         return next((needed / wave for wave in WAVES if needed / wave <= free - buffers), 0.0)
 
-    def rows_at_once(self, role: str, layout: Layout, work: Work, free: float) -> int:
+    def rows_at_once(self, role: str, layout: ParallelLayout, work: Work, free: float) -> int:
         """Rows of a replica that a generation decodes at once; 0: all of them."""
-        known, sizes = self._models[role], layout.generation
-        assert sizes is not None
+        known = self._models[role]
         free -= self._room(role, layout, work)[0]
-        return memory.rows_at_once(known.shape, layout.train, sizes, known.workloads[work], free=free)
+        return memory.rows_at_once(known.shape, layout, known.workloads[work], free=free)
 
-    def _generate(self, role: str, layout: Layout, work: Work, kv_bytes: float) -> Estimate:
+    def _generate(self, role: str, layout: ParallelLayout, work: Work, kv_bytes: float) -> Estimate:
         key = (self.signature(role), layout, work.rows, kv_bytes)
         if key not in self._generations:
             known = self._models[role]
-            assert layout.generation is not None
             self._generations[key] = simulate.generate(
-                self.hardware,
-                known.shape,
-                layout.train,
-                layout.generation,
-                workload=known.workloads[work],
-                kv_bytes=kv_bytes,
+                self.hardware, known.shape, layout, known.workloads[work], kv_bytes=kv_bytes
             )
         return self._generations[key]
 
-    def transition(self, role: str, layout: Layout) -> Estimate:
+    def transition(self, role: str, layout: ParallelLayout) -> Estimate:
         """The transition from the training layout to that of generation."""
-        assert layout.generation is not None
-        shape = self._models[role].shape
-        return simulate.transition(
-            self.hardware, shape, layout.train, layout.generation, workload=self.workload
-        )
+        return simulate.transition(self.hardware, self._models[role].shape, layout, self.workload)
 
-    def estimate(self, role: str, layout: Layout, work: Work, free: float) -> Estimate:
+    def estimate(self, role: str, layout: ParallelLayout, work: Work, free: float) -> Estimate:
         """The prediction of one piece of work, without the transition."""
         known = self._models[role]
         if work.kind == "generate":
             return self._generate(role, layout, work, self.kv_bytes(role, layout, work, free))
         run = simulate.train if work.kind == "train" else simulate.infer
-        return run(self.hardware, known.shape, layout.train, known.workloads[work])
+        return run(self.hardware, known.shape, layout, known.workloads[work])
 
     def work(self, role: str) -> Sequence[Sequence[Work]]:
         """What the model does in each stage."""

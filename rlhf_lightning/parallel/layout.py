@@ -183,6 +183,11 @@ class GenerationLayout:
         """Copies of the model that answer different prompts: dg d."""
         return self.num_micro * self.train.d
 
+    @property
+    def copy_layout(self) -> ParallelLayout:
+        """The layout of one copy by itself: pg stages x tg shards."""
+        return ParallelLayout(p=self.p, t=self.t)
+
     def coordinate(self, rank: int) -> GenerationCoordinate:
         """Where a rank of the training layout stands in generation."""
         train = self.train.coordinate(rank)

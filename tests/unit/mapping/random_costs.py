@@ -7,17 +7,15 @@ import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.partitions import divisors
-from rlhf_lightning.mapping.simulate import GenerationSizes
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 
 @dataclass(frozen=True)
 class Entry:
     """One layout of one model."""
 
-    layout: Layout
+    layout: ParallelLayout
     resident: float
     working: float
     seconds: tuple[float, ...]
@@ -51,19 +49,17 @@ class RandomCosts:
             draw = random.Random(f"{self.seed} {key}")  # noqa: S311
             size = random.Random(f"{self.seed} {key[0]}").uniform(2, 30)  # noqa: S311
             layouts = [
-                Layout(ParallelLayout(p, t, devices // (p * t)), sizes)
+                ParallelLayout(p, t, devices // (p * t), generation=sizes)
                 for p in divisors(devices)
                 for t in divisors(devices // p)
-                for sizes in (
-                    [GenerationSizes(p, t), GenerationSizes(1, t)] if role in self.elastic else [None]
-                )
+                for sizes in ([Generation(p, t), Generation(1, t)] if role in self.elastic else [None])
             ]
             chosen = draw.sample(layouts, min(self.num_layouts, len(layouts)))
             self.table[key] = [self._entry(layout, role, size, draw) for layout in chosen]
         return self.table[key]
 
-    def _entry(self, layout: Layout, role: str, size: float, draw: random.Random) -> Entry:
-        devices = layout.train.num_ranks
+    def _entry(self, layout: ParallelLayout, role: str, size: float, draw: random.Random) -> Entry:
+        devices = layout.num_ranks
         works = [i for i in range(3) if draw.random() < 0.7] or [1]
         seconds = tuple(
             size * draw.uniform(0.3, 3) / devices ** draw.uniform(0, 1) if i in works else 0.0
@@ -77,19 +73,19 @@ class RandomCosts:
             thirst=draw.uniform(0, 20) if role in self.elastic else 0.0,
         )
 
-    def _of(self, role: str, layout: Layout) -> Entry:
-        return next(e for e in self.entries(role, layout.train.num_ranks) if e.layout == layout)
+    def _of(self, role: str, layout: ParallelLayout) -> Entry:
+        return next(e for e in self.entries(role, layout.num_ranks) if e.layout == layout)
 
-    def layouts(self, role: str, devices: int) -> Sequence[Layout]:
+    def layouts(self, role: str, devices: int) -> Sequence[ParallelLayout]:
         return [entry.layout for entry in self.entries(role, devices)]
 
-    def resident(self, role: str, layout: Layout) -> float:
+    def resident(self, role: str, layout: ParallelLayout) -> float:
         return self._of(role, layout).resident
 
-    def working(self, role: str, layout: Layout) -> float:
+    def working(self, role: str, layout: ParallelLayout) -> float:
         return self._of(role, layout).working
 
-    def seconds(self, role: str, layout: Layout, free: float) -> Sequence[float]:
+    def seconds(self, role: str, layout: ParallelLayout, free: float) -> Sequence[float]:
         entry = self._of(role, layout)
         if not entry.thirst:
             return entry.seconds

@@ -14,10 +14,9 @@ from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
-from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.observe import recipe
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 from rlhf_lightning.spec import EMBEDDED, ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Settings
 from tests.unit.mapping.test_shapes import SMOLLM2
@@ -61,7 +60,7 @@ def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) 
     workload = Workload(
         prompt=PROMPT, real_prompt=PROMPT, response=RESPONSE, batch=ROWS, mini_batches=1, element=4
     )
-    predicted = memory.kv_needed(shapes.load(EMBEDDED), ONE, GenerationSizes(), workload)
+    predicted = memory.kv_needed(shapes.load(EMBEDDED), ONE, workload)
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
@@ -142,9 +141,9 @@ def test_with_offload_a_model_waits_whole_in_the_host(*, trained: bool) -> None:
 
 def test_a_training_shard_is_part_of_the_generation_shard() -> None:
     """HybridFlow section 5.3: no redundancy on the actor's own devices."""
-    shape, layout, sizes = shapes.load("llama-13b"), ParallelLayout(1, 8, 2), GenerationSizes(1, 2)
-    shared = memory.generation(shape, layout, sizes, workload=Workload())
-    twice = memory.generation(shape, layout, sizes, workload=Workload(held_once=False))
+    shape, layout = shapes.load("llama-13b"), ParallelLayout(1, 8, 2, generation=Generation(1, 2))
+    shared = memory.generation(shape, layout, Workload())
+    twice = memory.generation(shape, layout, Workload(held_once=False))
     assert twice.parameters == shape.num_parameters * 2 / 2
     assert twice.parameters - shared.parameters == pytest.approx(shape.num_parameters * 2 / 8)
 

@@ -9,7 +9,6 @@ import pytest
 
 from rlhf_lightning.mapping import simulate
 from rlhf_lightning.mapping.dataflow import Kind
-from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.hardware import CPU
 from rlhf_lightning.mapping.phases import Iteration, Phase
 from rlhf_lightning.mapping.shapes import KNOWN
@@ -44,9 +43,8 @@ def test_methods_take_what_the_simulators_say() -> None:
     assert phase("actor", "train", calls=4).predict(CPU) == pytest.approx(whole)
     scoring = simulate.infer(*at, ONE_CALL).seconds - CALL_S
     assert phase("critic", "infer", calls=3).predict(CPU) == pytest.approx(3 * scoring)
-    sizes = GenerationSizes(tg=2)
-    answering = simulate.generate(*at, sizes, workload=ONE_CALL, kv_bytes=1e12).seconds - CALL_S
-    moving = simulate.transition(*at, sizes, workload=ONE_CALL).seconds
+    answering = simulate.generate(*at, ONE_CALL, kv_bytes=1e12).seconds - CALL_S
+    moving = simulate.transition(*at, ONE_CALL).seconds
     answers = phase("actor", "generate", calls=2)
     assert answers.predict(CPU) == pytest.approx(2 * (answering + moving))
     again = replace(answers, rescored=True).predict(CPU)

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_lightning.mapping import published
 from rlhf_lightning.mapping.hardware import A100, Hardware, Overhead
-from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 pytestmark = pytest.mark.unit
 
@@ -35,5 +35,5 @@ def test_a_pure_roofline_gets_that_order_wrong() -> None:
 
 
 def _generation(model: str, hardware: Hardware = A100) -> dict[int, float]:
-    layout = ParallelLayout(1, 8, 2)
-    return {tg: published.colocated_generation(hardware, model, layout, tg)[0].seconds for tg in (8, 4, 2, 1)}
+    layouts = {tg: ParallelLayout(1, 8, 2, generation=Generation(1, tg)) for tg in (8, 4, 2, 1)}
+    return {tg: published.colocated_generation(hardware, model, at)[0].seconds for tg, at in layouts.items()}

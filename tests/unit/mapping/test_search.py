@@ -100,7 +100,7 @@ def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
     for pool in pools:
         assert isinstance(pool, Pool)
         at = list(zip(pool.roles, pool.layouts, strict=True))
-        assert all(layout.train.num_ranks == pool.devices for _, layout in at)
+        assert all(layout.num_ranks == pool.devices for _, layout in at)
         resident = sum(costs.resident(r, layout) for r, layout in at)
         assert resident + max(costs.working(r, layout) for r, layout in at) <= costs.capacity
         seconds = [costs.seconds(r, layout, costs.capacity - resident) for r, layout in at]

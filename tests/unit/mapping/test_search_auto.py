@@ -17,10 +17,8 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, report
-from rlhf_lightning.mapping.costs import Layout
 from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
-from rlhf_lightning.mapping.simulate import GenerationSizes
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.running import KLPenalty
@@ -47,9 +45,7 @@ def test_it_places_what_the_search_finds(caplog: pytest.LogCaptureFixture) -> No
     found = strategy.plan(3)
     best = found.mappings[0]
     assert {(w.role, w.calls) for w in found.costs.dataflow.stages[-1].work} == {("critic", 4), ("actor", 4)}
-    assert all(
-        layout.train.p == layout.train.t == 1 for m in found.mappings for p in m.pools for layout in p.layouts
-    )
+    assert all(layout.p == layout.t == 1 for m in found.mappings for p in m.pools for layout in p.layouts)
     assert found.costs.data_parallel_only
     assert not attached(Auto(settings=Settings(engine="megatron")), PPO()).plan(3).costs.data_parallel_only
     assert found.costs.workload.batch == 64
@@ -62,7 +58,7 @@ def test_it_places_what_the_search_finds(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_actor_generates_as_the_search_has_it() -> None:
-    layouts = (Layout(ParallelLayout(2, 4, 1), GenerationSizes(1, 2)), Layout(ParallelLayout(2, 2, 2)))
+    layouts = (ParallelLayout(2, 4, 1, generation=Generation(1, 2)), ParallelLayout(2, 2, 2))
     pool = Pool(("actor", "critic"), 8, layouts, seconds=(1.0,))
     assert auto._sizes(DeviceMapping((pool,))) == {
         "actor": RoleSizes(p=2, t=4, generate=Generation(1, 2)),
@@ -74,8 +70,8 @@ def test_a_model_that_no_step_calls_has_the_sizes_of_the_first_pool(monkeypatch:
     strategy = attached(Auto(settings=Settings(engine="megatron")), PPO(kl=KLPenalty(coef=0.0)))
     found = DeviceMapping(
         (
-            Pool(("actor",), 4, (Layout(ParallelLayout(2, 1, 2), GenerationSizes(1, 1)),), seconds=(1.0,)),
-            Pool(("critic",), 4, (Layout(ParallelLayout(1, 4, 1)),), seconds=(1.0,)),
+            Pool(("actor",), 4, (ParallelLayout(2, 1, 2, generation=Generation(1, 1)),), seconds=(1.0,)),
+            Pool(("critic",), 4, (ParallelLayout(1, 4, 1),), seconds=(1.0,)),
         )
     )
     searched = replace(strategy.plan(8), mappings=(found,))
@@ -206,11 +202,11 @@ def test_megatron_is_divided_as_the_search_says(tmp_path: Path) -> None:
         for pool in strategy.plan(4).mappings[0].pools
         for role, layout in zip(pool.roles, pool.layouts, strict=True)
     }
-    assert any(layout.train.p * layout.train.t > 1 for layout in found.values())
+    assert any(layout.p * layout.t > 1 for layout in found.values())
     roles = strategy.algorithm.roles()
     for name, layout in found.items():
         placed = strategy.layout(roles[name], name, pools[name])
-        assert (placed.p, placed.t, placed.d) == (layout.train.p, layout.train.t, layout.train.d)
+        assert (placed.p, placed.t, placed.d) == (layout.p, layout.t, layout.d)
         roles[name].following(roles["actor"]).check_layout(placed, settings)
     assert strategy.layout(roles["reward"], "reward", 2) == ParallelLayout(d=2)
 

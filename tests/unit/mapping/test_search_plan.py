@@ -112,7 +112,7 @@ def costs_of(shape: ModelShape = SEVEN, *, offload: bool = False, one_stage: boo
 
 def test_with_offload_a_model_brings_all_that_it_is() -> None:
     """What devices do: the model before leaves whole, and the next comes with masters and moments."""
-    layout = next(a for a in costs_of().layouts("actor", 8) if (a.train.p, a.train.t, a.train.d) == (1, 2, 4))
+    layout = next(a for a in costs_of().layouts("actor", 8) if (a.p, a.t, a.d) == (1, 2, 4))
     stays, leaves = costs_of(), costs_of(offload=True)
     for role in ROLES:
         at = layout if role == "actor" else replace(layout, generation=None)
@@ -145,13 +145,13 @@ def test_more_memory_never_takes_longer() -> None:
 
 def test_layouts_are_those_that_engines_take() -> None:
     wide = replace(SEVEN, heads=48, kv_heads=48, hidden=4800)
-    tensor = {at.train.t for at in costs_of(wide).layouts("actor", 6)}
+    tensor = {at.t for at in costs_of(wide).layouts("actor", 6)}
     assert tensor == {1, 2}  # three ranks share 48 heads, but not 11,008 columns
     even = costs_of(replace(wide, intermediate=12288))
-    assert {at.train.t for at in even.layouts("actor", 6)} == {1, 2, 3, 6}
+    assert {at.t for at in even.layouts("actor", 6)} == {1, 2, 3, 6}
     for one_stage, stages in ((False, {1, 2, 4}), (True, {1})):
         found = costs_of(one_stage=one_stage).layouts("actor", 4)
-        assert {at.generation.pg for at in found if at.generation} == stages
+        assert {at.generation.p for at in found if at.generation} == stages
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -9,7 +9,6 @@ import pytest
 
 from rlhf_lightning.mapping import network, shapes, simulate
 from rlhf_lightning.mapping.fit import Observation, fit, mean_square
-from rlhf_lightning.mapping.generate import GenerationSizes
 from rlhf_lightning.mapping.hardware import A100, H100, Efficiency, Hardware, Overhead
 from rlhf_lightning.mapping.layers import Setting
 from rlhf_lightning.mapping.workload import Workload
@@ -92,9 +91,7 @@ def test_a_group_within_a_node_does_not_use_the_network_between() -> None:
 
 def _generate(work: Workload, *, kv_bytes: float = 1e15, tg: int = 1, hardware: Hardware = PLAIN) -> float:
     layout = ParallelLayout(t=tg)
-    return simulate.generate(
-        hardware, LLAMA, layout, GenerationSizes(1, tg), workload=work, kv_bytes=kv_bytes
-    ).seconds
+    return simulate.generate(hardware, LLAMA, layout, work, kv_bytes=kv_bytes).seconds
 
 
 def test_decoding_reads_weights_and_context_for_every_token() -> None:
@@ -142,7 +139,8 @@ def test_the_overhead_of_a_step_is_the_same_on_any_number_of_devices() -> None:
 def test_a_transition_moves_what_table_2_says() -> None:
     """HybridFlow Table 2: (tp - tg pg) / (tg pg t p) of the weights to each device."""
     for pg, tg in ((1, 8), (1, 4), (1, 2), (1, 1)):
-        estimate = simulate.transition(PLAIN, LLAMA, ParallelLayout(1, 8, 2), GenerationSizes(pg, tg))
+        layout = ParallelLayout(1, 8, 2, generation=Generation(pg, tg))
+        estimate = simulate.transition(PLAIN, LLAMA, layout, Workload())
         share = (8 - tg * pg) / (tg * pg * 8)
         assert estimate.seconds == pytest.approx(share * 2 * LLAMA.num_parameters / 300e9)
 
@@ -178,7 +176,7 @@ def test_a_transition_crosses_nodes_where_one_of_its_groups_does(p: int, t: int)
         layout = ParallelLayout(p, t, 1, generation=Generation(pg, tg))
         groups = layout.generating.groups("micro")
         crosses = any(len({rank // A100.gpus_per_node for rank in group}) > 1 for group in groups)
-        assert network.reshard_group(A100, layout, pipeline=pg, tensor=tg).crosses == crosses, (pg, tg)
+        assert network.reshard_group(A100, layout).crosses == crosses, (pg, tg)
 
 
 def divisors(n: int) -> list[int]:
