@@ -108,8 +108,8 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         ValueError: hardware or a model is unknown, or the models do not fit.
     """
     kinds = cluster.load(options.hardware, options.devices)
-    heads = {role: "lm" if r.head == "lm" else "scalar" for role, r in algorithm.roles().items()}
-    loaded = {r: shapes.load(s, head=heads[r]) for r, s in sources.items() if s}  # type: ignore[arg-type]
+    roles = algorithm.roles()
+    loaded = {n: shapes.load(source, head=roles[n].head) for n, source in sources.items() if source}
     workload = Workload(
         prompt=options.prompt,
         response=options.response,
@@ -119,7 +119,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         max_resident=options.max_resident,
         held_once=False,  # its YAML asks for Megatron's distributed optimizer
     )
-    algorithm.bind({n: replace(r, path=sources[n]) for n, r in algorithm.roles().items()})
+    algorithm.bind({n: replace(role, path=sources[n]) for n, role in roles.items()})
     flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)
     every = [(SimulatedCosts(on, flow, loaded, workload=workload), devices) for on, devices in kinds]
     return plan(

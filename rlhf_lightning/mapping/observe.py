@@ -80,7 +80,7 @@ def shape_of(role: Role) -> ModelShape:
     Raises:
         ValueError: its config.json cannot be read.
     """
-    return shapes.load(str(resolve(role)), head="lm" if role.head == "lm" else "scalar")
+    return shapes.load(str(resolve(role)), head=role.head)
 
 
 def phases(

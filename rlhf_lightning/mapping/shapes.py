@@ -122,14 +122,19 @@ KNOWN = {
 """Shapes by name: Llama 1 and 2, and Code Llama for 34B."""
 
 
-def load(source: str, *, head: Head = "lm") -> ModelShape:
+def load(source: str, *, head: str = "lm") -> ModelShape:
     """The shape of a known name, of `embedded`, or of a Hugging Face config.json or its directory.
+
+    Args:
+        source: where the sizes are.
+        head: `lm`, or any other head of a role: all of these give one number a token.
 
     Raises:
         ValueError: neither a known name nor a file, or not the config of a dense decoder.
     """
+    computes: Head = "lm" if head == "lm" else "scalar"
     if source in KNOWN:
-        return KNOWN[source].with_head(head)
+        return KNOWN[source].with_head(computes)
     path = Path(__file__).parents[1] / "embedded" if source == EMBEDDED else Path(source)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -137,7 +142,7 @@ def load(source: str, *, head: Head = "lm") -> ModelShape:
             f"model={source!r}: neither a config.json, nor a directory with one, nor one of "
             f"{', '.join((*KNOWN, EMBEDDED))}. Try one of these, or download the model first."
         )
-    return dataclasses.replace(_read(path), name=source, head=head)
+    return dataclasses.replace(_read(path), name=source, head=computes)
 
 
 _GATED = (
