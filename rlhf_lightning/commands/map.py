@@ -56,8 +56,7 @@ def run(arguments: Sequence[str]) -> None:
     found = search(algorithm, sources, options)
     mapping = _picked(found, options.pick)
     mapped = importlib.import_module(FOLDERS["strategy"]).MAPPED
-    paths = {r: str(Path(s).parent) if Path(s).name == "config.json" else s for r, s in sources.items()}
-    request = report.Request(options.algo, paths, mapped, options.pick)
+    request = report.Request(options.algo, sources, mapped, options.pick)
     sys.stdout.write(
         report.as_json(found, mapping) + "\n" if options.json else report.as_text(found, request)
     )
@@ -101,7 +100,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
 
     Args:
         algorithm: whose models are placed.
-        sources: by role, a known name or a config.json; empty for functions.
+        sources: by role, a known name or a directory; empty for functions.
         options: the options that were typed.
 
     Raises:
@@ -181,6 +180,12 @@ def _algorithm(path: str) -> RLHFAlgorithm:
         raise ValueError(f"--algo {path}: has options without a default ({err}). Give them one.") from err
 
 
+def _source(text: str) -> str:
+    """The type of options that name a model: of a config.json the directory, which is what a run reads."""
+    path = Path(text)
+    return str(path.parent) if path.name == "config.json" and path.is_file() else text
+
+
 def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with an option for the model of each role."""
     parser = Parser(
@@ -201,6 +206,7 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     )
     add(
         "--model",
+        type=_source,
         required=True,
         help=f"the actor's: {', '.join(shapes.KNOWN)}, or a Hugging Face config.json",
     )
@@ -208,6 +214,7 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
         add(
             f"--{role.replace('_', '-')}",
             dest=role,
+            type=_source,
             default="",
             help=f"the {role}'s model where it is another; none: functions",
         )
