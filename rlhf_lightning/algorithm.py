@@ -33,6 +33,7 @@ from rlhf_lightning.options import options
 from rlhf_lightning.reporting import (
     answers,
     config_as_dict,
+    part_names,
     per_token,
     reset_step_metrics,
     response_metrics,
@@ -359,9 +360,7 @@ class RLHFAlgorithm(LightningModule):
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """Metrics of a batch after `estimate`: rewards, lengths and, where known, KL and value statistics."""
         self.rollouts = batch if self.keeps_rollouts else None
-        reward = self.roles().get("reward")
-        parts = reward.parts if isinstance(reward, Reward) else ()
-        return response_metrics(batch, actor=self.main_actor, parts=parts)
+        return response_metrics(batch, actor=self.main_actor, parts=part_names(self.roles()))
 
     def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str = "", **over: int) -> None:
         """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`.

@@ -190,6 +190,12 @@ def service_retries(roles: Mapping[str, Role]) -> dict[str, float]:
     return {f"{name}/retries": float(sum(r.count_retries().fetch())) for name, r in asking.items()}
 
 
+def part_names(roles: Mapping[str, Role]) -> tuple[str, ...]:
+    """The names of what `score_parts` holds; none where there is a second reward, which may have made it."""
+    rewards = {name: role for name, role in roles.items() if isinstance(role, Reward)}
+    return rewards["reward"].parts if [*rewards] == ["reward"] else ()
+
+
 def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:
     """Metrics of an iteration's responses: rewards, lengths and, where known, KL and value statistics.
 

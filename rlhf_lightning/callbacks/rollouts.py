@@ -12,9 +12,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.output import check_output, first_free, leaves_files, output_path
-from rlhf_lightning.reporting import texts
+from rlhf_lightning.reporting import part_names, texts
 from rlhf_lightning.rewards import json_safe
-from rlhf_lightning.workers import Reward
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +108,8 @@ def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> Iterator[dict[st
     }
     if "scores" in rows:
         columns["score"] = rows["scores"].sum(dim=1).tolist()
-    reward = algorithm.roles().get("reward")
-    names = reward.parts if isinstance(reward, Reward) and "score_parts" in rows else ()
-    if len(names) > 1:
+    names = part_names(algorithm.roles())
+    if len(names) > 1 and "score_parts" in rows:
         parts = rows["score_parts"].tolist()
         columns["scores"] = [dict(zip(names, each, strict=False)) for each in parts]
     for values in zip(*columns.values(), strict=True):

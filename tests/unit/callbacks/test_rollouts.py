@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import field
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,28 @@ def test_every_answer_and_what_it_is_worth(tmp_path: Path) -> None:
     assert len({str(line["prompt"]) for line in last}) == 2
     assert {line["step"] for line in last} == {3}
     assert all(isinstance(line["response"], str) for line in last)
+
+
+class Styled(GRPO):
+    """Has a second reward, which makes columns of the same names."""
+
+    style: Reward = field(default_factory=lambda: Reward(functions=["too_long", "repetition"]))
+    """Scores how an answer is written."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Score once more, and read nothing of it."""
+        scores = batch["scores"]
+        return super().compute_advantage(batch | self.style.compute_reward(batch) | {"scores": scores})
+
+
+def test_parts_of_one_reward_do_not_pass_for_those_of_another(tmp_path: Path) -> None:
+    reward = Reward(functions=["length", "exact_match"])
+    algorithm = Styled(actor=Actor(sampling=Sampling(max_new_tokens=2)), reward=reward, group_size=2)
+    found = written(algorithm, Rollouts(), tmp_path)
+    logged = algorithm.trainer.callback_metrics
+    assert "reward/mean" in logged
+    assert "reward/length" not in logged
+    assert "scores" not in found["step-000001.jsonl"][0]
 
 
 def test_some_of_some_iterations(tmp_path: Path) -> None:
