@@ -47,6 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until the modules are imported: its looks at all of them took a tenth of a session
 
 
+def pytest_sessionfinish() -> None:
+    """Remove wandb's directories, as it does when Python ends: pytest-xdist may kill a session before."""
+    if "wandb" in sys.modules:
+        from wandb import Artifact
+        from wandb.sdk.data_types._private import MEDIA_TMP
+
+        MEDIA_TMP.cleanup()
+        Artifact._TMP_DIR.cleanup()
+
+
 def pytest_collection_finish() -> None:
     """From here on the garbage collector looks at what tests make, not at modules."""
     gc.freeze()
