@@ -97,7 +97,7 @@ ENTRIES: Mapping[str, Entry] = {
             policy_loss=PolicyLoss(aggregation="seq-mean-token-sum-norm", horizon=8),
         )
     ),
-    "RLOO": Entry(make=without(algos.RLOO, reward_reward_kl_coef=0.003)),
+    "RLOO": Entry(make=without(algos.RLOO, reward_kl_coef=0.003)),
     "REINFORCE++": Entry(make=without(algos.ReinforcePP, reward_kl_coef=0.003), answers=1),
     "REINFORCE++ baseline": Entry(
         make=without(algos.ReinforcePP, reward_kl_coef=0.003, group_size=GROUP), steps=40
