@@ -25,7 +25,7 @@ SCRIPTS = {"ray": "ray_dispatch.py", "verl": "peers/verl_dispatch.py", "ours": "
 
 def measure(exchange: Exchange, systems: Iterable[str]) -> dict[str, Timing]:
     """One round of "ray" (alone), "verl" and "ours", each in a process of its own, in turns."""
-    arguments = [part for name, value in vars(exchange).items() for part in environments.option(name, value)]
+    arguments = environments.options(vars(exchange))
     commands = {}
     for system in systems:
         interpreter = environments.python("verl") if system == "verl" else Path(sys.executable)

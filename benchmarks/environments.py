@@ -134,9 +134,9 @@ def end(process: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
-def option(name: str, value: object) -> list[str]:
-    """One command line option, `--name value`."""
-    return [f"--{name}", str(value)]
+def options(given: Mapping[str, object]) -> list[str]:
+    """Options of a command line, `--name value` each."""
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
 
 def write_result(name: str, result: Mapping[str, object]) -> Path:

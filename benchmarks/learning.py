@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.learning_runs import ENTRIES, THRESHOLD, Result, Run, play
+from rlhf_lightning.callbacks.curves import running_mean
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 PICTURES = Path(__file__).parent.parent / "docs" / "images"
@@ -34,10 +35,6 @@ WINDOW = 10
 """Iterations over which a curve is smoothed, and read at its end."""
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
@@ -46,9 +43,9 @@ def verdict(name: str, results: Sequence[Result]) -> str:
     """What is wrong with an algorithm's results; nothing where empty."""
     gains = [r.final_reward - r.start_reward for r in results]
     error = spread(gains) / len(gains) ** 0.5
-    if mean(gains) <= STANDARD_ERRORS * error or mean(gains) <= 0:
-        return f"gains {mean(gains):+.3f} with a standard error of {error:.3f}"
-    over = [mean(r.costs[-WINDOW:]) for r in results if r.costs]
+    if fmean(gains) <= STANDARD_ERRORS * error or fmean(gains) <= 0:
+        return f"gains {fmean(gains):+.3f} with a standard error of {error:.3f}"
+    over = [fmean(r.costs[-WINDOW:]) for r in results if r.costs]
     if name == "SafeRLHF" and max(over) > THRESHOLD:
         return f"its cost is {max(over):.3f} on a seed, above {THRESHOLD}"
     if name == UNLIMITED and min(r.final_cost for r in results) <= THRESHOLD:
@@ -64,9 +61,9 @@ def table(every: Mapping[str, Sequence[Result]]) -> list[str]:
         error = spread(gains) / len(gains) ** 0.5
         start, final = [r.start_reward for r in results], [r.final_reward for r in results]
         lines.append(
-            f"{name:<22}{mean(start):>8.3f}{mean(final):>8.3f}{spread(final):>8.3f}"
-            f"{mean(gains) / error if error else float('inf'):>9.1f}{mean([r.kl for r in results]):>8.3f}"
-            f"{mean([r.final_cost for r in results]):>8.3f}"
+            f"{name:<22}{fmean(start):>8.3f}{fmean(final):>8.3f}{spread(final):>8.3f}"
+            f"{fmean(gains) / error if error else float('inf'):>9.1f}{fmean([r.kl for r in results]):>8.3f}"
+            f"{fmean([r.final_cost for r in results]):>8.3f}"
         )
     return lines
 
@@ -74,12 +71,11 @@ def table(every: Mapping[str, Sequence[Result]]) -> list[str]:
 def curve_picture(name: str, curves: Mapping[str, Sequence[Sequence[float]]], *, label: str) -> None:
     """Running means of one or more runs a curve, and the range of the runs, as docs/images/<name>.svg."""
     figure = Figure(figsize=(7, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for title, runs in curves.items():
         columns = list(zip(*(smooth(run) for run in runs), strict=True))
         steps = range(1, len(columns) + 1)
-        axes.plot(steps, [mean(c) for c in columns], label=title)
+        axes.plot(steps, [fmean(c) for c in columns], label=title)
         if len(runs) > 1:
             axes.fill_between(steps, [min(c) for c in columns], [max(c) for c in columns], alpha=0.2)
     axes.set_xlabel("iterations")
@@ -93,13 +89,12 @@ def curve_picture(name: str, curves: Mapping[str, Sequence[Sequence[float]]], *,
 def draw(every: Mapping[str, Sequence[Result]]) -> None:
     """All curves in one picture, and each in its own."""
     figure = Figure(figsize=(10, 10), layout="constrained")
-    FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, height_ratios=(2, 1))
     for number, (name, results) in enumerate(every.items()):
         columns = list(zip(*(smooth(r.rewards) for r in results), strict=True))
         style = ("-", "--", ":")[number // 7 % 3]
         if name not in TEMPTED:
-            upper.plot(range(1, len(columns) + 1), [mean(c) for c in columns], style, label=name)
+            upper.plot(range(1, len(columns) + 1), [fmean(c) for c in columns], style, label=name)
         curve_picture(
             f"learning-{file_name(name)}", {name: [r.rewards for r in results]}, label="mean reward"
         )
@@ -126,7 +121,7 @@ def file_name(name: str) -> str:
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Running mean over the last iterations."""
-    return [mean(values[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(values))]
+    return running_mean(values, WINDOW)
 
 
 def kept(every: Mapping[str, Sequence[Result]]) -> dict[str, list[Result]]:

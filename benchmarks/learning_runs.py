@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from benchmarks.small_runs import quiet_trainer
 from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
@@ -212,17 +213,7 @@ def play(run: Run) -> Result:
     if run.fault:
         algorithm.estimate = broken(algorithm.estimate, run.fault)  # type: ignore[method-assign]
     result = Result()
-    trainer = pl.Trainer(
-        strategy=Local(num_threads=1),
-        accelerator="cpu",
-        max_steps=entry.steps,
-        limit_val_batches=0,
-        callbacks=[Watch(result)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer = quiet_trainer(Local(num_threads=1), ".", steps=entry.steps, callbacks=[Watch(result)])
     data = TaskData(
         batch_size=entry.batch // entry.answers,
         num_rows=entry.batch // entry.answers * entry.steps,

@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import permutations, product
 from pathlib import Path
 
-import lightning.pytorch as pl
-
+from benchmarks.small_runs import quiet_trainer
 from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import PredictedTimes
@@ -146,18 +145,8 @@ def run(strategy: Strategy, model: str, setting: Setting, *, cluster: Path, root
     """Train for some iterations; what each took, without the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = pl.Trainer(
-            strategy=strategy,
-            accelerator="cpu",
-            max_steps=setting.iterations,
-            limit_val_batches=0,
-            callbacks=[PredictedTimes(str(cluster))],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=root,
-        )
+        watch = PredictedTimes(str(cluster))
+        trainer = quiet_trainer(strategy, root, steps=setting.iterations, callbacks=[watch])
         data = TaskData(
             batch_size=setting.rows, num_rows=setting.rows * setting.iterations, num_val_rows=1,
             min_digits=DIGITS, max_digits=DIGITS,

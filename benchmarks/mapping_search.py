@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rlhf_lightning.mapping import hardware, shapes
@@ -46,7 +45,6 @@ def costs(num_models: int, *, equal: bool) -> SimulatedCosts:
 def main() -> None:
     """Measure and draw."""
     figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for equal in (True, False):
         for num_models in (2, 4, 6):

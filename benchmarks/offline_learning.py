@@ -21,6 +21,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 
 from benchmarks.learning import curve_picture, smooth
+from benchmarks.small_runs import quiet_trainer
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, KTO, SFT, CostModel, ProcessRewardModel, RewardModel, SimPO
 from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
@@ -117,16 +118,7 @@ def play(entry: Entry, path: str, steps: int) -> list[float]:
     """Train once; the metric of every iteration."""
     pl.seed_everything(0, verbose=False)
     watch = Watch(entry.metric)
-    trainer = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=[watch],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer = quiet_trainer(Local(), ".", steps=steps, callbacks=[watch])
     trainer.fit(entry.make(), datamodule=entry.data(path))
     return watch.values
 

@@ -38,9 +38,9 @@ def write_llama(directory: Path, *, hidden: int, intermediate: int, layers: int,
 
 
 def quiet_trainer(
-    strategy: Strategy, folder: str, *, steps: int, callbacks: Sequence[Callback] = ()
+    strategy: Strategy, folder: str | Path, *, steps: int, callbacks: Sequence[Callback] = ()
 ) -> pl.Trainer:
-    """On the CPU, without logger, validation and checkpoints."""
+    """On the CPU, without logger, validation and checkpoints; callbacks write to `folder`."""
     return pl.Trainer(
         strategy=strategy,
         accelerator="cpu",

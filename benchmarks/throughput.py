@@ -158,7 +158,7 @@ def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths, s
     output = environments.run(
         interpreter,
         script,
-        [part for name, value in given.items() for part in environments.option(name, value)],
+        environments.options(given),
         processes=setting.processes if setting.system == "trl" else 1,
         threads=CORES // setting.processes,
     )

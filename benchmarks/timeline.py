@@ -31,7 +31,6 @@ def draw_timeline(path: Path, calls: Sequence[CallReport], *, title: str = "") -
     """
     # Imported by those who draw; without pyplot there is no global state and no display.
     from matplotlib import colormaps  # noqa: PLC0415
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
@@ -39,7 +38,6 @@ def draw_timeline(path: Path, calls: Sequence[CallReport], *, title: str = "") -
     roles = sorted({call.role for call in calls})
     start = min(call.started_s for call in calls)
     figure = Figure(figsize=(9, 1.2 + 0.5 * len(devices)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     colors = dict(zip(roles, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
     longest = max(call.started_s + call.seconds for call in calls) - start
