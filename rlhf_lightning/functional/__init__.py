@@ -4,8 +4,8 @@ masked, aggregate, ratio, whiten, moments    sums and means under a mask; what l
 estimator, penalized_estimator, *_estimator  advantages, as objects that run where the data is
 reading                                      what losses and estimators look up in vain
 gae, returns, groups, kl, overlong           the formulas that estimators use
-policy and its subclasses                    losses of policies: sequence_policy (GSPO), geometric_policy
-(GMPO), cispo, reinforce; off_policy, their correction
+policy and its subclasses                    losses of policies: sequence_policy (GSPO), cispo, reinforce,
+                                             geometric_policy (GMPO); off_policy, their correction
 value                                        the loss of critics
 sft, pairs, dpo, simpo, kto                  losses on given answers
 reward_model, cost_model, process_reward     losses of models that score

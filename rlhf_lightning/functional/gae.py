@@ -18,15 +18,15 @@ from rlhf_lightning.functional.moments import NOISE
 Gap = Literal["carry", "zero"]
 
 
-def check_discounts(owner: str, *, gamma: float, lam: float | None = None) -> None:
-    """Refuse a discount or, where there is one, a lambda outside [0, 1].
+def check_discounts(owner: str, **discounts: float) -> None:
+    """Refuse a discount such as gamma or lambda, by its option's name, outside [0, 1].
 
     Raises:
-        ValueError: `gamma` or `lam` is outside [0, 1].
+        ValueError: one is outside.
     """
-    if not (0 <= gamma <= 1 and 0 <= (lam or 0) <= 1):
-        given, both, more = ("", "", "") if lam is None else (f", lam={lam}", "both ", " and lam=0.95")
-        raise ValueError(f"{owner}(gamma={gamma}{given}): {both}must lie within [0, 1]. Try gamma=1.0{more}.")
+    for name, value in discounts.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{owner}({name}={value}): must lie within [0, 1]. Try {name}=1.0.")
 
 
 def gae(

@@ -52,7 +52,7 @@ def group_advantages(
     Returns:
         [B] float32.
     """
-    deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
+    deviation, count = _deviation(scores, groups, valid)
     advantages = _with_single(deviation, scores, count, single)
     return advantages if scale == "none" else per_std(advantages, group_std(scores, groups, valid=valid), eps)
 
@@ -78,7 +78,7 @@ def leave_one_out(
     Returns:
         [B] float32.
     """
-    deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
+    deviation, count = _deviation(scores, groups, valid)
     return _with_single(deviation * count / (count - 1).clamp(min=1), scores, count, single)
 
 
@@ -105,13 +105,13 @@ def optimal_baseline(
     Returns:
         [B] float32.
     """
-    deviation, count = _deviation(scores, lengths.to(widened(scores).dtype), groups, valid)
+    deviation, count = _deviation(scores, groups, valid, weights=lengths)
     return _with_single(deviation, scores, count, single)
 
 
 def group_std(scores: Tensor, groups: Tensor, *, valid: Tensor | None = None) -> Tensor:
     """Unbiased standard deviation of each row's group, [B]; 1 for a group of one, which has none (verl)."""
-    deviation, count = _deviation(scores, torch.ones_like(widened(scores)), groups, valid)
+    deviation, count = _deviation(scores, groups, valid)
     index = torch.unique(groups, return_inverse=True)[1]
     wide = deviation.double()  # the squares of finite scores may be beyond float32
     squares = torch.zeros_like(wide).index_add(0, index, wide.square())[index]
@@ -154,11 +154,12 @@ def spread(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def _deviation(
-    scores: Tensor, weights: Tensor, groups: Tensor, valid: Tensor | None
+    scores: Tensor, groups: Tensor, valid: Tensor | None, *, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Score of each row less its group's weighted mean, [B], and how many rows of its group count, [B]."""
+    """Score of each row less its group's (weighted) mean, [B], and how many rows of its group count, [B]."""
     valid = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
-    scores, weights = zero_masked(scores, valid), zero_masked(weights, valid)
+    scores = zero_masked(scores, valid)
+    weights = zero_masked(torch.ones_like(scores) if weights is None else weights, valid).to(scores.dtype)
     index = torch.unique(groups, return_inverse=True)[1]
     none = scores.new_zeros(len(scores))
     total = none.index_add(0, index, weights)[index]

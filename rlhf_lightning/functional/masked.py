@@ -1,4 +1,4 @@
-"""Sums, means and variances over the valid entries of padded tensors.
+"""Sums and means over the valid entries of padded tensors, and each row's last one.
 
 Legend: B rows, R response width; `mask` is bool, True where an entry counts. What lies under False may be
 anything, inf and NaN included: it becomes 0 before any arithmetic, in the forward and in the backward pass.
@@ -69,10 +69,7 @@ def last_valid(x: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [B] float32, 0 for a row without valid entries.
     """
-    if x.shape[1] == 0:
-        return zero_masked(x, mask).sum(dim=1)
-    index = _last_index(mask)
-    return zero_masked(x, mask).gather(1, index).squeeze(1)
+    return masked_sum(x, _at_last(mask), dim=1)
 
 
 def at_last_valid(x: Tensor, mask: Tensor) -> Tensor:
@@ -85,11 +82,10 @@ def at_last_valid(x: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [B, R] float32; a row without valid entries stays 0.
     """
-    if mask.shape[1] == 0:
-        return zero_masked(x[:, None].expand(mask.shape), mask)
-    place = torch.zeros_like(mask).scatter(1, _last_index(mask), mask.any(dim=1, keepdim=True))
-    return zero_masked(x[:, None].expand(mask.shape), place)
+    return zero_masked(x[:, None].expand(mask.shape), _at_last(mask))
 
 
-def _last_index(mask: Tensor) -> Tensor:
-    return (row_ends(mask) - 1).clamp(min=0)[:, None]
+def _at_last(mask: Tensor) -> Tensor:
+    """[B, R] bool, True at the last valid entry of each row that has one."""
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return mask & (places == row_ends(mask)[:, None])
