@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, cast
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from rlhf_lightning.data.sampler import INDEX_MASK
@@ -165,10 +166,7 @@ def _column(values: Sequence[Extra]) -> Tensor:
     if not arrays:
         return torch.tensor(values, dtype=torch.bool if isinstance(values[0], bool) else torch.float32)
     kind = torch.bool if arrays[0].typecode == "b" else torch.float32
-    column = torch.zeros(len(arrays), max(map(len, arrays)), dtype=kind)
-    for index, value in enumerate(arrays):
-        column[index, : len(value)] = torch.tensor(value, dtype=kind)
-    return column
+    return pad_sequence([torch.tensor(value, dtype=kind) for value in arrays], batch_first=True)
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

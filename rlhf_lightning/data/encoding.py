@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jinja2 import TemplateError
 
-from rlhf_lightning.data.batch import EncodedRows, padded
+from rlhf_lightning.data.batch import EncodedRows, pad_token_id, padded
 from rlhf_lightning.data.record import are_messages, find
 from rlhf_lightning.data.tokenizer import end_tokens
 
@@ -181,7 +181,7 @@ def prompt_columns(
         raise ValueError(
             f"prompt_columns: {len(empty)} of {len(texts)} texts, such as {empty[0]!r}, have no tokens."
         )
-    ids, mask = padded(found, tokenizer.pad_token_id or 0, left=True)
+    ids, mask = padded(found, pad_token_id(tokenizer), left=True)
     return {"prompt_ids": ids, "prompt_mask": mask}
 
 

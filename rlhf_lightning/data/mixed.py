@@ -200,7 +200,7 @@ class MixedData(LightningDataModule):
 
     def train_dataloader(self) -> MixedLoader:
         """Return a loader of both that can stop and go on in the middle of an epoch."""
-        self._loader = MixedLoader(self.main.loader(), self.ptx.loader())
+        self._loader = MixedLoader(self.main.train_dataloader(), self.ptx.train_dataloader())
         return self._loader
 
     def val_dataloader(self) -> Sequence[DataLoader[list[EncodedRow]]]:

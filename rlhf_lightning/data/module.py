@@ -207,11 +207,7 @@ class RowData(LightningDataModule, ABC):
         return [self._encoded(), *([] if self._held_out is None else [self._held_out])]
 
     def train_dataloader(self) -> RowLoader:
-        """Return a loader that can stop and resume within an epoch."""
-        return self.loader()
-
-    def loader(self) -> RowLoader:
-        """A loader of the training rows that can stop and resume within an epoch.
+        """Return a loader of the training rows that can stop and resume within an epoch.
 
         With `trainer.overfit_batches` it has the order of the data, so that the first batches are repeated;
         the row ids differ between epochs, and so do the responses that are drawn.

@@ -26,7 +26,7 @@ def assert_resumes(make: Callable[[], RowData | MixedData], *, stops: range) -> 
     def started(state: str | None = None) -> tuple[Iterator[RowBatch], Callable[[], str]]:
         data = make()
         data.setup("fit")
-        loader = data.loader() if isinstance(data, RowData) else data.train_dataloader()
+        loader = data.train_dataloader()
         if state is not None:
             loader.load_state_dict(json.loads(state))
         return chain.from_iterable(repeat(loader)), lambda: json.dumps(loader.state_dict())

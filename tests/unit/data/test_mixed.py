@@ -120,7 +120,7 @@ def test_states_of_other_runs_are_refused(file: Path) -> None:
     two, one, working = mixed(file), prompts(file), prompts(file, num_workers=1)
     for data in (two, one, working):
         data.setup("fit")
-    loaders: list[MixedLoader | RowLoader] = [two.train_dataloader(), one.loader(), working.loader()]
+    loaders: list[MixedLoader | RowLoader] = [data.train_dataloader() for data in (two, one, working)]
     with pytest.raises(
         ValueError, match=r"data\.ptx: the checkpoint was taken .* without a second data module"
     ):

@@ -65,14 +65,14 @@ def test_row_ids_are_unique_over_epochs_and_held_out_rows(numbered: Callable[[in
 @pytest.mark.parametrize("consumed", range(9))
 def test_loader_goes_on_in_mid_epoch_and_over_its_end(numbered: Callable[[int], Path], consumed: int) -> None:
     file = numbered(10)  # 4 batches of 3, 3, 3 and 1 an epoch
-    straight = prompt_data(file, batch_size=3).loader()
+    straight = prompt_data(file, batch_size=3).train_dataloader()
     expected = [batch["row_ids"].tolist() for _ in range(3) for batch in straight]
-    stopped = prompt_data(file, batch_size=3).loader()
+    stopped = prompt_data(file, batch_size=3).train_dataloader()
     taken: list[RowBatch] = []
     while len(taken) < consumed:
         taken += islice(stopped, consumed - len(taken))
     state = json.loads(json.dumps(stopped.state_dict()))
-    resumed = prompt_data(file, batch_size=3).loader()
+    resumed = prompt_data(file, batch_size=3).train_dataloader()
     resumed.load_state_dict(state)
     rest = [batch["row_ids"].tolist() for _ in range(4) for batch in resumed]
     got = [batch["row_ids"].tolist() for batch in taken] + rest
@@ -95,18 +95,18 @@ def test_what_would_repeat_or_skip_rows_is_refused_when_the_state_comes(
     numbered: Callable[[int], Path], options: dict[str, object], message: str
 ) -> None:
     file = numbered(10)
-    stopped = prompt_data(file, batch_size=3).loader()
+    stopped = prompt_data(file, batch_size=3).train_dataloader()
     next(iter(stopped))
-    resumed = prompt_data(file, **{"batch_size": 3, **options}).loader()
+    resumed = prompt_data(file, **{"batch_size": 3, **options}).train_dataloader()
     with pytest.raises(ValueError, match=message):
         resumed.load_state_dict(stopped.state_dict())
 
 
 def test_states_that_say_less_are_taken(numbered: Callable[[int], Path]) -> None:
-    stopped = prompt_data(numbered(10), batch_size=3).loader()
+    stopped = prompt_data(numbered(10), batch_size=3).train_dataloader()
     next(iter(stopped))
     said = ("num_workers", "batch_size", "order")
-    resumed = prompt_data(numbered(10), batch_size=3).loader()
+    resumed = prompt_data(numbered(10), batch_size=3).train_dataloader()
     resumed.load_state_dict({name: x for name, x in stopped.state_dict().items() if name not in said})
     assert len(list(resumed)) == 3
 
