@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 Curve = list[tuple[int, float]]
 """Points (step, value), by ascending step."""
@@ -32,7 +33,6 @@ def draw_curves(curves: Mapping[str, Curve], path: Path, *, unit: str = "") -> N
         unit: label of the vertical axis.
     """
     # Imported only to draw; without pyplot there is no global state and no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -48,11 +48,9 @@ def draw_curves(curves: Mapping[str, Curve], path: Path, *, unit: str = "") -> N
     axes.legend()
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure)
     figure.savefig(path, format="png")
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """For each value the mean of it and up to `window` - 1 values before it."""
-    parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
-    return [sum(part) / len(part) for part in parts]
+    return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]

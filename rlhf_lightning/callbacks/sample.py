@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from rlhf_lightning.reporting import PER_TOKEN
 
@@ -67,7 +68,7 @@ def _sample(columns: Mapping[str, list[object]], i: int) -> Sample:
     numbers = {}
     for name in PER_TOKEN if tokens else ():
         if name in columns:
-            numbers[name] = tuple(float(str(x)) for x in _row(columns, name, i))
+            numbers[name] = tuple(float(cast("float", x)) for x in _row(columns, name, i))
             if len(numbers[name]) != len(tokens):
                 raise ValueError(
                     f"SampleTable: row {i} has {len(tokens)} tokens and {len(numbers[name])} numbers in "
@@ -76,7 +77,7 @@ def _sample(columns: Mapping[str, list[object]], i: int) -> Sample:
     return Sample(
         prompt=str(columns["prompts"][i]),
         response=str(columns["responses"][i]),
-        score=float(str(columns["scores"][i])),
+        score=float(cast("float", columns["scores"][i])),
         tokens=tokens,
         numbers=numbers,
     )
@@ -85,11 +86,6 @@ def _sample(columns: Mapping[str, list[object]], i: int) -> Sample:
 def _row(columns: Mapping[str, list[object]], name: str, i: int) -> list[object]:
     row = columns[name][i] if name in columns else []
     return list(row) if isinstance(row, list | tuple) else []
-
-
-def mean_score(samples: list[Sample]) -> float:
-    """Mean score of some samples; 0 if there are none."""
-    return sum(sample.score for sample in samples) / max(len(samples), 1)
 
 
 def printable(text: str) -> str:

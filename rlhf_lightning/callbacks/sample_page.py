@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 
-from rlhf_lightning.callbacks.sample import Sample, mean_score, printable
+from rlhf_lightning.callbacks.sample import Sample, printable
 from rlhf_lightning.reporting import PER_TOKEN
 
 _STYLE = """
@@ -31,7 +32,7 @@ def sample_page(samples: Sequence[Sample], *, step: int) -> str:
     """
     scales = {name: _scale(samples, name) for name in PER_TOKEN}
     rows = "\n".join(_row(sample, scales) for sample in samples)
-    summary = f"{len(samples)} samples, mean score {mean_score(list(samples)):.4g}"
+    summary = f"{len(samples)} samples, mean score {fmean(sample.score for sample in samples):.4g}"
     legend = [f"{name}: full colour at &plusmn;{scale:.3g}" for name, scale in scales.items() if scale > 0]
     return _page(
         f"Step {step}",

@@ -66,7 +66,8 @@ class Environment:
         Raises:
             ValueError: there is no such function, it failed, or did not return a text or None for each row.
         """
-        whose, function = f"environment {self.name}", imported(self.name, what=f"environment {self.name}")
+        whose = f"environment {self.name}"
+        function = imported(self.name, what=whose)
         try:
             returned = function(prompts, responses, rows)
             found = list(cast(Replies, awaited(returned) if isinstance(returned, Awaitable) else returned))
