@@ -88,7 +88,7 @@ def answer_of(row: dict[str, object], function: str) -> str:
 
 
 def _fields(row: dict[str, object]) -> str:
-    return ", ".join(f"{name}{' (null)' * (value is None)}" for name, value in row.items())
+    return ", ".join(f"{name} (null)" if value is None else name for name, value in row.items())
 
 
 def _beginning(row: dict[str, object]) -> str:

@@ -142,13 +142,14 @@ def function_names(
     Raises:
         ValueError: workers cannot import a function, or one is neither a function nor a name.
     """
+    option = f"{kind}.functions"
     if functions is None or isinstance(functions, str):
         return functions
     if isinstance(functions, Mapping):
-        return {function_name(function, _role(kind)): weight for function, weight in functions.items()}
+        return _named(functions, option)
     if isinstance(functions, Sequence):
-        return [function_name(function, _role(kind)) for function in functions]
-    return function_name(functions, _role(kind))
+        return [function_name(function, option) for function in functions]
+    return function_name(functions, option)
 
 
 def function_names_by_source(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
@@ -157,14 +158,11 @@ def function_names_by_source(by_source: Sources, *, kind: Kind = "reward") -> di
     Raises:
         ValueError: workers cannot import a function.
     """
-    return {
-        source: {function_name(function, _role(kind)): weight for function, weight in weights.items()}
-        for source, weights in by_source.items()
-    }
+    return {source: _named(weights, f"{kind}.by_source") for source, weights in by_source.items()}
 
 
-def _role(kind: Kind) -> str:
-    return f"{kind}.functions"
+def _named(weights: Weights, option: str) -> dict[str, float]:
+    return {function_name(function, option): weight for function, weight in weights.items()}
 
 
 def function_name(function: object, option: str) -> str:

@@ -353,6 +353,8 @@ def test_functions_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) -
             Reward(functions=function)
     with pytest.raises(ValueError, match=r"cost\.functions: 5 is not"):
         Cost(functions=[5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"reward\.by_source: <function .*inside.* is not"):
+        Reward(by_source={"a": {inside: 1.0}})
     monkeypatch.setattr(as_given, "__module__", "__main__")
     with pytest.raises(ValueError, match=r"as_given.* is in the script itself.*such as my_rewards\.py"):
         Reward(functions={as_given: 1.0})
