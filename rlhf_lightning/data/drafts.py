@@ -84,11 +84,10 @@ def _from_dialogues(record: Record, form: Format, fields: Mapping[str, str]) -> 
     sources = fields or {"prompt_field": form.prompt_field}
     texts = [record.text(name, option=option, noun="a dialogue") for option, name in sources.items()]
     prompt, rests = split_dialogues(texts, where=record.where)
+    answers = [rest.strip() if form.chat_template else rest for rest in rests] if fields else []
     return Draft(
         row=record.row,
         prompt=as_messages(prompt, where=record.where) if form.chat_template else prompt,
         prompt_field=next(iter(sources.values())),
-        answers=tuple(Answer(pieces=(rest.strip() if form.chat_template else rest,)) for rest in rests)
-        if fields
-        else (),
+        answers=tuple(Answer(pieces=(answer,)) for answer in answers),
     )

@@ -234,7 +234,7 @@ class RowData(LightningDataModule, ABC):
         return self._in_order(rows.first_of_each(self.rows_per_prompt))
 
     def _in_order(self, rows: EncodedRows) -> DataLoader[list[EncodedRow]]:
-        return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate, num_workers=0)
+        return DataLoader(rows, batch_size=self.batch_size, collate_fn=self._collate)
 
     def _encoded(self) -> EncodedRows:
         if self._train is None:

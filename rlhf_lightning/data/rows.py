@@ -80,12 +80,13 @@ def _read_file(file: Path, option: str, limit: int | None) -> list[Row]:
         return list(islice(_read_json_lines(file), limit))
     if file.name.endswith(PARQUET_SUFFIX):
         return _read_parquet(file, option, limit)
-    converted = shlex.quote(str(file.with_suffix(".jsonl")))
+    known, convert = ", ".join((*JSON_SUFFIXES, ARRAY_SUFFIX, PARQUET_SUFFIX)), ""
+    if file.suffix.lower() == ".csv":
+        source, target = (shlex.quote(str(path)) for path in (file, file.with_suffix(".jsonl")))
+        convert = f" Convert it: {_FROM_CSV.format(source=source, target=target)}"
     raise ValueError(
         f"{option}={file}: the name ends in {file.suffix or 'nothing'!r}, so its format is unknown. "
-        f"Give a file whose name ends in {', '.join((*JSON_SUFFIXES, ARRAY_SUFFIX, PARQUET_SUFFIX))}."
-        + f" Convert it: {_FROM_CSV.format(source=shlex.quote(str(file)), target=converted)}"
-        * (file.suffix.lower() == ".csv")
+        f"Give a file whose name ends in {known}.{convert}"
     )
 
 

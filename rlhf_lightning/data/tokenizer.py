@@ -119,11 +119,8 @@ def decoded(
     return tokenizer.batch_decode(ids, skip_special_tokens=skip_special_tokens) if ids else []
 
 
-def build_byte_tokenizer(max_tokens: int = 512) -> PreTrainedTokenizerFast:
+def build_byte_tokenizer() -> PreTrainedTokenizerFast:
     """Build a tokenizer whose token b < 256 is the byte b of the UTF-8 text, without merges.
-
-    Args:
-        max_tokens: longest text that the model takes.
 
     Example:
         >>> build_byte_tokenizer().encode("7é")
@@ -142,7 +139,7 @@ def build_byte_tokenizer(max_tokens: int = 512) -> PreTrainedTokenizerFast:
         additional_special_tokens=list(SPECIAL_TOKENS[3:]),
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
-        model_max_length=max_tokens,
+        model_max_length=512,
         padding_side="left",
     )
 
