@@ -116,10 +116,10 @@ def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = a
 def _columns(whose: str, found: Mapping[str, object], *, rows: int) -> dict[str, Tensor]:
     """What was returned, if it is a tensor of all rows under each name."""
     for name, column in found.items():
-        is_a = list(column.shape) if isinstance(column, Tensor) else type(column).__name__
-        if not isinstance(is_a, list) or is_a[:1] != [rows]:
+        if not (isinstance(column, Tensor) and column.shape[:1] == (rows,)):
+            given = list(column.shape) if isinstance(column, Tensor) else type(column).__name__
             raise ValueError(
-                f"{whose}: {name!r} is {is_a}. Make it a tensor [B, R] or [B] of the {rows} rows."
+                f"{whose}: {name!r} is {given}. Make it a tensor [B, R] or [B] of the {rows} rows."
             )
     return cast(dict[str, Tensor], dict(found))
 
