@@ -8,8 +8,8 @@ from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.packed.attention import Packed
-from rlhf_lightning.engines.packed.packing import Place, micro_batches, pack, row_lengths, select
-from rlhf_lightning.functional import row_ends
+from rlhf_lightning.engines.packed.packing import Place, micro_batches, pack, plan, row_lengths, select
+from rlhf_lightning.functional import DPOLoss, PolicyLoss, row_ends
 from tests.unit.engines import tiny
 
 
@@ -93,3 +93,10 @@ def test_a_column_of_texts_is_none_for_a_loss() -> None:
 def test_a_mask_of_numbers_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name} holds torch\.int64\. Make it one of bool: {name}\.bool"):
         pack(ROWS | {name: ROWS[name].long()}, place="before")
+
+
+def test_rows_that_a_loss_compares_are_computed_together() -> None:
+    rows = TensorDict({"prompt_mask": _bits("11", "11"), "response_mask": _bits("11", "11")}, batch_size=2)
+    assert plan(rows, 4, None) == plan(rows, 4, PolicyLoss()) == [[0], [1]]
+    assert plan(rows, 4, DPOLoss()) == [[0, 1]]  # more than the budget
+    assert (plan(rows[:0], 4, None), plan(rows[:0], 4, PolicyLoss())) == ([], [[]])

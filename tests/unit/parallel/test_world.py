@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 
-from rlhf_lightning.parallel import World, WorldSpec
+from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
 
 
 def test_every_group_waits_as_long_as_the_world() -> None:
@@ -17,3 +19,16 @@ def test_every_group_waits_as_long_as_the_world() -> None:
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
     finally:
         World.leave()
+
+
+def test_a_device_adds_up_gradients_with_those_that_hold_the_same_part() -> None:
+    groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {
+        ranks: mock.create_autospec(dist.ProcessGroup, instance=True) for ranks in ((2, 4), (3, 5))
+    }
+    devices = (2, 3, 4, 5)
+    for rank in devices:
+        world = World(rank, torch.device("cpu"), groups)
+        seat = world.seat(ParallelLayout(t=2, d=2), devices)
+        assert seat.rank == rank - 2
+        assert seat.dp_group is groups[(2, 4) if rank in (2, 4) else (3, 5)]
+        assert world.seat(ParallelLayout(t=4), devices).dp_group is None
