@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_lightning.mapping import network, shapes, simulate
 from rlhf_lightning.mapping.fit import Observation, fit, mean_square
+from rlhf_lightning.mapping.generate import Replica, Span
 from rlhf_lightning.mapping.hardware import A100, H100, Efficiency, Hardware, Overhead
 from rlhf_lightning.mapping.layers import Setting
 from rlhf_lightning.mapping.workload import Workload
@@ -126,6 +127,26 @@ def test_short_responses_make_room_for_waiting_ones() -> None:
     work = Workload(batch=64, mini_batches=1, max_resident=32, lengths=(256, 1024))
     assert 64 * 640 / 32 < _steps(work) < 2 * 1029
     assert _steps(dataclasses.replace(work, lengths=(640,))) == pytest.approx(2 * 641)
+
+
+@pytest.mark.parametrize("lengths", [(), (1024,), (256, 1024), (64, 512, 512, 1024)])
+def test_as_many_tokens_are_decoded_as_the_responses_have(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
+) -> None:
+    spans = list[Span]()
+    decode = Replica.decode
+
+    def noted(replica: Replica, parts: dict[str, float], span: Span) -> None:
+        spans.append(span)
+        decode(replica, parts, span)
+
+    monkeypatch.setattr(Replica, "decode", noted)
+    work = Workload(batch=64, mini_batches=1, max_resident=24, lengths=lengths)
+    _generate(work)
+    tokens = sum(work.response_lengths) / len(work.response_lengths)
+    assert sum(span.steps * span.sequences for span in spans) == pytest.approx(64 * tokens)
+    assert sum(span.started for span in spans) == pytest.approx(64)
+    assert max(span.sequences for span in spans) <= 24
 
 
 def test_the_overhead_of_a_step_is_the_same_on_any_number_of_devices() -> None:
