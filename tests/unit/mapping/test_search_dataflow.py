@@ -59,6 +59,16 @@ def test_a_group_of_answers_and_a_reward_of_functions() -> None:
     assert flow.rows == 32
 
 
+@pytest.mark.parametrize("name", ["DAPO", "GRPO", "ReMax", "ReinforcePP"])
+@pytest.mark.parametrize(("in_loss", "in_reward"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.1)])
+def test_the_reference_is_asked_only_where_a_divergence_counts(
+    name: str, in_loss: float, in_reward: float
+) -> None:
+    options = {"policy_loss": PolicyLoss(kl_coef=in_loss), "reward_kl_coef": in_reward}
+    flow = read_dataflow(getattr(algos, name)(**options), 16)
+    assert ("reference" in flow.roles) is bool(in_loss or in_reward)
+
+
 def test_training_alone() -> None:
     assert read(read_dataflow(SFT(mini_batch_size=4), 8)) == {"training": {("actor", "train", 8, 2)}}
 
