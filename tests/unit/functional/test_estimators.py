@@ -187,6 +187,7 @@ class Mine(Estimator):
             {"reads": "values"},
             r"^Mine reads 'values', and is given rows \['scores'\]\. Name .* its `columns`\.$",
         ),
+        ({"reads": "entropy"}, r"^Mine reads 'entropy', .* Name the column in its `columns`\.$"),
         ({"answer": torch.ones(3, 2)}, r"^Mine returned a Tensor: an estimator returns columns by name\."),
         ({"answer": {"adv": torch.ones(3)}}, r"^Mine returned \['adv'\], and its `returns` names \['advan"),
         ({"answer": {"advantages": torch.ones(())}}, r"^Mine: 'advantages' is \[\]\. Make it a tensor"),

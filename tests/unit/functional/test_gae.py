@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.functional import bootstrap_truncated, gae
+from rlhf_lightning.functional.gae import check_discounts
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, noise, valid
 from tests.unit.functional.rows import laid_out
@@ -93,3 +94,18 @@ def test_bootstrap_starts_from_the_last_value(case: str) -> None:
 def test_no_rows() -> None:
     empty, mask = torch.zeros(0, 4), torch.zeros(0, 4, dtype=torch.bool)
     assert gae(empty, empty, mask, gamma=1.0, lam=1.0)[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("discounts", "said"),
+    [
+        ({"gamma": 0.9, "lam": 1.1}, r"Mine\(gamma=0\.9, lam=1\.1\): both must .* and lam=0\.95\."),
+        ({"gamma": 0.9, "lam": -0.1}, r"Mine\(gamma=0\.9, lam=-0\.1\): both must"),
+        ({"gamma": 1.1}, r"Mine\(gamma=1\.1\): must .* Try gamma=1\.0\."),
+    ],
+)
+def test_discounts_out_of_range_are_refused(discounts: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        check_discounts("Mine", gamma=discounts["gamma"], lam=discounts.get("lam"))
+    for lam in (None, 0.0, 1.0):
+        check_discounts("Mine", gamma=1.0, lam=lam)

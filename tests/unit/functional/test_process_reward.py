@@ -32,13 +32,13 @@ def test_by_hand() -> None:
     """Three labelled steps; a fourth place is marked outside the answer and does not count."""
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
     steps = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
-    labels = torch.tensor([[math.nan, 1.0, 0.0, 1.0], [9.0, 0.25, 0.0, 0.0], [math.nan] * 4])
-    values = torch.tensor([[9.0, 2.0, 1.0, 9.0], [math.inf, -1.0, 9.0, 9.0], [math.nan] * 4])
+    labels = torch.tensor([[math.nan, 1.0, 0.0, 1.0], [9.0, 0.75, 0.0, 0.0], [math.nan] * 4])
+    values = torch.tensor([[9.0, 2.0, 1.0, 9.0], [math.inf, 1.0, 9.0, 9.0], [math.nan] * 4])
     rows = {"response_mask": mask, "step_mask": steps, "step_labels": labels}
     counts = StepLoss().count(rows)
     assert counts == Counts(tokens=3, sequences=2, groups=2)
     loss, metrics = StepLoss()({"values": values}, rows, counts)
-    each = [-log_sigmoid(2.0), -log_sigmoid(-1.0), -0.25 * log_sigmoid(-1.0) - 0.75 * log_sigmoid(1.0)]
+    each = [-log_sigmoid(2.0), -log_sigmoid(-1.0), -0.75 * log_sigmoid(1.0) - 0.25 * log_sigmoid(-1.0)]
     close(loss, sum(each) / 3)
     close(metrics["process_reward/accuracy"], 2 / 3)  # the second step is wrong and was said to be right
     p = [math.exp(log_sigmoid(x)) for x in (2.0, -1.0)]
