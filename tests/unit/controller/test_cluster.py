@@ -81,9 +81,15 @@ def test_more_devices_than_this_machine_has_gpus_are_refused(monkeypatch: pytest
         RayCluster("local", timeout_s=TIMEOUT_S).connect(3)
 
 
-@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+@pytest.mark.parametrize(
+    ("kind", "second", "labels"),
+    [
+        ("CPU", "two", ["device 0 on one", "device 1 on two", "device 2 on two"]),
+        ("GPU", "one", ["device 0", "device 1", "device 2"]),  # two of Ray's nodes on one host
+    ],
+)
 def test_actors_start_in_the_order_of_their_nodes(
-    there: Pretended, monkeypatch: pytest.MonkeyPatch, kind: str
+    there: Pretended, monkeypatch: pytest.MonkeyPatch, kind: str, second: str, labels: list[str]
 ) -> None:
     asked, waits, started = list[object](), list[float](), list[object]()
 
@@ -110,14 +116,14 @@ def test_actors_start_in_the_order_of_their_nodes(
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     job = RayCluster(None, timeout_s=1000 * TIMEOUT_S)
-    hosts = [{"NodeID": "a", "NodeManagerHostname": "one"}, {"NodeID": "b", "NodeManagerHostname": "two"}]
+    hosts = [{"NodeID": "a", "NodeManagerHostname": "one"}, {"NodeID": "b", "NodeManagerHostname": second}]
     monkeypatch.setattr(ray, "nodes", lambda: hosts)
     job.start([ResourcePool("main", 3, ())])
     gpu = kind == "GPU"
     assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 3 + ["PACK"]
     assert waits == [1.0]
-    assert job.hosts == ["one", "two", "two"]
-    assert job.labels == ["device 0 on one", "device 1 on two", "device 2 on two"]
+    assert job.hosts == ["one", second, second]
+    assert job.labels == labels
     each = {"num_cpus": 1, "num_gpus": int(gpu), "enable_task_events": False, "max_restarts": 0}
     assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
 
@@ -225,7 +231,9 @@ def test_what_a_job_has_started_ends_with_it(
     job = RayCluster(address, timeout_s=TIMEOUT_S)
     job.connect(2)
     job.actors = [device(there, node).handle for node in NODES[:2]]
+    job.hosts, job.labels = ["one", "one"], ["device 0", "device 1"]
     job._groups = [object()]  # type: ignore[list-item]
     for _ in range(2):
         job.close()
         assert told == ended
+        assert (job.actors, job.hosts, job.labels) == ([], [], [])
