@@ -108,9 +108,10 @@ def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Pa
     instead = r"Copy it again, or type another checkpoint; beside it: \['last-v1\.ckpt'\]\."
     with pytest.raises(ValueError, match=rf"last\.ckpt: .* is damaged \(.*\)\. {instead}"):
         files.read_state(tmp_path / "last.ckpt")
-    (tmp_path / "last.ckpt" / files.STATE).write_text('{"format": 1, "state": [1]}')
-    with pytest.raises(ValueError, match=rf"last\.ckpt: .* is not the state of a checkpoint\. {instead}"):
-        files.read_state(tmp_path / "last.ckpt")
+    for other in ('{"format": 1, "state": [1]}', "[]"):
+        (tmp_path / "last.ckpt" / files.STATE).write_text(other)
+        with pytest.raises(ValueError, match=rf"last\.ckpt: .* is not the state of a checkpoint\. {instead}"):
+            files.read_state(tmp_path / "last.ckpt")
     (tmp_path / "last.ckpt" / files.STATE).unlink()
     with pytest.raises(
         ValueError, match=r"last\.ckpt' holds no trainer\.json; beside it: \['last-v1\.ckpt'\]\."

@@ -138,6 +138,7 @@ def test_missing_file_says_what_lies_beside(tmp_path: Path) -> None:
         (b'["b"]', r":2: a row is a JSON object, this line holds a list"),
         (b'{"prompt": "\xff"}', r":2: byte 13 of the line is not UTF-8"),
         (rb'{"prompt": ["hi \ud83d there"]}', r":2: holds half a character \('\\ud83d'\)"),
+        (rb'{"prompt": ["hi \uD83D there"]}', r":2: holds half a character \('\\ud83d'\)"),
         (b'{"a":' * 9000 + b"1" + b"}" * 9000, r":2: is nested too deeply"),
     ],
 )

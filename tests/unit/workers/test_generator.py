@@ -154,6 +154,15 @@ def test_a_generator_is_its_actors_copy() -> None:
     assert not generator.weights_change
 
 
+def test_a_generators_layout_is_refused_as_its_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(actor: Actor, layout: ParallelLayout, settings: Settings) -> None:
+        raise ValueError(f"path={actor.path}: t={layout.t} under {settings.generator}")
+
+    monkeypatch.setattr(Actor, "check_generation", refuse)
+    with pytest.raises(ValueError, match=r"^actor\.path=somewhere: t=2 under native$"):
+        Generator.of(Actor(path="somewhere")).check_layout(ParallelLayout(t=2), Settings())
+
+
 def built(role: R) -> R:
     """The role on a device of its own."""
     role.build(Worker(0, ParallelLayout(), torch.device("cpu"), None, None, settings=Settings()))
