@@ -14,11 +14,12 @@ import re
 import signal
 import sys
 import warnings
-from argparse import ArgumentError
+from argparse import Action, ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse._actions import _ActionConfigLoad
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
@@ -80,10 +81,21 @@ COMMANDS = ("export", "map", "calibrate", "reshard")
 
 
 class Parser(LightningArgumentParser):
-    """A parser that takes no abbreviated options; the parsers of a class's options are of its type, too."""
+    """A parser that takes no abbreviated options, and no single value for several options in a file.
+
+    The parsers of a class's options are of its type, too.
+    """
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **{**options, "allow_abbrev": False})  # type: ignore[arg-type]
+
+    def _check_value_key(
+        self, action: Action, value: object, key: str, cfg: Namespace | None, append: bool = False
+    ) -> object:
+        """Refuse a number or null where options belong, which would pass for them until they are read."""
+        if isinstance(action, _ActionConfigLoad) and not isinstance(value, str | dict | Namespace):
+            raise TypeError(f'Parser key "{key}": Unable to load config "{value}"')
+        return super()._check_value_key(action, value, key, cfg, append=append)
 
 
 class CommandLine(LightningCLI):

@@ -59,6 +59,8 @@ _REQUIRED = re.compile(r"(the following arguments are required: [\w, ]+?) Expect
 """A missing option of a class; the rest of the line is about other types that the option may have."""
 _REQUIRED_CLASS = re.compile(r"\b(?:fit|validate|predict)\.(algo|data)\b(?=, |$)")
 """A missing option of the command, by its name in the parser."""
+_NO_GROUP = re.compile(r"Unable to load config (?:'.*' [\w.]+: Unable to load config )?\"(.*)\"$")
+"""A single value where a group of options is wanted."""
 _NO_LIST = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
 """A single value where a list is wanted."""
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
@@ -66,6 +68,7 @@ _MISSING = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'$")
 _NAMED = {
     "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
     "logger": ("lightning.pytorch.loggers",),
+    "plugins": ("lightning.pytorch.plugins",),
 }
 """Modules whose classes the trainer's options take without their path."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -84,14 +87,15 @@ def option_error(
         elsewhere: what to type instead, by option, for options of these classes that the command does not
             take.
     """
-    said = _shortened(message)
+    said, classes = _shortened(message), _CLASS.findall(message)
     if unknown := _UNKNOWN.search(message):
         option = unknown[1]
-        instead = elsewhere.get(option) or _option_suggestion(option, _CLASS.findall(message), owners)
+        instead = elsewhere.get(option) or _option_suggestion(option, classes, owners)
         return f"{said}. {instead}"
-    if dotted := _DOTTED.search(said):
-        key = re.findall(r"[\w.]+", said[: dotted.start()])[-1:]
-        return f"{said[: dotted.start()]}{dotted[1]!r} is no class.{_class_suggestion(dotted[1], *key)}"
+    if wrong := _DOTTED.search(said) or _NO_GROUP.search(said):
+        key = " ".join(re.findall(r"[\w.]+", said[: wrong.start()])[-1:])
+        what = "is no class" if wrong.re is _DOTTED else "is no group of options"
+        return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, classes)}"
     if bare := _ASSIGNED.match(said):
         meant = known_elsewhere(bare[1]) and _option_suggestion(bare[1], (), owners)
         return f"{said}. Options begin with two dashes. {meant or f'Type --{_WORD.findall(said)[0]}.'}"
@@ -173,11 +177,19 @@ def _with_similar_name(found: re.Match[str]) -> str:
     return f"{found[0]}. {_meant(*near)}" if near else found[0]
 
 
-def _class_suggestion(name: str, key: str = "") -> str:
-    """What was meant by a name that is no class: a callback or logger of a similar name, or options."""
+def _class_suggestion(name: str, key: str, classes: Sequence[str]) -> str:
+    """What was meant by a name that is no class: a callback or logger of a similar name, or options.
+
+    Args:
+        name: what was typed.
+        key: the option; empty where none is known.
+        classes: the class whose option it is, last, and those around it.
+    """
     modules = _NAMED.get(key.rpartition(".")[2])
     if modules is None:
-        return f" Type its options one by one, such as {key}.path." if key else " Type its import path."
+        group = _default_types(_load(classes[-1])).get(key) if classes else None
+        first = next(iter(_options(group)), "path")
+        return f" Type its options one by one, such as {key}.{first}." if key else " Type its import path."
     known = [each for module in modules for each in importlib.import_module(module).__all__]
     low = {each.lower(): each for each in known}
     if name in known:

@@ -84,6 +84,18 @@ def test_a_trainers_option_in_a_configuration_that_others_decide(rlhf: Rlhf, opt
     assert said in rlhf.refused("fit", "-c", "mine.yaml")
 
 
+@pytest.mark.parametrize("value", ["3", "[1, 2]", "null", "adamw"])
+def test_one_value_for_the_options_of_a_part(rlhf: Rlhf, value: str) -> None:
+    """The parser takes numbers, lists and null, of which no part can be made."""
+    Path("mine.yaml").write_text(
+        f"algo: {{class_path: grpo, init_args: {{actor: {{optimizer: {value}}}}}}}\ndata: taskdata\n", "utf-8"
+    )
+    message = rlhf.refused("fit", "-c", "mine.yaml", "--strategy", "local")
+    given = {"null": "None"}.get(value, value)
+    said = f"optimizer: '{given}' is no group of options. Type its options one by one, such as optimizer.lr."
+    assert message.endswith(f"Actor: {said}")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -123,6 +123,32 @@ def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "tried", "told"),
+    [
+        (
+            "lora",
+            "Expected a dot import path string: true",
+            "'true' is no class. Type its options one by one, such as lora.rank.",
+        ),
+        (
+            "optimizer",
+            'Unable to load config \'3\'\n  - Parser key "optimizer": Unable to load config "3"',
+            "'3' is no group of options. Type its options one by one, such as optimizer.lr.",
+        ),
+        (
+            "sampling",
+            'Unable to load config "None"',
+            "'None' is no group of options. Type its options one by one, such as sampling.max_new_tokens.",
+        ),
+    ],
+)
+def test_one_value_for_several_options(key: str, tried: str, told: str) -> None:
+    within = "Problem with given class_path 'rlhf_lightning.workers.Actor':\n"
+    said = option_error(f'{within}  Parser key "{key}":\n  {tried}', {})
+    assert said == f"rlhf_lightning.workers.Actor: {key}: {told}"
+
+
+@pytest.mark.parametrize(
     ("said", "told"),
     [
         (
