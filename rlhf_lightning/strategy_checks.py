@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision
 
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.output import check_output
 from rlhf_lightning.usage import naming_role
 
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 
 
 def check_options(strategy: Strategy) -> None:
-    """Refuse a job without devices or time, and offloading while vLLM is told to keep its memory.
+    """Refuse values of wrong types, no devices or time, and offloading while vLLM is told to keep its memory.
 
     Raises:
-        ValueError: `devices` or `timeout_s` is too small, or `offload` contradicts `vllm.sleep`.
+        ValueError: a field is of the wrong type, `devices` or `timeout_s` is too small, or `offload`
+            contradicts `vllm.sleep`.
     """
+    check_types(strategy, name="strategy")
     if strategy.devices is not None and strategy.devices < 1:
         raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")
     if strategy.timeout_s <= 0:

@@ -71,6 +71,15 @@ def test_options_that_nothing_reads_are_refused(strategy: Strategy, message: str
 def test_a_wait_has_an_end() -> None:
     with pytest.raises(ValueError, match=r"strategy\.timeout_s=0: must be above 0"):
         Colocated(timeout_s=0)
+    with pytest.raises(ValueError, match=r"strategy\.timeout_s=nan: is no finite number"):
+        Colocated(timeout_s=float("nan"))
+
+
+def test_values_of_wrong_types_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^strategy\.devices='2': has to be of type int or None\.$"):
+        Colocated(devices="2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^strategy\.settings='zero': has to be of type Settings"):
+        Colocated(settings="zero")  # type: ignore[arg-type]
 
 
 def test_options_of_all_that_computes_are_read() -> None:
