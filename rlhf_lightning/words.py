@@ -20,13 +20,30 @@ _NESTED = re.compile(r"--\w+(\.\w+)+")
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that stands twice, of which the first would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        """The content of a mapping."""
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key.value in [before.value for before in keys[:number]]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value} stands there twice", problem_mark=key.start_mark
+                )
+        found: dict[object, object] = super().construct_mapping(node, deep)
+        return found
+
+
 def read_config(path: str) -> str:
     """A configuration file as JSON text, with short names of classes replaced by their class paths.
 
     Raises:
         ValueError: there is no such file, it is no YAML mapping, or options stand at another level.
     """
-    content = _read_mapping(path)
+    groups = (*FOLDERS, "trainer")
+    # A group without a value, as where everything below it is a comment, has its defaults.
+    content = {k: value for k, value in _read_mapping(path).items() if value is not None or k not in groups}
     for name in ("class_path", "init_args"):
         if name in content:
             raise ValueError(
@@ -82,7 +99,7 @@ def _read_mapping(path: str) -> dict[object, object]:
         ValueError: there is no such file, or it is no YAML mapping.
     """
     try:
-        content: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content: object = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
     except OSError as err:
         raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
     except UnicodeDecodeError as err:
@@ -144,7 +161,7 @@ def _help_on_parts(words: list[str]) -> list[str]:
     """`--algo ppo --algo.actor.sampling.help`, rewritten as `--algo.help ppo --algo.actor.help`."""
     for word, after in pairwise([*words, "--"]):
         option, *parts = word.removeprefix("--").split(".")
-        if option in FOLDERS and parts == ["help"] and after.startswith("-"):
+        if option in FOLDERS and word.startswith("--") and parts in ([], ["help"]) and after.startswith("-"):
             raise ValueError(f"{word}: of which? Type {word} NAME: {', '.join(sorted(choices(option)))}.")
         if option in FOLDERS and parts[1:] and parts[-1] == "help":
             names = [

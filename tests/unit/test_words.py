@@ -35,6 +35,21 @@ def test_options_with_dots_are_those_of_the_class(tmp_path: Path) -> None:
     assert json.loads(read_config(str(path)))["strategy.offload"] is True
 
 
+def test_a_group_without_a_value_has_its_defaults(tmp_path: Path) -> None:
+    """As where everything below it is a comment."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "algo: grpo\nstrategy:\n  # class_path: local\ntrainer:\ndata: taskdata\nseed_everything: null\n"
+    )
+    assert set(json.loads(read_config(str(path)))) == {"algo", "data", "seed_everything"}
+
+
+@pytest.mark.parametrize("words", ["--algo --strategy local", "--strategy local --algo"])
+def test_an_option_without_its_name(words: str) -> None:
+    with pytest.raises(ValueError, match=r"^--algo: of which\? Type --algo NAME: cispo, "):
+        resolved(["fit", *words.split()])
+
+
 def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("taskdata").touch()
@@ -63,6 +78,8 @@ def test_an_option_without_a_value(behind: str) -> None:
         ("algo:\n\tclass_path: grpo\n", "line 2: is not YAML: found character .* column"),
         ("algo: {path: 'x}\n", "line 2: is not YAML: found unexpected end of stream.* column"),
         ("a: \x01\n", r"mine\.yaml: is not YAML \(unacceptable character"),
+        ("algo: ppo\ndata: taskdata\nalgo: grpo\n", "line 3: is not YAML: algo stands there twice"),
+        ("trainer: {max_steps: 1,\n  max_steps: 2}\n", "line 2: is not YAML: max_steps stands there twice"),
         (b"algo: \xff\n", r"mine\.yaml: is not UTF-8"),
         ("algo:\n  class_path: grpo\ninit_args:\n  epochs: 2\n", "init_args stands outside .* Indent it"),
         ("algo:\nclass_path: grpo\ninit_args:\n  epochs: 2\n", "class_path stands outside .* Indent it"),
