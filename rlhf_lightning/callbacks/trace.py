@@ -31,11 +31,13 @@ class Trace(Callback):
         self._began_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory that cannot be written.
+        """Refuse a directory in place of the file, and one that cannot be written.
 
         Raises:
-            ValueError: nothing can be written there.
+            ValueError: the path is a directory, or nothing can be written there.
         """
+        if self.path.is_dir():
+            raise ValueError(f"Trace: {self.path} is a directory. Type a file in it: {self.path}/trace.json.")
         check_output(trainer, self.path.parent, name="Trace")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:

@@ -152,6 +152,13 @@ def test_a_callback_that_could_not_save_is_refused_before_anything_starts(rlhf: 
     assert rlhf.refused(*FIT, *saves, *SHORT).startswith(f"ModelCheckpoint: {place} cannot be written (")
 
 
+def test_a_trace_needs_a_file(rlhf: Rlhf) -> None:
+    """Its directory would be found out only at the end of the run."""
+    said = "Trace: out is a directory. Type a file in it: out/trace.json."
+    Path("out").mkdir()
+    assert rlhf.refused(*FIT, *SHORT, "--trace", "out") == said
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EPIPE])
 def test_a_full_disk_is_named_without_a_file(
     number: int, rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch
