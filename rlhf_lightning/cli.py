@@ -185,7 +185,8 @@ class CommandLine(LightningCLI):
         except ArgumentError as err:
             if "subcommand" in (said := str(err)):
                 known, typed = ", ".join([*self.subcommands(), *COMMANDS]), re.search("choice: '(.*?)'", said)
-                lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
+                nothing = "the first word is no command" if args else "no command was typed"
+                lacking = f"{typed[1]!r} is no command" if typed else nothing
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
             elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}
             raise ValueError(option_error(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from difflib import get_close_matches
 from pathlib import Path
 from typing import is_typeddict
 
@@ -29,9 +30,12 @@ def class_path(option: str, name: str) -> str:
         return f"{FOLDERS[option]}.{known[name.lower()].__name__}"
     if is_file:
         raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
+    typed = {cls.__name__.lower(): short for short, cls in known.items()} | {short: short for short in known}
+    near = get_close_matches(name.lower(), typed, n=1)
+    meant = f" Did you mean {typed[near[0]]}?" if near else ""
     raise ValueError(
-        f"--{option} {name}: unknown. Known: {', '.join(sorted(known))}, or the class path of your own, such "
-        "as my_package.my_module.Mine."
+        f"--{option} {name}: unknown.{meant} Known: {', '.join(sorted(known))}, or the class path of your "
+        "own, such as my_package.my_module.Mine."
     )
 
 

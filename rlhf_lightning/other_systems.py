@@ -103,7 +103,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ),
     "total_training_steps": ("trainer.max_steps",),
     "output_dir save_path default_local_dir": ("trainer.default_root_dir",),
-    "report_to": ("trainer.logger",),
+    "report_to": "Type --trainer.logger CLASS, or false for none.",
     "project_name experiment_name run_name wandb.project use_wandb": (
         "Type --trainer.logger WandbLogger --trainer.logger.project NAME."
     ),
@@ -117,7 +117,10 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ),
     "log_completions": "Type --trainer.callbacks+=Rollouts.",
     "seed": ("seed_everything",),
-    "n_gpus_per_node num_gpus_per_node num_processes": ("strategy.devices",),
+    "resume resume_mode resume_from_path resume_from_checkpoint load_checkpoint": (
+        "Type --ckpt_path last, or the path of a checkpoint."
+    ),
+    "gpus num_gpus n_gpus_per_node num_gpus_per_node num_processes": ("strategy.devices",),
     "nnodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
     "use_vllm rollout.name": "Type --strategy.settings.generator vllm, or native.",
     "gpu_memory_utilization vllm_gpu_memory_utilization": ("strategy.settings.vllm.gpu_memory_utilization",),

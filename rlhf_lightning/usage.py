@@ -42,7 +42,7 @@ _QUOTES = (
     " It was read as YAML, in which colons and brackets mean something: quote the text twice, such as "
     "'\"Question: {prompt}\"'."
 )
-_UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.]+)")
+_UNKNOWN = re.compile(r"(?i:option '|unrecognized arguments: --)([\w.-]+)")
 """An unknown option, in the words of jsonargparse or of argparse."""
 _WORD = re.compile(r"unrecognized arguments: (\S+)")
 """A single word that belongs to no option."""
@@ -71,6 +71,8 @@ _NAMED = {
     "plugins": ("lightning.pytorch.plugins",),
 }
 """Modules whose classes the trainer's options take without their path."""
+_OWN = ("config", "seed_everything", "trace", "ckpt_path", "print_config")
+"""Options of the command itself."""
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of the parameters `*args` and `**kwargs`."""
 _CLASS = re.compile(r"class_path '([\w.]+)'")
@@ -89,8 +91,9 @@ def option_error(
     """
     said, classes = _shortened(message), _CLASS.findall(message)
     if unknown := _UNKNOWN.search(message):
-        option = unknown[1]
-        instead = elsewhere.get(option) or _option_suggestion(option, classes, owners)
+        option = unknown[1].replace("-", "_")
+        decided = elsewhere.get(option) or elsewhere.get(f"trainer.{option}")
+        instead = decided or _option_suggestion(option, classes, owners)
         return f"{said}. {instead}"
     if wrong := _DOTTED.search(said) or _NO_GROUP.search(said):
         key = " ".join(re.findall(r"[\w.]+", said[: wrong.start()])[-1:])
@@ -100,6 +103,8 @@ def option_error(
         meant = known_elsewhere(bare[1]) and _option_suggestion(bare[1], (), owners)
         return f"{said}. Options begin with two dashes. {meant or f'Type --{_WORD.findall(said)[0]}.'}"
     typed = _WORD.fullmatch(said)
+    if typed and typed[1].endswith((".yaml", ".yml")):
+        return f"{said}. {_meant(f'-c {typed[1]}')}"
     if kind := next((kind for kind in FOLDERS if typed and typed[1] in choices(kind)), ""):
         return f"{said}. {_meant(f'--{kind} {said.split()[-1]}')}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
@@ -161,8 +166,11 @@ def place_of(err: Exception) -> str:
 
 def _as_list(found: re.Match[str]) -> str:
     """The error for one value where a list is wanted."""
-    item = found[1] if re.fullmatch(r"-?\d+", found[1]) else json.dumps(found[1], ensure_ascii=False)
-    return f"{found[1]} is no list. Type '[{item}]', with the brackets."
+    several = re.fullmatch(r"[\w.-]+(, ?[\w.-]+)+", found[1])
+    words = re.split(", ?", found[1]) if several else [found[1]]
+    number = re.compile(r"-?\d+(\.\d+)?")
+    items = [word if number.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words]
+    return f"{found[1]} is no list. Type '[{', '.join(items)}]', with the brackets."
 
 
 def _one_kind(found: re.Match[str]) -> str:
@@ -204,16 +212,22 @@ def _option_suggestion(option: str, classes: Sequence[str], owners: Mapping[str,
     tried = [_load(cls) for cls in classes]
     owner: object = next((cls for cls in reversed(tried) if _options(cls)), None)
     if tried and owner is None:
-        return "Name the class before its options, such as --algo ppo or --data promptdata."
+        return (
+            "Name the class before its options, such as --algo ppo or --data promptdata; in a file, in "
+            "class_path, with the options in init_args."
+        )
     first, *rest = option.split(".")
     if not tried and (found := [prefix for prefix, cls in owners.items() if first in _options(cls)]):
         return _meant(f"--{found[0]}.{option}")
     if not tried and (here := known_elsewhere(option)):
         return here if isinstance(here, str) else _meant(f"--{here[0]}")
+    kinds = [kind for kind in FOLDERS if any(first in _options(cls) for cls in choices(kind).values())]
+    if not tried and kinds:
+        return _meant(f"--{kinds[0]}.{option}")
     while rest and (inner := (_default_types(owner) if owner else owners).get(first)):
         owner, (first, *rest) = inner, rest
     if not isinstance(owner, type):
-        return _meant(*get_close_matches(first, [*FOLDERS, *owners], n=1)) or "Try --help."
+        return _meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1)) or "Try --help."
     said = _untyped(first, owner) or _similar_option([first, *rest], owner)
     return said or f"{owner.__name__} has: {', '.join(_options(owner))}."
 

@@ -152,6 +152,12 @@ def test_a_callback_that_could_not_save_is_refused_before_anything_starts(rlhf: 
     assert rlhf.refused(*FIT, *saves, *SHORT).startswith(f"ModelCheckpoint: {place} cannot be written (")
 
 
+def test_the_command_comes_first(rlhf: Rlhf) -> None:
+    Path("mine.yaml").write_text("algo: ppo\n", encoding="utf-8")
+    said = "the first word is no command. Choose from fit,"
+    assert rlhf.refused("-c", "mine.yaml", "fit").startswith(said)
+
+
 def test_a_trace_needs_a_file(rlhf: Rlhf) -> None:
     """Its directory would be found out only at the end of the run."""
     said = "Trace: out is a directory. Type a file in it: out/trace.json."

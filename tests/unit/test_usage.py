@@ -14,7 +14,7 @@ from wandb.errors import UsageError
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.names import FOLDERS, choices
+from rlhf_lightning.names import FOLDERS, choices, class_path
 from rlhf_lightning.other_systems import OTHERS
 from rlhf_lightning.usage import library_error, option_error, paths_of, place_of
 
@@ -156,6 +156,15 @@ def test_one_value_for_several_options(key: str, tried: str, told: str) -> None:
             "stop_strings: </a> b is no list. Type '[\"</a> b\"]', with the brackets.",
         ),
         (
+            "modules: Expected a <class 'tuple'>. Got value: q_proj,v_proj",
+            'modules: q_proj,v_proj is no list. Type \'["q_proj", "v_proj"]\', with the brackets.',
+        ),
+        (
+            "betas: Expected a <class 'tuple'>. Got value: 0.9, 0.95",
+            "betas: 0.9, 0.95 is no list. Type '[0.9, 0.95]', with the brackets.",
+        ),
+        ("unrecognized arguments: a.yaml", "unrecognized arguments: a.yaml. Did you mean -c a.yaml?"),
+        (
             "ids: Expected a <class 'tuple'>. Got value: 65",
             "ids: 65 is no list. Type '[65]', with the brackets.",
         ),
@@ -230,6 +239,8 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
             "Micro-batches are counted in tokens, --strategy.settings.train.",
         ),
         ("--trainer.total_epochs 3", "Did you mean --trainer.max_epochs?"),
+        ("--trainer.resume_from_checkpoint x", "Type --ckpt_path last, or the path of a checkpoint."),
+        ("--report_to none", "Type --trainer.logger CLASS, or false for none."),
         ("--critic.adam.lr 1e-6", "Did you mean --algo.critic.optimizer.lr?"),
         ("data.train_files=x a.b=c", "Options begin with two dashes. Did you mean --data.path?"),
         ("+actor_rollout_ref.rollout.n=5", "Options begin with two dashes. Did you mean --algo.group_size?"),
@@ -249,6 +260,37 @@ def test_what_they_are_here_are_options() -> None:
     said = " ".join(here for here in OTHERS.values() if isinstance(here, str))
     told = {str(path) for path in re.findall(r"--([a-z]+\.[\w.]+\w)", said)}
     assert {path for path in told if not path.startswith(("trainer.callbacks", "trainer.logger."))} <= known
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("--group_size 4", "Did you mean --algo.group_size?"),
+        ("--actor.path x", "Did you mean --algo.actor.path?"),
+        ("--batch_size 4", "Did you mean --data.batch_size?"),
+        ("--settings.engine zero", "Did you mean --strategy.settings.engine?"),
+        ("--devices 2", "The strategy divides them."),
+        ("--trainer.max-steps 3", "Did you mean max_steps?"),
+        ("--ckpt-path last", "Did you mean ckpt_path?"),
+        ("--print-config", "Did you mean print_config?"),
+    ],
+)
+def test_an_option_without_its_prefix_or_with_hyphens(typed: str, told: str) -> None:
+    decided = {"trainer.devices": "The strategy divides them."}
+    said = option_error(f"unrecognized arguments: {typed}", {"trainer": Trainer}, elsewhere=decided)
+    assert said == f"unrecognized arguments: {typed}. {told}"
+
+
+def test_a_short_name_that_is_nearly_right() -> None:
+    for option, name, near in (
+        ("algo", "safe_rlhf", "saferlhf"),
+        ("algo", "dr_grpo", "grpo"),
+        ("strategy", "hybrid_3d", "hybrid3d"),
+        ("strategy", "HybridEngine3D", "hybrid3d"),
+        ("data", "PromptsData", "promptdata"),
+    ):
+        with pytest.raises(ValueError, match=rf"^--{option} {name}: unknown\. Did you mean {near}\? Known: "):
+            class_path(option, name)
 
 
 def test_a_misspelt_group_of_options() -> None:
