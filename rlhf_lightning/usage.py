@@ -98,7 +98,9 @@ def option_error(
     if wrong := _DOTTED.search(said) or _NO_GROUP.search(said):
         key = " ".join(re.findall(r"[\w.]+", said[: wrong.start()])[-1:])
         what = "is no class" if wrong.re is _DOTTED else "is no group of options"
-        return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, classes)}"
+        group = (_default_types(_load(classes[-1])) if classes else owners).get(key)
+        first = next((name for name in _options(group) if f"{key}.{name}" not in elsewhere), "path")
+        return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
     if bare := _ASSIGNED.match(said):
         meant = known_elsewhere(bare[1]) and _option_suggestion(bare[1], (), owners)
         return f"{said}. Options begin with two dashes. {meant or f'Type --{_WORD.findall(said)[0]}.'}"
@@ -185,18 +187,16 @@ def _with_similar_name(found: re.Match[str]) -> str:
     return f"{found[0]}. {_meant(*near)}" if near else found[0]
 
 
-def _class_suggestion(name: str, key: str, classes: Sequence[str]) -> str:
+def _class_suggestion(name: str, key: str, first: str) -> str:
     """What was meant by a name that is no class: a callback or logger of a similar name, or options.
 
     Args:
         name: what was typed.
         key: the option; empty where none is known.
-        classes: the class whose option it is, last, and those around it.
+        first: the first option below that one.
     """
     modules = _NAMED.get(key.rpartition(".")[2])
     if modules is None:
-        group = _default_types(_load(classes[-1])).get(key) if classes else None
-        first = next(iter(_options(group)), "path")
         return f" Type its options one by one, such as {key}.{first}." if key else " Type its import path."
     known = [each for module in modules for each in importlib.import_module(module).__all__]
     low = {each.lower(): each for each in known}

@@ -148,6 +148,15 @@ def test_one_value_for_several_options(key: str, tried: str, told: str) -> None:
     assert said == f"rlhf_lightning.workers.Actor: {key}: {told}"
 
 
+def test_one_value_for_all_options_of_the_trainer() -> None:
+    decided = {
+        f"trainer.{name}": "" for name in ("accelerator", "strategy", "devices", "num_nodes", "precision")
+    }
+    tried = 'Parser key "trainer": Unable to load config "3"'
+    said = option_error(tried, {"trainer": Trainer}, elsewhere=decided)
+    assert said.endswith("Type its options one by one, such as trainer.logger.")
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
