@@ -321,7 +321,7 @@ def test_a_role_that_a_strategy_adds_is_placed(strategy: Strategy) -> None:
             6,
             r"^Judged\(devices=6\): p=1 x t=2 = 2 .* multiple of 4 devices.* Try devices=4",
         ),
-        (JudgedToo(parallel=Parallel3D(t=2)), 3, r"^JudgedToo\(devices=3\): .* Try --strategy\.devices 2"),
+        (JudgedToo(parallel=Parallel3D(t=2)), 3, r"^JudgedToo\(devices=3\): .* Try devices=2\.$"),
         (
             JudgedToo(parallel=Parallel3D(roles={"critik": Sizes()})),
             2,

@@ -146,7 +146,7 @@ def test_a_training_shard_is_part_of_the_generation_shard() -> None:
     twice = memory.generation(shape, layout, Workload(held_once=False))
     assert twice.parameters == shape.num_parameters * 2 / 2
     assert twice.parameters - shared.parameters == pytest.approx(shape.num_parameters * 2 / 8)
-    divided = memory.generation(shape, layout, sizes, workload=Workload(sharding="full"))
+    divided = memory.generation(shape, layout, Workload(sharding="full"))
     assert divided.parameters == twice.parameters  # a device rests with a share of its training shard
 
 
