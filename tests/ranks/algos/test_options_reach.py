@@ -23,9 +23,9 @@ from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
+from tests.ranks.algos.test_online import ONLINE, data, make
 from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run
-from tests.unit.algos.test_online import ONLINE, data, make
 
 KL = KLPenalty(coef=0.3, estimator="k3")
 
