@@ -23,6 +23,8 @@ Row = dict[str, object]
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 ARRAY_SUFFIX = ".json"
 PARQUET_SUFFIX = ".parquet"
+_FILES = {".jsonl", ".ndjson", ".gz", ARRAY_SUFFIX, PARQUET_SUFFIX, ".csv", ".tsv", ".txt"}
+"""Endings of names that are files, and are not looked for on the hub."""
 _FROM_CSV = (
     """python -c 'import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' """
     "< {source} > {target}"
@@ -170,8 +172,7 @@ def _parse_reference(path: str) -> Reference:
 
 def _read_data_set(reference: Reference, path: str, option: str, limit: int | None) -> list[Row]:
     directory = Path(reference.name).expanduser()
-    written_as_file = directory.suffix in {".jsonl", ".gz", ".ndjson", ".json", PARQUET_SUFFIX}
-    if not directory.is_dir() and (written_as_file or not _HUB_NAME.fullmatch(reference.name)):
+    if not directory.is_dir() and (directory.suffix in _FILES or not _HUB_NAME.fullmatch(reference.name)):
         raise ValueError(_missing(path, option))
     datasets = import_extra("datasets", extra="tasks", purpose=f"{option}={path} (a Hugging Face data set)")
     saved = (directory / "dataset_dict.json").exists() or (directory / "state.json").exists()

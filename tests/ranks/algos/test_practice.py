@@ -116,7 +116,9 @@ def test_the_reference_follows(model: str, decay: float) -> None:
     torch.testing.assert_close(now, decay * fresh + (1 - decay) * trained, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("every", "steps", "moved"), [(2, 1, False), (2, 2, True), (2, 3, False)])
+@pytest.mark.parametrize(
+    ("every", "steps", "moved"), [(2, 1, False), (2, 2, True), (2, 3, False), (3, 3, True)]
+)
 def test_the_reference_is_replaced_now_and_then(model: str, every: int, steps: int, *, moved: bool) -> None:
     algorithm = GRPO(
         actor=actor(model),

@@ -131,6 +131,18 @@ def test_missing_file_says_what_lies_beside(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "nowhere" / "x.jsonl"))
 
 
+def test_a_missing_file_of_a_known_kind_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load(*_: object) -> None:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for name in ("rows.jsonl", "rows.parquet", "rows.csv", "rows.txt", "rows.tsv"):
+        with pytest.raises(ValueError, match=rf"data\.path={name}: no such file"):
+            read_rows(name)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
