@@ -41,6 +41,12 @@ class Distillation(RLHFAlgorithm):
     policy_loss: PolicyLoss = field(default_factory=PolicyLoss)
     """The student's loss."""
 
+    def setup(self, stage: str) -> None:
+        """As for every algorithm; a reference without a path would be the student as it began."""
+        if not self.teacher.path:
+            raise ValueError("Distillation has no teacher. Type --algo.teacher.path DIRECTORY.")
+        super().setup(stage)
+
     def step(self, batch: Batch) -> Metrics:
         """A token is worth the more, the likelier the teacher finds it than the student did."""
         batch |= self.actor.generate_sequences(batch)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from examples.distillation import Distillation
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import Rollouts
 from rlhf_lightning.controller import BROADCAST, Batch, Metrics, register
@@ -18,7 +19,7 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import PolicyLoss, SFTLoss
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
-from rlhf_lightning.workers import Actor, Reward
+from rlhf_lightning.workers import Actor, Reference, Reward
 from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run
 
@@ -187,3 +188,10 @@ def test_an_opponent_that_draws_and_does_not_learn(model: str) -> None:
         assert numbers["mine/followed"] == 0
         assert numbers["mine/after"] > 1e-3
     assert kept.numbers[1]["mine/before"] == 0
+
+
+def test_nobody_is_taught_by_oneself(model: str) -> None:
+    with pytest.raises(ValueError, match=r"no teacher\. Type --algo\.teacher\.path DIRECTORY\.$"):
+        run(Distillation(actor=actor(model)), data(), steps=1)
+    numbers = run(Distillation(actor=actor(model), teacher=Reference(path=model)), data(), steps=1).numbers
+    assert numbers[0]["distillation/reverse_kl"] == pytest.approx(0, abs=1e-6), "one model, one opinion"
