@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -26,7 +25,6 @@ def draw(plan: ReshardPlan, path: Path, *, title: str) -> None:
     """
     blocks, layout = Blocks(plan), plan.layout
     figure = Figure(figsize=(9, 1.6 + 0.3 * layout.num_ranks), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for part in plan.ranks:
         for block in blocks.of(part):

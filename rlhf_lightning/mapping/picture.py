@@ -6,7 +6,6 @@ from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -25,7 +24,6 @@ def draw(plan: Plan, mapping: DeviceMapping, path: Path, *, title: str) -> None:
         title: what was asked for.
     """
     figure = Figure(figsize=(11, 1.6 + 0.9 * len(mapping.pools)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     colors = dict(zip(plan.costs.dataflow.roles, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
     for row, pool in enumerate(mapping.pools):
