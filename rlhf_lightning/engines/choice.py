@@ -12,8 +12,8 @@ from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.megatron import Megatron, silence_on_host
+from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.engine import NativeEngine
-from rlhf_lightning.engines.native.generator import Native
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.training import TrainEngine, WeightSource
 from rlhf_lightning.engines.vllm import VLLM

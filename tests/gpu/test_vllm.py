@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("vllm")
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, GenerationEngine, generation_engine
-from rlhf_lightning.engines.native.generator import Native
+from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.parallel import Generation, ModelGroups, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating

@@ -19,7 +19,8 @@ from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import generator as native
 from rlhf_lightning.engines.native.cache import Cache, Places
-from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.sampling import sample

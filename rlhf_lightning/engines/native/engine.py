@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.decoder import Decoder
-from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import Sampling

@@ -1,74 +1,30 @@
-"""Generation with a model's weights as they are: packed prefill, slots of keys and values, continuous refill.
+"""Generation with a model's weights as they are; `slots` has the rows that are being decoded.
 
-    waiting prompts --prefill, several at once--> slots 0..n-1 --one forward a token--> responses
-                                                    ^ a finished row's slot goes to the last row: no holes, so
-                                                      the cost of a step follows the rows still decoded
-
-B is the number of rows, P the width of the prompts, R that of the responses (`max_new_tokens`), n the rows
-decoded now, V the size of the vocabulary.
+B is the number of rows, P the width of the prompts, R that of the responses (`max_new_tokens`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import compress
-from typing import Literal
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.ends import Ends, StopTexts
-from rlhf_lightning.engines.host_linear import MANY_TOKENS
-from rlhf_lightning.engines.native.cache import Cache
-from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
-from rlhf_lightning.engines.native.decoder import Decoder, Drawn, logits_of
+from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
-from rlhf_lightning.engines.native.kv import Decode, Prefill
-from rlhf_lightning.engines.native.kv_gpu import GPUCache, free_bytes
-from rlhf_lightning.engines.native.responses import Responses
-from rlhf_lightning.engines.packed.attention import Packed
-from rlhf_lightning.engines.packed.record import Record
+from rlhf_lightning.engines.native.kv_gpu import free_bytes
+from rlhf_lightning.engines.native.slots import Means, Slots, capacity_of
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
-from rlhf_lightning.engines.sampling import sample, uniform
+from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 
 _CACHE_SHARE = 0.7
 """Share of a GPU's free memory for keys and values; the rest is for the passes over prompts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Native:
-    """How the native generator uses memory; none of it changes what is generated.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
-
-    slots: int = 0
-    """Most rows decoded at once; 0: all rows of a call, on a GPU as many as there is memory for."""
-    refill: int = 8
-    """Waiting prompts are computed when this many slots are free (or as many as still wait)."""
-    prefill_tokens: int = 16384
-    """Most prompt tokens in one forward; a longer prompt goes alone."""
-    cache_dtype: Literal["model", "float32", "bfloat16"] = "model"
-    """Type of the stored keys and values; `model` keeps them as they are computed."""
-
-    def __post_init__(self) -> None:
-        if self.slots < 0:
-            raise ValueError(
-                f"strategy.settings.generate.slots={self.slots}: use 0 to decode all rows at once."
-            )
-        if self.refill < 1 or self.prefill_tokens < 1:
-            raise ValueError(
-                f"strategy.settings.generate.refill={self.refill} with prefill_tokens={self.prefill_tokens}: "
-                "use at least 1."
-            )
 
 
 class NativeGenerator:
@@ -139,245 +95,30 @@ class NativeGenerator:
         row_ids = rows["row_ids"].to(self.device)[:, None]
         return uniform(seed, row_ids, torch.arange(sampling.max_new_tokens, device=self.device))
 
-    @property
-    def cache_dtype(self) -> torch.dtype | None:
-        """Type of the stored keys and values; None: as the model computes them."""
-        return None if self.config.cache_dtype == "model" else getattr(torch, self.config.cache_dtype)
-
     def _planned_bytes(self, prompts: Sequence[Prompt], sampling: Sampling) -> int:
         """Most bytes of keys and values, where the number of slots is configured; else 0."""
         slots = min(self.config.slots, len(prompts))
-        return slots * capacity_of(prompts, sampling) * self.decoder.kv_bytes_per_token(self.cache_dtype)
+        return slots * capacity_of(prompts, sampling) * self.decoder.kv_bytes_per_token(self.config.dtype)
 
-    def most_slots(self, capacity: int) -> int:
+    def _most_slots(self, capacity: int) -> int:
         """Most rows of `capacity` tokens decoded at once; 0: any number."""
         if self.config.slots or self.device.type != "cuda":
             return self.config.slots
-        return slots_for(self.decoder, self.device, capacity, self.cache_dtype)
+        return slots_for(self.decoder, self.device, capacity, self.config.dtype)
 
     def _prompts(self, rows: TensorDict, sampling: Sampling) -> list[Prompt]:
         config = self.decoder.config.get_text_config()
         positions: int = getattr(config, "max_position_embeddings", None) or 2**40
         return read_prompts(rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model")
 
-    def _slots(self, prompts: list[Prompt], sampling: Sampling, *, at_once: int = 0) -> _Slots:
+    def _slots(self, prompts: list[Prompt], sampling: Sampling, *, at_once: int = 0) -> Slots:
         """Slots for these rows, all of them waiting at their prompts."""
-        responses = Responses(len(prompts), sampling.max_new_tokens, self.ends.pad_token_id, self.device)
-        return _Slots(self, prompts, sampling, responses, at_once=at_once)
+        room = self._most_slots(capacity_of(prompts, sampling))
+        means = Means(decoder=self.decoder, device=self.device, ends=self.ends, config=self.config)
+        return Slots(means, prompts, sampling, most=min(filter(None, (room, at_once)), default=0))
 
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
     """Rows of `capacity` tokens for whose keys and values a GPU has room; equal on all ranks of a copy."""
     room = int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kv_bytes_per_token(dtype)))
     return decoder.least(max(1, room))
-
-
-def capacity_of(prompts: Sequence[Prompt], sampling: Sampling) -> int:
-    """Tokens that a slot must hold for any of these rows; the last token of a response is never fed."""
-    return max(map(len, prompts), default=1) + sampling.max_new_tokens - 1
-
-
-@dataclass(slots=True)
-class _Occupant:
-    """The row that is decoded in a slot, as the host knows it without reading from the device."""
-
-    row: int
-    start: int
-    """Position of the token to feed next, less the number of decoding steps so far."""
-    last: int
-    """Number of decoding steps after which the row has `max_new_tokens` tokens."""
-
-
-class _Slots:
-    """The rows being decoded: the cache's slots 0..n-1 and the state of each."""
-
-    def __init__(
-        self,
-        generator: NativeGenerator,
-        prompts: list[Prompt],
-        sampling: Sampling,
-        responses: Responses,
-        *,
-        at_once: int = 0,
-    ) -> None:
-        self.config, self.decoder, self.device = generator.config, generator.decoder, generator.device
-        self.prompts, self.sampling, self.responses = prompts, sampling, responses
-        self.waiting, self.said = deque(range(len(prompts))), [0] * len(prompts)
-        """`said`: response tokens that each row had from the start; they are appended to its prompt."""
-        capacity = capacity_of(prompts, sampling)
-        most = (len(prompts), generator.most_slots(capacity), at_once)
-        self.size = min(rows or len(prompts) for rows in most)
-        kind = GPUCache if self.device.type == "cuda" else Cache
-        self.cache = kind(self.size, capacity, dtype=generator.cache_dtype)
-        self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
-        """[4, slots]: row, column of its next token, position of the token to feed, that token."""
-        self.occupants, self.ended, self.steps = list[_Occupant](), list[int](), 0
-        """`ended`: finished rows, in the order in which they ended; `steps`: decoding steps so far."""
-        self.stops = self._tensor(generator.ends.tokens(sampling))
-        self.texts = generator.ends.texts(sampling)
-        self.record, self.graphed = self._recorded(), self._graphed()
-
-    def _graphed(self) -> GraphedSteps | None:
-        """Decoding steps on a GPU, captured in graphs that read the rows' positions from `state`."""
-        if self.device.type != "cuda":
-            return None
-        _, _, places, tokens = self.state
-        return GraphedSteps(self.decoder, self.cache, places=places, tokens=tokens)
-
-    def _recorded(self) -> Record | None:
-        """The record of this generation's products, if there is one; nobody learns from greedy answers."""
-        record = self.decoder.record
-        if record is None or self.sampling.temperature == 0:
-            return None
-        fits = record.begin([len(prompt) for prompt in self.prompts], self.sampling.max_new_tokens)
-        return record if fits else None
-
-    def end_record(self) -> None:
-        """Close the record once all rows are finished, so that updates can look rows up."""
-        if self.record is None or self.occupants or self.waiting:
-            return
-        ids, lengths = self.responses.ids.numpy(), self.responses.lengths.tolist()
-        prompts = [prompt[: len(prompt) - n] for prompt, n in zip(self.prompts, self.said, strict=True)]
-        whole = [np.append(prompt, ids[row, : lengths[row]]) for row, prompt in enumerate(prompts)]
-        self.record.end([tokens[:-1] for tokens in whole])
-
-    def go_on(self, rows: TensorDict) -> None:
-        """Continue responses that rows have already, as returned by `begun`; before any row gets a slot."""
-        self.responses.begin(rows)
-        said, ids = self.responses.lengths.tolist(), rows["response_ids"].cpu().numpy()
-        self.prompts = [np.append(p, row[:n]) for p, row, n in zip(self.prompts, ids, said, strict=True)]
-        self.said = said
-        self.waiting = deque((~rows["ended"]).nonzero()[:, 0].tolist())
-
-    def pause(self) -> None:
-        """Store the response lengths of the rows that are still being decoded."""
-        for occupant in self.occupants:
-            self.responses.lengths[occupant.row] = self._length(occupant)
-
-    def _length(self, occupant: _Occupant) -> int:
-        return self.sampling.max_new_tokens - (occupant.last - self.steps)
-
-    @torch.no_grad()
-    def advance(self, numbers: Tensor) -> None:
-        """Prefill waiting rows if enough slots are free, else decode one token per row.
-
-        Args:
-            numbers: [B, R] float64, what tokens are drawn with.
-        """
-        free = self.size - len(self.occupants)
-        if self.waiting and free >= min(self.config.refill, self.size, len(self.waiting)):
-            seated = len(self.occupants)
-            logits = self._prefill(self._next_rows(free))
-        else:
-            seated = 0
-            logits = self._decode()
-        row, column, _, token = (x[seated : len(self.occupants)] for x in self.state)
-        drawn = None if logits is None else Drawn(*sample(logits, numbers[row, column], self.sampling))
-        token[:], log_prob = self.decoder.share(drawn, len(row))
-        self.responses.record(row, column, token, log_prob)
-        column += 1
-        self._retire()
-
-    def _next_rows(self, free: int) -> list[int]:
-        """The rows to prefill: as many as there are slots for and the token budget allows, at least one."""
-        rows: list[int] = []
-        tokens = 0
-        most = min(self.config.prefill_tokens, MANY_TOKENS - 1 if self.record else 2**40)
-        while self.waiting and len(rows) < free:
-            tokens += len(self.prompts[self.waiting[0]])
-            if rows and tokens > most:
-                break
-            rows.append(self.waiting.popleft())
-        return rows
-
-    def _prefill(self, rows: list[int]) -> Tensor | None:
-        """Give slots to rows and return the logits [rows, V] of first tokens; equal prompts run once."""
-        distinct: dict[bytes, int] = {}
-        which = [distinct.setdefault(self.prompts[row].tobytes(), len(distinct)) for row in rows]
-        prompts = [np.frombuffer(prompt, dtype=np.int64) for prompt in distinct]
-        packed = Packed([len(prompt) for prompt in prompts], device=self.device)
-        ends = np.cumsum(packed.lengths)
-        prefill = self._seat(rows, [int(ends[prompt]) for prompt in which], packed)
-        ids = self._tensor(np.concatenate(prompts))
-        last = self._tensor(ends - 1)
-        logits = logits_of(self.decoder, ids, packed.position_ids[0], prefill, keep=last)
-        if logits is None or len(distinct) == len(rows):
-            return logits
-        return logits.index_select(0, self._tensor(which))
-
-    def _seat(self, rows: list[int], ends: list[int], packed: Packed) -> Prefill:
-        """Give the next slots to these rows, whose prompts end at `ends` of the pack."""
-        lengths = [len(self.prompts[row]) for row in rows]
-        first = len(self.occupants)
-        said = [self.said[row] for row in rows]
-        self.state[:3, first : first + len(rows)] = self._tensor([rows, said, lengths])
-        last = self.steps + self.sampling.max_new_tokens - 1
-        self.occupants += [
-            _Occupant(row, length - self.steps, last - before)
-            for row, length, before in zip(rows, lengths, said, strict=True)
-        ]
-        slot = np.repeat(np.arange(first, first + len(rows)), lengths)
-        position = np.concatenate([np.arange(n) for n in lengths])
-        tokens = np.concatenate([np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)])
-        source = self._tensor(tokens) if len(slot) > sum(packed.lengths) else None
-        # Not with earlier responses: for their tokens the output layer computes nothing here.
-        if self.record is not None and sum(packed.lengths) < MANY_TOKENS and not any(said):
-            self.record.note(*map(self._tensor, (np.repeat(rows, lengths), position, tokens)))
-        where = {"slot": self._tensor(slot), "position": self._tensor(position)}
-        return Prefill(packed, self.cache, source=source, **where)
-
-    def _decode(self) -> Tensor | None:
-        """Feed the last token of every row and return the logits [n, V] of the next."""
-        row, _, place, token = self.state[:, : len(self.occupants)]
-        if self.graphed is not None:
-            logits = self.graphed(len(row))
-        else:
-            starts = [occupant.start for occupant in self.occupants]
-            shortest, longest = min(starts) + self.steps, max(starts) + self.steps
-            decode = Decode(self.cache, place, shortest=shortest, longest=longest)
-            if self.record is not None and len(row) < MANY_TOKENS:
-                self.record.note(row, place, torch.arange(len(row)))
-            logits = logits_of(self.decoder, token, place, decode)
-        place += 1
-        self.steps += 1
-        return logits
-
-    def _retire(self) -> None:
-        """Retire rows that drew an end or have all their tokens; rows from the last slots fill the holes."""
-        count = len(self.occupants)
-        never = not len(self.stops) and self.texts is None
-        if never and all(occupant.last > self.steps for occupant in self.occupants):
-            return
-        stopped = torch.isin(self.state[3, :count], self.stops).tolist()
-        if self.texts is not None:
-            self._read(self.texts, stopped)
-        done = [
-            stop or occupant.last <= self.steps
-            for stop, occupant in zip(stopped, self.occupants, strict=True)
-        ]
-        for occupant in compress(self.occupants, done):
-            self.ended.append(occupant.row)
-            self.responses.lengths[occupant.row] = self._length(occupant)
-        kept = count - sum(done)
-        holes = [slot for slot in range(kept) if done[slot]]
-        movers = [slot for slot in range(kept, count) if not done[slot]]
-        if holes:
-            source, target = self._tensor(movers), self._tensor(holes)
-            longest = max(self.occupants[slot].start for slot in movers) + self.steps
-            self.cache.move(source, target, longest)
-            self.state[:, target] = self.state[:, source]
-            for slot, hole in zip(movers, holes, strict=True):
-                self.occupants[hole] = self.occupants[slot]
-        del self.occupants[kept:]
-        if self.graphed is not None:
-            self.state[2, kept:count] = 0  # a larger graph computes these slots too: let it read little
-
-    def _read(self, texts: StopTexts, stopped: list[bool]) -> None:
-        """Mark the slots whose responses now end with a stop text."""
-        row, column, _, token = self.state[:, : len(stopped)]
-        for slot in texts.may_end(token).nonzero()[:, 0].tolist():
-            said = self.responses.ids[row[slot], : column[slot]]
-            stopped[slot] = stopped[slot] or texts.ended(said.tolist())
-
-    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.int64).to(self.device)

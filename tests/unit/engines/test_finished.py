@@ -10,7 +10,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling

@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import generator as native
+from rlhf_lightning.engines.native import slots
 from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.fused import decoder_of
-from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
@@ -307,7 +309,7 @@ def test_a_decoder_says_what_its_cache_takes(
             super().__init__(slots, capacity, dtype=dtype)
             made.append(self)
 
-    monkeypatch.setattr(native, "Cache", Noted)
+    monkeypatch.setattr(slots, "Cache", Noted)
     module = decoder(kind)
     generate(module, table(token_lists([3, 5])), Sampling(max_new_tokens=4), config=Native(cache_dtype=dtype))
     taken = sum(block.nbytes for blocks in made[0].layers.values() for block in blocks)
@@ -323,5 +325,5 @@ def test_a_gpu_has_as_many_slots_as_it_has_memory_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6 * row, 100 * row))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 12 * row)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 * row)
-    slots = [native.slots_for(found, torch.device("cpu"), capacity, None) for capacity in (50, 25, 100_000)]
-    assert slots == [7, 14, 1]
+    counts = [native.slots_for(found, torch.device("cpu"), capacity, None) for capacity in (50, 25, 100_000)]
+    assert counts == [7, 14, 1]

@@ -20,7 +20,7 @@ from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native.generator import Native
+from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Actor, Settings
@@ -276,7 +276,7 @@ def test_a_generation_that_failed_is_not_in_it(tmp_path: Path, monkeypatch: pyte
 def test_prompts_of_many_tokens_go_in_parts_and_a_longer_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("fused", "generator"):
+    for module in ("fused", "slots"):
         monkeypatch.setattr(f"rlhf_lightning.engines.native.{module}.MANY_TOKENS", 12)
     path = written(tmp_path)
     engine, plain = made(path), made(path, kept=0)

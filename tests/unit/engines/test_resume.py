@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import token_lists
 from tests.unit.engines.test_finished import generator

@@ -10,7 +10,8 @@ from tensordict import TensorDict
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native.generator import Native, NativeGenerator
+from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import decoder, token_lists
