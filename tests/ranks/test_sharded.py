@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native import generator as native
+from rlhf_lightning.engines.native import slots
 from rlhf_lightning.engines.native.cache import Cache, Places
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
@@ -232,7 +232,7 @@ def test_one_rank_draws_and_each_keeps_its_own_keys(monkeypatch: pytest.MonkeyPa
         generator.generate(rows(), sampling=GREEDY, seed=3)
         return len(nothing), draws, keys
 
-    monkeypatch.setattr(native, "sample", drawing)
+    monkeypatch.setattr(slots, "sample", drawing)
     monkeypatch.setattr(Cache, "write", writing)
     first, last = {(0, 1), (1, 1)}, {(2, 1)}
     assert spmd.run(4, counted) == [(0, [], first), (0, [], first), (0, [10] * 7, last), (0, [], last)]

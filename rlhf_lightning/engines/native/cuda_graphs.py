@@ -49,13 +49,16 @@ class GraphedSteps:
         Returns:
             The logits [count, V], valid until the next call, on the rank that draws; None on others.
         """
-        padded = min(len(self._tokens), max(_FEWEST, 1 << (count - 1).bit_length()))
-        size = padded if self._captures else count
+        size = self.rows(count) if self._captures else count
         if self._captures and size in self._computed and size not in self._graphs:
             self._capture_step(size)
         logits = self._graphs.get(size, partial(self._compute, size))()
         self._computed.add(size)
         return None if logits is None else logits[:count]
+
+    def rows(self, count: int) -> int:
+        """Rows of the graph that computes so many."""
+        return min(len(self._tokens), max(_FEWEST, 1 << (count - 1).bit_length()))
 
     def _capture_step(self, size: int) -> None:
         try:

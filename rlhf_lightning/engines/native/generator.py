@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.ends import Ends
@@ -18,6 +19,7 @@ from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.kv_gpu import free_bytes
 from rlhf_lightning.engines.native.slots import Means, Slots, capacity_of
+from rlhf_lightning.engines.native.slots_gpu import GPUSlots
 from rlhf_lightning.engines.prompts import Prompt, begun, read_prompts
 from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.parallel.shares import shares
@@ -83,6 +85,7 @@ class NativeGenerator:
             slots.go_on(rows)
             while not pause(ended) and not bool(ended.all()):
                 slots.advance(numbers)
+                slots.settle()
                 ended[slots.ended] = True
             slots.pause()
             slots.end_record()
@@ -91,8 +94,8 @@ class NativeGenerator:
         return answers.to(rows["prompt_ids"].device)
 
     def _numbers(self, rows: TensorDict, sampling: Sampling, seed: int) -> Tensor:
-        """The random number in [0, 1) that each token is drawn with: [B, R] float64."""
-        row_ids = rows["row_ids"].to(self.device)[:, None]
+        """The random number in [0, 1) that each token is drawn with: [B + 1, R] float64, nobody's last."""
+        row_ids = pad(rows["row_ids"].to(self.device), (0, 1))[:, None]
         return uniform(seed, row_ids, torch.arange(sampling.max_new_tokens, device=self.device))
 
     def _planned_bytes(self, prompts: Sequence[Prompt], sampling: Sampling) -> int:
@@ -115,7 +118,8 @@ class NativeGenerator:
         """Slots for these rows, all of them waiting at their prompts."""
         room = self._most_slots(capacity_of(prompts, sampling))
         means = Means(decoder=self.decoder, device=self.device, ends=self.ends, config=self.config)
-        return Slots(means, prompts, sampling, most=min(filter(None, (room, at_once)), default=0))
+        kind = GPUSlots if self.device.type == "cuda" else Slots
+        return kind(means, prompts, sampling, most=min(filter(None, (room, at_once)), default=0))
 
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:

@@ -21,8 +21,9 @@ class Responses:
     """
 
     def __init__(self, size: int, width: int, pad_token_id: int, device: torch.device) -> None:
-        self.ids = torch.full((size, width), pad_token_id, dtype=torch.int64, device=device)
-        self.log_probs = torch.zeros(size, width, device=device)
+        self.ids = torch.full((size + 1, width), pad_token_id, dtype=torch.int64, device=device)
+        self.log_probs = torch.zeros(size + 1, width, device=device)
+        """[B + 1, R], as `ids`: in the last row is what slots draw that nobody has."""
         self.lengths = torch.zeros(size, dtype=torch.int64)
 
     def record(self, row: Tensor, column: Tensor, token: Tensor, log_prob: Tensor) -> None:
@@ -33,8 +34,8 @@ class Responses:
     def begin(self, rows: TensorDict) -> None:
         """Copy the beginnings of responses that rows have, as returned by `begun`."""
         mask = rows["response_mask"].to(self.ids.device)
-        self.ids[mask] = rows["response_ids"].to(self.ids.device)[mask]
-        self.log_probs[mask] = rows["log_probs"].to(self.ids.device)[mask]
+        self.ids[:-1][mask] = rows["response_ids"].to(self.ids.device)[mask]
+        self.log_probs[:-1][mask] = rows["log_probs"].to(self.ids.device)[mask]
         self.lengths = mask.sum(1).cpu()
 
     def tensors(self, rows: Tensor) -> TensorDict:

@@ -24,10 +24,8 @@ from rlhf_lightning.engines.ends import Ends, StopTexts
 from rlhf_lightning.engines.host_linear import MANY_TOKENS
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.config import Native
-from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.decoder import Decoder, Drawn, logits_of
 from rlhf_lightning.engines.native.kv import Decode, Prefill
-from rlhf_lightning.engines.native.kv_gpu import GPUCache
 from rlhf_lightning.engines.native.responses import Responses
 from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.record import Record
@@ -37,7 +35,7 @@ from rlhf_lightning.spec import Sampling
 
 
 @dataclass(slots=True)
-class _Occupant:
+class Occupant:
     """The row that is decoded in a slot, as the host knows it without reading from the device."""
 
     row: int
@@ -45,6 +43,8 @@ class _Occupant:
     """Position of the token to feed next, less the number of decoding steps so far."""
     last: int
     """Number of decoding steps after which the row has `max_new_tokens` tokens."""
+    ended: bool = False
+    """Whether the row is finished, and its slot nobody's."""
 
 
 def capacity_of(prompts: Sequence[Prompt], sampling: Sampling) -> int:
@@ -81,22 +81,17 @@ class Slots:
         self.waiting, self.said = deque(range(rows)), [0] * rows
         """`said`: response tokens that each row had from the start; they are appended to its prompt."""
         self.size = min(most or rows, rows)
-        kind = GPUCache if self.device.type == "cuda" else Cache
-        self.cache = kind(self.size, capacity_of(prompts, sampling), dtype=self.config.dtype)
+        self.cache = self._cache(capacity_of(prompts, sampling))
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, position of the token to feed, that token."""
-        self.occupants, self.ended, self.steps = list[_Occupant](), list[int](), 0
+        self.occupants, self.ended, self.steps = list[Occupant](), list[int](), 0
         """`ended`: finished rows, in the order in which they ended; `steps`: decoding steps so far."""
         self.stops = self._tensor(ends.tokens(sampling))
         self.texts = ends.texts(sampling)
-        self.record, self.graphed = self._recorded(), self._graphed()
+        self.record = self._recorded()
 
-    def _graphed(self) -> GraphedSteps | None:
-        """Decoding steps on a GPU, captured in graphs that read the rows' positions from `state`."""
-        if self.device.type != "cuda":
-            return None
-        _, _, places, tokens = self.state
-        return GraphedSteps(self.decoder, self.cache, places=places, tokens=tokens)
+    def _cache(self, capacity: int) -> Cache:
+        return Cache(self.size, capacity, dtype=self.config.dtype)
 
     def _recorded(self) -> Record | None:
         """The record of this generation's products, if there is one; nobody learns from greedy answers."""
@@ -124,24 +119,28 @@ class Slots:
         self.waiting = deque((~rows["ended"]).nonzero()[:, 0].tolist())
 
     def pause(self) -> None:
-        """Store the response lengths of the rows that are still being decoded."""
+        """Store the response lengths of the rows that are still being decoded; after `settle`."""
         for occupant in self.occupants:
-            self.responses.lengths[occupant.row] = self._length(occupant)
+            if not occupant.ended:
+                self.responses.lengths[occupant.row] = self._length(occupant, self.steps)
 
-    def _length(self, occupant: _Occupant) -> int:
-        return self.sampling.max_new_tokens - (occupant.last - self.steps)
+    def settle(self) -> None:
+        """Have all rows in `ended` that ended in the steps so far; here they always are."""
+
+    def _length(self, occupant: Occupant, steps: int) -> int:
+        return self.sampling.max_new_tokens - (occupant.last - steps)
 
     @torch.no_grad()
     def advance(self, numbers: Tensor) -> None:
         """Prefill waiting rows if enough slots are free, else decode one token per row.
 
         Args:
-            numbers: [B, R] float64, what tokens are drawn with.
+            numbers: [B + 1, R] float64, what tokens are drawn with; the last row is nobody's.
         """
-        free = self.size - len(self.occupants)
-        if self.waiting and free >= min(self.config.refill, self.size, len(self.waiting)):
+        if self.waiting and self._free() >= min(self.config.refill, self.size, len(self.waiting)):
+            self._close_up()
             seated = len(self.occupants)
-            logits = self._prefill(self._next_rows(free))
+            logits = self._prefill(self._next_rows())
         else:
             seated = 0
             logits = self._decode()
@@ -152,10 +151,14 @@ class Slots:
         column += 1
         self._retire()
 
-    def _next_rows(self, free: int) -> list[int]:
+    def _free(self) -> int:
+        """Number of slots that nobody has."""
+        return self.size - sum(not occupant.ended for occupant in self.occupants)
+
+    def _next_rows(self) -> list[int]:
         """The rows to prefill: as many as there are slots for and the token budget allows, at least one."""
         rows: list[int] = []
-        tokens = 0
+        tokens, free = 0, self._free()
         most = min(self.config.prefill_tokens, MANY_TOKENS - 1 if self.record else 2**40)
         while self.waiting and len(rows) < free:
             tokens += len(self.prompts[self.waiting[0]])
@@ -187,7 +190,7 @@ class Slots:
         self.state[:3, first : first + len(rows)] = self._tensor([rows, said, lengths])
         last = self.steps + self.sampling.max_new_tokens - 1
         self.occupants += [
-            _Occupant(row, length - self.steps, last - before)
+            Occupant(row, length - self.steps, last - before)
             for row, length, before in zip(rows, lengths, said, strict=True)
         ]
         slot = np.repeat(np.arange(first, first + len(rows)), lengths)
@@ -202,39 +205,46 @@ class Slots:
 
     def _decode(self) -> Tensor | None:
         """Feed the last token of every row and return the logits [n, V] of the next."""
-        row, _, place, token = self.state[:, : len(self.occupants)]
-        if self.graphed is not None:
-            logits = self.graphed(len(row))
-        else:
-            starts = [occupant.start for occupant in self.occupants]
-            shortest, longest = min(starts) + self.steps, max(starts) + self.steps
-            decode = Decode(self.cache, place, shortest=shortest, longest=longest)
-            if self.record is not None and len(row) < MANY_TOKENS:
-                self.record.note(row, place, torch.arange(len(row)))
-            logits = logits_of(self.decoder, token, place, decode)
-        place += 1
+        logits = self._step()
+        self.state[2, : len(self.occupants)] += 1
         self.steps += 1
         return logits
 
+    def _step(self) -> Tensor | None:
+        row, _, place, token = self.state[:, : len(self.occupants)]
+        starts = [occupant.start for occupant in self.occupants]
+        shortest, longest = min(starts) + self.steps, max(starts) + self.steps
+        decode = Decode(self.cache, place, shortest=shortest, longest=longest)
+        if self.record is not None and len(row) < MANY_TOKENS:
+            self.record.note(row, place, torch.arange(len(row)))
+        return logits_of(self.decoder, token, place, decode)
+
     def _retire(self) -> None:
-        """Retire rows that drew an end or have all their tokens; rows from the last slots fill the holes."""
-        count = len(self.occupants)
+        """Retire rows that drew an end or have all their tokens."""
         never = not len(self.stops) and self.texts is None
-        if never and all(occupant.last > self.steps for occupant in self.occupants):
+        last = [occupant.last <= self.steps for occupant in self.occupants]
+        if never and not any(last):
             return
-        stopped = torch.isin(self.state[3, :count], self.stops).tolist()
+        stopped = torch.isin(self.state[3, : len(last)], self.stops)
         if self.texts is not None:
-            self._read(self.texts, stopped)
-        done = [
-            stop or occupant.last <= self.steps
-            for stop, occupant in zip(stopped, self.occupants, strict=True)
-        ]
-        for occupant in compress(self.occupants, done):
-            self.ended.append(occupant.row)
-            self.responses.lengths[occupant.row] = self._length(occupant)
-        kept = count - sum(done)
+            stopped |= self._said(self.texts)
+        self._end(self.occupants, [a or b for a, b in zip(stopped.tolist(), last, strict=True)], self.steps)
+        self._close_up()
+
+    def _end(self, occupants: Sequence[Occupant], ended: Sequence[bool], steps: int) -> None:
+        """Note the rows that are found to have ended after a number of steps."""
+        for occupant in compress(occupants, ended):
+            if not occupant.ended:
+                occupant.ended = True
+                self.ended.append(occupant.row)
+                self.responses.lengths[occupant.row] = self._length(occupant, steps)
+
+    def _close_up(self) -> None:
+        """Let rows from the last slots fill those that nobody has."""
+        done = [occupant.ended for occupant in self.occupants]
+        kept = done.count(False)
         holes = [slot for slot in range(kept) if done[slot]]
-        movers = [slot for slot in range(kept, count) if not done[slot]]
+        movers = [slot for slot in range(kept, len(done)) if not done[slot]]
         if holes:
             source, target = self._tensor(movers), self._tensor(holes)
             longest = max(self.occupants[slot].start for slot in movers) + self.steps
@@ -243,15 +253,15 @@ class Slots:
             for slot, hole in zip(movers, holes, strict=True):
                 self.occupants[hole] = self.occupants[slot]
         del self.occupants[kept:]
-        if self.graphed is not None:
-            self.state[2, kept:count] = 0  # a larger graph computes these slots too: let it read little
 
-    def _read(self, texts: StopTexts, stopped: list[bool]) -> None:
-        """Mark the slots whose responses now end with a stop text."""
-        row, column, _, token = self.state[:, : len(stopped)]
+    def _said(self, texts: StopTexts) -> Tensor:
+        """[n] bool, the slots whose responses now end with a stop text."""
+        row, column, _, token = self.state[:, : len(self.occupants)]
+        found = torch.zeros_like(token, dtype=torch.bool)
         for slot in texts.may_end(token).nonzero()[:, 0].tolist():
             said = self.responses.ids[row[slot], : column[slot]]
-            stopped[slot] = stopped[slot] or texts.ended(said.tolist())
+            found[slot] = texts.ended(said.tolist())
+        return found
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device)

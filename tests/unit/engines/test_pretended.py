@@ -18,7 +18,6 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.native.fused import FusedDecoder
 from rlhf_lightning.engines.native.kv import Cached
@@ -199,27 +198,6 @@ def test_steps_are_captured_where_the_host_decides_nothing(
     module = SimpleNamespace(config=config, parameters=list)
     config._attn_implementation = IMPLEMENTATION
     assert WholeDecoder(cast(PreTrainedModel, module)).capturable == capturable
-
-
-def test_slots_that_nobody_has_are_computed_over_one_place(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fed: list[tuple[int, Tensor]] = []
-    call = GraphedSteps.__call__
-
-    def noted(self: GraphedSteps, count: int) -> Tensor | None:
-        fed.append((count, self._places.clone()))
-        return call(self, count)
-
-    monkeypatch.setattr(GraphedSteps, "__call__", noted)
-    sampling = Sampling(max_new_tokens=6, stop_token_ids=tuple(range(3, 30)))
-    with pretended():
-        answers = said(tiny.spec(models["lm"]), GPU, slots=6, sampling=sampling)
-    assert len({count for count, _ in fed}) > 1
-    assert len(set(answers["response_mask"].sum(1).tolist())) > 1
-    for count, places in fed:
-        assert bool((places[:count] > 0).all())
-        assert not places[count:].any()
 
 
 def test_what_is_on_two_devices_does_not_meet() -> None:

@@ -1,0 +1,165 @@
+"""On a GPU the host hands over a step before it knows who ended in the last; here on a pretended one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.engines import FSDPEngine, Native, NativeGenerator
+from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
+from rlhf_lightning.engines.native.kv_gpu import GPUCache
+from rlhf_lightning.spec import Sampling
+from tests.unit.engines import tiny
+from tests.unit.pretended import GPU, Stream, pretended
+
+CPU = torch.device("cpu")
+ROWS, WIDTH, SLOTS = 40, 12, 20
+ENDING = Sampling(max_new_tokens=WIDTH, stop_token_ids=tuple(range(3, 12)))
+SAMPLINGS = {
+    "ends": ENDING,
+    "never": Sampling(max_new_tokens=WIDTH),
+    "texts": Sampling(max_new_tokens=WIDTH, stop_strings=tuple("!'05")),
+}
+CONFIGS = {"at once": Native(), "slots": Native(slots=SLOTS), "refilled": Native(slots=SLOTS, refill=1)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_causal(tmp_path_factory.mktemp("model"))
+
+
+def rows() -> TensorDict:
+    """Prompts of 1 to `tiny.PROMPT` tokens."""
+    ids = torch.randint(12, 89, (ROWS, tiny.PROMPT), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(tiny.PROMPT) >= torch.arange(ROWS)[:, None] % tiny.PROMPT
+    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(ROWS)}
+    return TensorDict(columns, batch_size=ROWS)
+
+
+@contextmanager
+def generating(model: Path, device: torch.device, config: Native) -> Iterator[NativeGenerator]:
+    ends = Ends(pad_token_id=0, eos_token_ids=(), tokenizer=load_tokenizer("embedded"))
+    with (
+        pretended(),
+        FSDPEngine(tiny.spec(model), device=device).generating() as decoder,
+    ):
+        yield NativeGenerator(decoder, device=device, ends=ends, config=config)
+
+
+def same(found: TensorDict, expected: TensorDict) -> None:
+    for name in ("response_ids", "response_mask"):
+        assert torch.equal(found[name], expected[name])
+    torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_slots_that_are_left_behind_change_no_answer(model: Path, config: Native, sampling: Sampling) -> None:
+    answers = []
+    for device in (CPU, GPU):
+        with generating(model, device, config) as native:
+            parts = list(native.finished(rows(), sampling=sampling, seed=5, parts=3))
+        order = torch.cat([which for which, _ in parts]).argsort()
+        assert torch.equal(order.sort().values, torch.arange(ROWS))
+        answers.append(cast(TensorDict, TensorDict.cat([said for _, said in parts])[order]))
+    same(answers[1], answers[0])
+    lengths = answers[0]["response_mask"].sum(1)
+    assert (len(set(lengths.tolist())) > 3) == (sampling is not SAMPLINGS["never"])
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_pause_is_where_a_cpu_pauses(model: Path, config: Native) -> None:
+    answers, told = list[TensorDict](), list[list[int]]()
+    for device in (CPU, GPU):
+        with generating(model, device, config) as native:
+            said = rows()
+            for enough in (5, 11, ROWS):
+                told.append([])
+
+                def pause(ended: Tensor, enough: int = enough, counts: list[int] = told[-1]) -> bool:
+                    counts.append(int(ended.sum()))
+                    return counts[-1] >= enough
+
+                more = native.resume(said, sampling=ENDING, seed=5, pause=pause)
+                said = TensorDict({**said, **more}, batch_size=ROWS)
+                answers.append(said)
+    assert told[:3] == told[3:]
+    for here, there in zip(answers[:3], answers[3:], strict=True):
+        same(there, here)
+        assert torch.equal(there["ended"], here["ended"])
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the host asked a GPU to do, in order: steps of so many rows, moves, and waiting for it."""
+    notes: list[str] = []
+    monkeypatch.setattr(Stream, "told", notes)
+    step, move = GraphedSteps.__call__, GPUCache.move
+
+    def stepped(self: GraphedSteps, count: int) -> Tensor | None:
+        notes.append(f"step of {self.rows(count)}")
+        return step(self, count)
+
+    def moved(self: GPUCache, source: Tensor, target: Tensor, length: int) -> None:
+        notes.append("move")
+        move(self, source, target, length)
+
+    monkeypatch.setattr(GraphedSteps, "__call__", stepped)
+    monkeypatch.setattr(GPUCache, "move", moved)
+    return notes
+
+
+def test_a_step_is_handed_over_before_the_last_is_looked_at(model: Path, told: list[str]) -> None:
+    with generating(model, GPU, Native()) as native:
+        native.generate(rows(), sampling=ENDING, seed=5)
+    asked = [note for note in told if note in {"record_event", "synchronize"}]
+    waits = [number for number, note in enumerate(asked) if note == "synchronize"]
+    assert asked[:2] == ["record_event"] * 2  # the prompts, and the first step
+    assert all(asked[:number].count("record_event") - index == 2 for index, number in enumerate(waits[:-1]))
+
+
+def test_rows_move_where_a_smaller_graph_can_take_them(model: Path, told: list[str]) -> None:
+    with generating(model, GPU, Native()) as native:
+        said = native.generate(rows(), sampling=ENDING, seed=5)
+    steps = [int(note.removeprefix("step of ")) for note in told if note.startswith("step")]
+    assert steps == sorted(steps, reverse=True)
+    assert {40, 32, 16, 8} >= set(steps)
+    assert len(set(steps)) > 2
+    shrunk = sum(before > after for before, after in pairwise(steps))
+    assert told.count("move") <= shrunk + 1 < len(set(said["response_mask"].sum(1).tolist()))
+
+
+def test_no_step_follows_the_last_that_any_row_can_have(model: Path, told: list[str]) -> None:
+    with generating(model, GPU, Native()) as native:
+        native.generate(rows(), sampling=SAMPLINGS["never"], seed=5)
+    assert sum(note.startswith("step") for note in told) == WIDTH - 1
+
+
+def test_slots_that_nobody_has_are_computed_over_one_place(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[tuple[int, Tensor]] = []
+    call = GraphedSteps.__call__
+
+    def noted(self: GraphedSteps, count: int) -> Tensor | None:
+        fed.append((count, self._places.clone()))
+        return call(self, count)
+
+    monkeypatch.setattr(GraphedSteps, "__call__", noted)
+    with generating(model, GPU, Native()) as native:
+        said = native.generate(rows(), sampling=ENDING, seed=5)
+    lengths = said["response_mask"].sum(1)
+    assert len({count for count, _ in fed}) > 1
+    for step, (count, places) in enumerate(fed, start=1):
+        assert int((places[:count] > 0).sum()) == int((lengths > step).sum())
+        assert not places[count:].any()
