@@ -15,7 +15,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,13 +186,14 @@ class Bench:
         self.engine.accumulate(self.rows, PolicyLoss(), counts, temperature=1.0)
         self.engine.optimizer_step()
 
-    def generate(self) -> None:
-        """Answer all rows to the full length."""
+    def generate(self, *, stops: Sequence[int] = ()) -> TensorDict:
+        """Answer all rows, to the full length or to the first of these tokens."""
         with self.engine.generating() as decoder:
             generator = NativeGenerator(
                 decoder, device=self.device, ends=Ends(pad_token_id=0), config=Native()
             )
-            generator.generate(self.rows, sampling=Sampling(max_new_tokens=self.size.response), seed=0)
+            sampling = Sampling(max_new_tokens=self.size.response, stop_token_ids=tuple(stops))
+            return generator.generate(self.rows, sampling=sampling, seed=0)
 
     def turn(self) -> None:
         """From training to generation and back, without a token."""

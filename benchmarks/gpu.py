@@ -4,17 +4,19 @@
     python -m benchmarks.gpu --model tiny --rounds 1 --device cpu      whether it runs, where there is no GPU
 
 What `engines.py` measures, with a Llama of 1.1 B parameters in bfloat16 whose layers are compiled for
-training, an update without that, and the seconds from training to generation and back, and of parameters,
-gradients and moments to the host and back. Needs what the engines import: torch, transformers, tensordict.
+training, an update without that, generation of answers that end early, and the seconds from training to
+generation and back, and of parameters, gradients and moments to the host and back. Needs what the engines
+import: torch, transformers, tensordict.
 Writes results/gpu.json.
 """
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch
+from tensordict import TensorDict
 
-from benchmarks.engines import SIZES, measure, opened, record, show
+from benchmarks.engines import SIZES, Bench, measure, opened, record, show
 from benchmarks.spread import Spread, spread
 from rlhf_lightning.engines.training import PARTS
 
@@ -23,6 +25,24 @@ def eager_s(model: str, device: torch.device, rounds: int) -> Spread:
     """Seconds of an update with layers as they are, of an engine that goes away again."""
     bench = opened(model, device, rounds)
     return spread(bench.seconds(bench.train))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ragged:
+    """Answers that end at stop tokens: one in 160 of the vocabulary, which a new model draws alike."""
+
+    seconds: Spread
+    tokens: int
+    longest: int
+
+    @classmethod
+    def of(cls, bench: Bench) -> "Ragged":
+        """Generate with a bench."""
+        answers: list[TensorDict] = []
+        stops = range(1, 1 + bench.size.vocabulary // 160)
+        seconds = spread(bench.seconds(lambda: answers.append(bench.generate(stops=stops))))
+        lengths = answers[-1]["response_mask"].sum(1)
+        return cls(seconds=seconds, tokens=int(lengths.sum()), longest=int(lengths.max()))
 
 
 def main() -> None:
@@ -42,6 +62,8 @@ def main() -> None:
     bench = opened(args.model, device, args.rounds, compiled=True)
     found = measure(bench)
     show(found)
+    ragged = Ragged.of(bench)
+    print(f"ragged      {ragged.seconds} s for {ragged.tokens} tokens, at most {ragged.longest} a row")
     plain = eager_s(args.model, device, args.rounds)
     share = bench.size.training_flop / found.rates.flops / plain.median
     print(f"training    {plain} s, {share:.0%} of the matrix rate, layers as they are")
@@ -51,7 +73,8 @@ def main() -> None:
     print(f"turn        {turn.median * 1e3:.2f} ms from training to generation and back")
     print(f"host        {away} s there and back with {size_bytes / 2**30:.2f} GiB")
     moved = {"turn_s": turn.as_dict(), "host_s": away.as_dict(), "host_bytes": size_bytes}
-    record("gpu", name, args.model, {**asdict(found), "eager_s": plain.as_dict(), **moved})
+    seconds = {"eager_s": plain.as_dict(), "ragged": asdict(ragged)}
+    record("gpu", name, args.model, {**asdict(found), **seconds, **moved})
 
 
 if __name__ == "__main__":

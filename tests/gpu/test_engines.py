@@ -83,7 +83,13 @@ def prompts(vocabulary: int) -> TensorDict:
     return TensorDict(columns, batch_size=PROMPTS)
 
 
-def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int = 0) -> TensorDict:
+def said(
+    decoder: Decoder | PreTrainedModel,
+    device: torch.device,
+    *,
+    slots: int = 0,
+    stops: tuple[str, ...] = ENDS,
+) -> TensorDict:
     """Answers to prompts; on a GPU its steps must be replayed."""
     native = NativeGenerator(
         decoder,
@@ -101,7 +107,7 @@ def said(decoder: Decoder | PreTrainedModel, device: torch.device, *, slots: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphCapture, "capture", counted)
         rows = prompts(native.decoder.config.vocab_size)
-        answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW, stop_strings=ENDS), seed=5)
+        answers = native.generate(rows, sampling=Sampling(max_new_tokens=NEW, stop_strings=stops), seed=5)
     assert bool(graphs) == (device.type == "cuda")
     return answers
 
@@ -112,12 +118,13 @@ def same(found: TensorDict, expected: TensorDict) -> None:
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
 
 
+@pytest.mark.parametrize("stops", [ENDS, ()], ids=["texts", "draws in graphs"])
 @pytest.mark.parametrize("slots", [0, 5])
-def test_generation_says_the_same(model: Path, gpu: torch.device, slots: int) -> None:
+def test_generation_says_the_same(model: Path, gpu: torch.device, slots: int, stops: tuple[str, ...]) -> None:
     answers = []
     for device in (torch.device("cpu"), gpu):
         with FSDPEngine(tiny.spec(model), device=device).generating() as decoder:
-            answers.append(said(decoder, device, slots=slots))
+            answers.append(said(decoder, device, slots=slots, stops=stops))
     same(answers[1], answers[0])
 
 

@@ -1,8 +1,8 @@
 """Decoding steps on a GPU as CUDA graphs: captured once for each number of rows, then replayed.
 
 In a step of a small model the GPU waits nine tenths of the time for the host to launch the next kernel; a
-graph launches all of them at once. Graphs are captured for 8, 16, 32 ... rows. A step of fewer rows also
-computes the slots behind them, and their results are dropped.
+graph launches all of them at once. Graphs are captured for 32, 64, 128 ... rows. A step of fewer rows also
+computes the slots behind them, which are nobody's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from rlhf_lightning.engines.native.cache import Cache
-from rlhf_lightning.engines.native.decoder import Decoder, logits_of
-from rlhf_lightning.engines.native.kv_gpu import GPUDecode
+from rlhf_lightning.engines.native.decoder import Decoder
 
-_FEWEST = 8
+_FEWEST = 32
 """Rows of the smallest graph: fewer take as long, since every step reads all weights."""
 
 _not_capturable = set[str]()
@@ -29,16 +27,23 @@ class GraphedSteps:
     """The decoding steps of one generation.
 
     Args:
-        decoder: computes them.
-        cache: keys and values of all slots.
-        places: [slots] int64, the position of the token to feed next; read in each step.
-        tokens: [slots] int64, that token.
+        compute: computes a step of so many slots, in the same memory each time, and returns logits.
+        decoder: what it computes with.
+        slots: most of them.
+        device: the GPU.
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache, *, places: Tensor, tokens: Tensor) -> None:
-        self._decoder, self._cache, self._places, self._tokens = decoder, cache, places, tokens
+    def __init__(
+        self,
+        compute: Callable[[int], Tensor | None],
+        decoder: Decoder,
+        *,
+        slots: int,
+        device: torch.device,
+    ) -> None:
+        self._compute, self._decoder, self._slots = compute, decoder, slots
         self._graphs: dict[int, Callable[[], Tensor | None]] = {}
-        self._capture = GraphCapture(tokens.device)
+        self._capture = GraphCapture(device)
         self._captures = decoder.capturable and decoder.config.model_type not in _not_capturable
         self._computed: set[int] = set()
         """Numbers of rows that were computed once without a graph: by then all kernels are loaded."""
@@ -58,7 +63,7 @@ class GraphedSteps:
 
     def rows(self, count: int) -> int:
         """Rows of the graph that computes so many."""
-        return min(len(self._tokens), max(_FEWEST, 1 << (count - 1).bit_length()))
+        return min(self._slots, max(_FEWEST, 1 << (count - 1).bit_length()))
 
     def _capture_step(self, size: int) -> None:
         try:
@@ -71,10 +76,6 @@ class GraphedSteps:
             )
             _not_capturable.add(kind)
             self._captures = False
-
-    def _compute(self, size: int) -> Tensor | None:
-        places = self._places[:size]
-        return logits_of(self._decoder, self._tokens[:size], places, GPUDecode(self._cache, places))
 
 
 class GraphCapture:

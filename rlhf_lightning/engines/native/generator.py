@@ -59,10 +59,10 @@ class NativeGenerator:
         """See `GenerationEngine.finished`."""
         numbers, prompts = self._numbers(rows, sampling, seed), self._prompts(rows, sampling)
         with self.decoder.evaluating(cache_bytes=self._planned_bytes(prompts, sampling)):
-            slots = self._slots(prompts, sampling)
+            slots = self._slots(prompts, sampling, numbers)
             for size in shares(len(rows), parts):
                 while len(slots.ended) < size:
-                    slots.advance(numbers)
+                    slots.advance()
                 slots.end_record()
                 ended = torch.tensor(sorted(slots.ended[:size]), dtype=torch.int64)
                 del slots.ended[:size]
@@ -81,10 +81,10 @@ class NativeGenerator:
         numbers, rows = self._numbers(rows, sampling, seed), begun(rows, width=sampling.max_new_tokens)
         ended, prompts = rows["ended"].cpu().clone(), self._prompts(rows, sampling)
         with self.decoder.evaluating(cache_bytes=self._planned_bytes(prompts, sampling)):
-            slots = self._slots(prompts, sampling, at_once=at_once)
+            slots = self._slots(prompts, sampling, numbers, at_once=at_once)
             slots.go_on(rows)
             while not pause(ended) and not bool(ended.all()):
-                slots.advance(numbers)
+                slots.advance()
                 slots.settle()
                 ended[slots.ended] = True
             slots.pause()
@@ -114,12 +114,14 @@ class NativeGenerator:
         positions: int = getattr(config, "max_position_embeddings", None) or 2**40
         return read_prompts(rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model")
 
-    def _slots(self, prompts: list[Prompt], sampling: Sampling, *, at_once: int = 0) -> Slots:
+    def _slots(
+        self, prompts: list[Prompt], sampling: Sampling, numbers: Tensor, *, at_once: int = 0
+    ) -> Slots:
         """Slots for these rows, all of them waiting at their prompts."""
         room = self._most_slots(capacity_of(prompts, sampling))
         means = Means(decoder=self.decoder, device=self.device, ends=self.ends, config=self.config)
         kind = GPUSlots if self.device.type == "cuda" else Slots
-        return kind(means, prompts, sampling, most=min(filter(None, (room, at_once)), default=0))
+        return kind(means, prompts, sampling, numbers, most=min(filter(None, (room, at_once)), default=0))
 
 
 def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:

@@ -70,12 +70,15 @@ class Slots:
         means: what rows are decoded with.
         prompts: of all B rows, which wait at first.
         sampling: how tokens are drawn.
+        numbers: [B + 1, R] float64, what they are drawn with; the last row is nobody's.
         most: rows decoded at once; 0: all.
     """
 
-    def __init__(self, means: Means, prompts: list[Prompt], sampling: Sampling, *, most: int = 0) -> None:
+    def __init__(
+        self, means: Means, prompts: list[Prompt], sampling: Sampling, numbers: Tensor, *, most: int = 0
+    ) -> None:
         self.config, self.decoder, self.device = means.config, means.decoder, means.device
-        self.prompts, self.sampling = prompts, sampling
+        self.prompts, self.sampling, self.numbers = prompts, sampling, numbers
         rows, ends = len(prompts), means.ends
         self.responses = Responses(rows, sampling.max_new_tokens, ends.pad_token_id, self.device)
         self.waiting, self.said = deque(range(rows)), [0] * rows
@@ -131,25 +134,25 @@ class Slots:
         return self.sampling.max_new_tokens - (occupant.last - steps)
 
     @torch.no_grad()
-    def advance(self, numbers: Tensor) -> None:
-        """Prefill waiting rows if enough slots are free, else decode one token per row.
-
-        Args:
-            numbers: [B + 1, R] float64, what tokens are drawn with; the last row is nobody's.
-        """
+    def advance(self) -> None:
+        """Prefill waiting rows if enough slots are free, else decode one token per row."""
         if self.waiting and self._free() >= min(self.config.refill, self.size, len(self.waiting)):
             self._close_up()
             seated = len(self.occupants)
             logits = self._prefill(self._next_rows())
+            self._draw(logits, self.state[:, seated : len(self.occupants)])
         else:
-            seated = 0
-            logits = self._decode()
-        row, column, _, token = (x[seated : len(self.occupants)] for x in self.state)
-        drawn = None if logits is None else Drawn(*sample(logits, numbers[row, column], self.sampling))
+            self._decode()
+            self.steps += 1
+        self._retire()
+
+    def _draw(self, logits: Tensor | None, state: Tensor) -> None:
+        """Draw the next token of some slots, whose state [4, n] is changed in place."""
+        row, column, _, token = state
+        drawn = None if logits is None else Drawn(*sample(logits, self.numbers[row, column], self.sampling))
         token[:], log_prob = self.decoder.share(drawn, len(row))
         self.responses.record(row, column, token, log_prob)
         column += 1
-        self._retire()
 
     def _free(self) -> int:
         """Number of slots that nobody has."""
@@ -203,21 +206,21 @@ class Slots:
         where = {"slot": self._tensor(slot), "position": self._tensor(position)}
         return Prefill(packed, self.cache, source=source, **where)
 
-    def _decode(self) -> Tensor | None:
-        """Feed the last token of every row and return the logits [n, V] of the next."""
-        logits = self._step()
-        self.state[2, : len(self.occupants)] += 1
-        self.steps += 1
-        return logits
-
-    def _step(self) -> Tensor | None:
-        row, _, place, token = self.state[:, : len(self.occupants)]
+    def _decode(self) -> None:
+        """Feed the last token of every row and draw the next."""
+        state = self.state[:, : len(self.occupants)]
+        row, _, place, token = state
         starts = [occupant.start for occupant in self.occupants]
         shortest, longest = min(starts) + self.steps, max(starts) + self.steps
         decode = Decode(self.cache, place, shortest=shortest, longest=longest)
         if self.record is not None and len(row) < MANY_TOKENS:
             self.record.note(row, place, torch.arange(len(row)))
-        return logits_of(self.decoder, token, place, decode)
+        self._go_on(logits_of(self.decoder, token, place, decode), state)
+
+    def _go_on(self, logits: Tensor | None, state: Tensor) -> None:
+        """Draw the next token of slots that were fed the last, which stands one place before it."""
+        state[2] += 1
+        self._draw(logits, state)
 
     def _retire(self) -> None:
         """Retire rows that drew an end or have all their tokens."""
@@ -227,7 +230,7 @@ class Slots:
             return
         stopped = torch.isin(self.state[3, : len(last)], self.stops)
         if self.texts is not None:
-            stopped |= self._said(self.texts)
+            stopped |= self._said(self.texts, self.state[:, : len(last)])
         self._end(self.occupants, [a or b for a, b in zip(stopped.tolist(), last, strict=True)], self.steps)
         self._close_up()
 
@@ -254,9 +257,9 @@ class Slots:
                 self.occupants[hole] = self.occupants[slot]
         del self.occupants[kept:]
 
-    def _said(self, texts: StopTexts) -> Tensor:
-        """[n] bool, the slots whose responses now end with a stop text."""
-        row, column, _, token = self.state[:, : len(self.occupants)]
+    def _said(self, texts: StopTexts, state: Tensor) -> Tensor:
+        """[n] bool, which of some slots' responses now end with a stop text; `state` is [4, n]."""
+        row, column, _, token = state
         found = torch.zeros_like(token, dtype=torch.bool)
         for slot in texts.may_end(token).nonzero()[:, 0].tolist():
             said = self.responses.ids[row[slot], : column[slot]]

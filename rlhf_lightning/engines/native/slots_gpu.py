@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
-from rlhf_lightning.engines.native.kv_gpu import GPUCache
+from rlhf_lightning.engines.native.decoder import logits_of
+from rlhf_lightning.engines.native.kv_gpu import GPUCache, GPUDecode
 from rlhf_lightning.engines.native.slots import Means, Occupant, Slots
 from rlhf_lightning.engines.prompts import Prompt
 from rlhf_lightning.spec import Sampling
@@ -37,13 +38,17 @@ class _Look:
 class GPUSlots(Slots):
     """See the head of the module; the arguments are those of `Slots`."""
 
-    def __init__(self, means: Means, prompts: list[Prompt], sampling: Sampling, *, most: int = 0) -> None:
-        super().__init__(means, prompts, sampling, most=most)
-        _, _, places, tokens = self.state
-        self._graphed = GraphedSteps(self.decoder, self.cache, places=places, tokens=tokens)
+    def __init__(
+        self, means: Means, prompts: list[Prompt], sampling: Sampling, numbers: Tensor, *, most: int = 0
+    ) -> None:
+        super().__init__(means, prompts, sampling, numbers, most=most)
         self._nobody = len(prompts)
-        self._look: _Look | None = None
+        self.state[0] = self._nobody
+        self._graphed = GraphedSteps(self._step, self.decoder, slots=self.size, device=self.device)
+        self._draws_within = self.texts is None and sampling.top_p == 1
+        """Whether a graph draws, too; top-p and texts are looked at by the host in each step."""
         self._hosts = [torch.empty(self.size, dtype=torch.bool, pin_memory=True) for _ in range(2)]
+        self._look: _Look | None = None
 
     def _cache(self, capacity: int) -> GPUCache:
         return GPUCache(self.size, capacity, dtype=self.config.dtype)
@@ -55,12 +60,36 @@ class GPUSlots(Slots):
             look.arrived.synchronize()
             self._end(look.occupants, look.ended.tolist(), look.steps)
 
-    def _step(self) -> Tensor | None:
-        return self._graphed(len(self.occupants))
+    def _decode(self) -> None:
+        """See `Slots._decode`."""
+        logits = self._graphed(len(self.occupants))
+        if not self._draws_within:
+            self._go_on(logits, self.state[:, : len(self.occupants)])
+
+    def _step(self, size: int) -> Tensor | None:
+        """What a graph computes: the logits [size, V] of these slots."""
+        state = self.state[:, :size]
+        _, _, place, token = state
+        logits = logits_of(self.decoder, token, place, GPUDecode(self.cache, place))
+        if self._draws_within:
+            self._go_on(logits, state)
+        return logits
+
+    def _draw(self, logits: Tensor | None, state: Tensor) -> None:
+        """See `Slots._draw`; marks the slots of rows that end with it as nobody's."""
+        super()._draw(logits, state)
+        row, column, _, token = state
+        # Not `isin`, which waits for the GPU where there are many tokens to look for.
+        ended = (token[:, None] == self.stops).any(1) | (column == self.sampling.max_new_tokens)
+        if self.texts is not None:
+            ended |= self._said(self.texts, state)
+        ended |= row == self._nobody
+        row.masked_fill_(ended, self._nobody)
+        state[1:3].masked_fill_(ended, 0)
 
     def _retire(self) -> None:
-        """Mark the slots of rows that end now, learn of those before, and close up if steps get smaller."""
-        look = self._marked()
+        """Learn which rows ended before, and close up if steps get smaller."""
+        look = self._sent()
         self.settle()
         self._look = look
         if all(occupant.ended or occupant.last <= self.steps for occupant in self.occupants):
@@ -69,22 +98,17 @@ class GPUSlots(Slots):
         if self._graphed.rows(left) < self._graphed.rows(len(self.occupants)):
             self._close_up()
 
-    def _marked(self) -> _Look:
-        state = self.state[:, : len(self.occupants)]
-        row, column, _, token = state
-        ended = torch.isin(token, self.stops) | (column == self.sampling.max_new_tokens)
-        if self.texts is not None:
-            ended |= self._said(self.texts)
-        ended |= row == self._nobody
-        row.masked_fill_(ended, self._nobody)
-        state[1:3].masked_fill_(ended, 0)
+    def _sent(self) -> _Look:
+        """Send the host the slots that are nobody's now."""
+        count = len(self.occupants)
         self._hosts.reverse()
-        there = self._hosts[0][: len(row)]
-        there.copy_(ended, non_blocking=True)
+        there = self._hosts[0][:count]
+        there.copy_(self.state[0, :count] == self._nobody, non_blocking=True)
         arrived = torch.cuda.current_stream(self.device).record_event()
         return _Look(list(self.occupants), there, arrived, self.steps)
 
     def _close_up(self) -> None:
         count = len(self.occupants)
         super()._close_up()
-        self.state[2, len(self.occupants) : count] = 0  # a graph computes these slots too: let it read little
+        # A graph computes these slots, too: it reads little there, and drops what they draw.
+        self.state[:3, len(self.occupants) : count] = self._tensor([self._nobody, 0, 0])[:, None]

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from rlhf_lightning.engines.native import cuda_graphs, kv_gpu
 from rlhf_lightning.engines.native.cache import Cache, Places
 from rlhf_lightning.engines.native.cuda_graphs import GraphCapture, GraphedSteps
-from rlhf_lightning.engines.native.decoder import Output
+from rlhf_lightning.engines.native.decoder import Output, logits_of
 from rlhf_lightning.engines.native.kv import Cached, Decode, Prefill
 from rlhf_lightning.engines.native.kv_gpu import GPUCache, GPUDecode
 from rlhf_lightning.engines.packed import attention, flash
@@ -207,8 +207,14 @@ SLOTS = 100
 
 
 def steps(decoder: Counting) -> tuple[GraphedSteps, Tensor, Tensor]:
-    places, tokens = torch.arange(SLOTS), torch.arange(SLOTS) + 1000
-    return GraphedSteps(decoder, GPUCache(SLOTS, 4), places=places, tokens=tokens), places, tokens  # type: ignore[arg-type]
+    places, tokens, cache = torch.arange(SLOTS), torch.arange(SLOTS) + 1000, GPUCache(SLOTS, 4)
+
+    def compute(size: int) -> Tensor | None:
+        place = places[:size]
+        return logits_of(decoder, tokens[:size], place, GPUDecode(cache, place))  # type: ignore[arg-type]
+
+    graphed = GraphedSteps(compute, decoder, slots=SLOTS, device=torch.device("cpu"))  # type: ignore[arg-type]
+    return graphed, places, tokens
 
 
 def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +231,7 @@ def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPa
         assert logits is not None
         assert torch.equal(logits, torch.stack([tokens[:count], places[:count]], -1).float())
         places += 1
-    assert decoder.sizes == [100, 100, 64, 64, 16, 8, 8, 8, 8]
+    assert decoder.sizes == [100, 100, 64, 64, 32, 32, 32, 32, 32]
     assert len(records) == 3
 
 
@@ -242,7 +248,7 @@ def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPa
     with pytest.warns(UserWarning, match="steps of unrecordable cannot be captured.*not permitted"):
         step(5)
     step(5)
-    assert decoder.sizes == [8, 8, 5]
+    assert decoder.sizes == [32, 32, 5]
     later, _, _ = steps(decoder)
     for _ in range(3):
         later(5)

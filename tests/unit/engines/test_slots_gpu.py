@@ -16,8 +16,10 @@ from torch import Tensor
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import FSDPEngine, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.native import cuda_graphs
 from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.kv_gpu import GPUCache
+from rlhf_lightning.engines.native.slots_gpu import GPUSlots
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
 from tests.unit.pretended import GPU, Stream, pretended
@@ -27,6 +29,7 @@ ROWS, WIDTH, SLOTS = 40, 12, 20
 ENDING = Sampling(max_new_tokens=WIDTH, stop_token_ids=tuple(range(3, 12)))
 SAMPLINGS = {
     "ends": ENDING,
+    "nucleus": Sampling(max_new_tokens=WIDTH, stop_token_ids=tuple(range(3, 12)), top_p=0.9),
     "never": Sampling(max_new_tokens=WIDTH),
     "texts": Sampling(max_new_tokens=WIDTH, stop_strings=tuple("!'05")),
 }
@@ -36,6 +39,12 @@ CONFIGS = {"at once": Native(), "slots": Native(slots=SLOTS), "refilled": Native
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_causal(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few rows need several."""
+    monkeypatch.setattr(cuda_graphs, "_FEWEST", 8)
 
 
 def rows() -> TensorDict:
@@ -145,21 +154,22 @@ def test_no_step_follows_the_last_that_any_row_can_have(model: Path, told: list[
     assert sum(note.startswith("step") for note in told) == WIDTH - 1
 
 
+@pytest.mark.parametrize("sampling", [ENDING, SAMPLINGS["nucleus"]], ids=["within", "behind"])
 def test_slots_that_nobody_has_are_computed_over_one_place(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed: list[tuple[int, Tensor]] = []
-    call = GraphedSteps.__call__
+    step = GPUSlots._step
 
-    def noted(self: GraphedSteps, count: int) -> Tensor | None:
-        fed.append((count, self._places.clone()))
-        return call(self, count)
+    def noted(self: GPUSlots, size: int) -> Tensor | None:
+        fed.append((len(self.occupants), self.state[2].clone()))
+        return step(self, size)
 
-    monkeypatch.setattr(GraphedSteps, "__call__", noted)
+    monkeypatch.setattr(GPUSlots, "_step", noted)
     with generating(model, GPU, Native()) as native:
-        said = native.generate(rows(), sampling=ENDING, seed=5)
+        said = native.generate(rows(), sampling=sampling, seed=5)
     lengths = said["response_mask"].sum(1)
     assert len({count for count, _ in fed}) > 1
-    for step, (count, places) in enumerate(fed, start=1):
-        assert int((places[:count] > 0).sum()) == int((lengths > step).sum())
+    for number, (count, places) in enumerate(fed, start=1):
+        assert int((places[:count] > 0).sum()) == int((lengths > number).sum())
         assert not places[count:].any()
