@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,19 @@ def test_bfloat16_says_what_it_scores(kind: str, gpu: torch.device, slots: int, 
     difference = (scored["log_probs"] - answers["log_probs"])[mask].abs()
     assert float(difference.max()) < 0.15
     assert float(difference.mean()) < 0.02
+
+
+def test_a_generation_leaves_no_memory_behind(model: Path, gpu: torch.device) -> None:
+    with FSDPEngine(tiny.spec(model), device=gpu).generating() as decoder:
+        said(decoder, gpu)
+        gc.collect()
+        gc.disable()
+        try:
+            before = torch.cuda.memory_allocated(gpu)
+            said(decoder, gpu)
+            assert torch.cuda.memory_allocated(gpu) <= before
+        finally:
+            gc.enable()
 
 
 def test_what_is_offloaded_leaves_the_gpu(model: Path, gpu: torch.device) -> None:

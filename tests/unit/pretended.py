@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import ClassVar
 from unittest import mock
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -99,11 +101,15 @@ def _record_stream(_: Tensor, stream: Stream) -> None:
     stream.told.append("record_stream")
 
 
-def _recorded(_: object, compute: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+def _recorded(_: object, compute: partial[Tensor | None]) -> Callable[[], Tensor | None]:
+    step = WeakMethod(compute.func)  # a graph keeps memory, not whoever computed in it
     outputs: list[Tensor | None] = []
+    arguments = compute.args
 
     def replay() -> Tensor | None:
-        found = compute()
+        alive = step()
+        assert alive is not None
+        found: Tensor | None = alive(*arguments)
         if not outputs:
             outputs.append(found)
         elif outputs[0] is not None and found is not None:

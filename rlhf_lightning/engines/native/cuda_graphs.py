@@ -27,37 +27,35 @@ class GraphedSteps:
     """The decoding steps of one generation.
 
     Args:
-        compute: computes a step of so many slots, in the same memory each time, and returns logits.
-        decoder: what it computes with.
-        slots: most of them.
+        decoder: what they compute with.
+        slots: most rows.
         device: the GPU.
     """
 
-    def __init__(
-        self,
-        compute: Callable[[int], Tensor | None],
-        decoder: Decoder,
-        *,
-        slots: int,
-        device: torch.device,
-    ) -> None:
-        self._compute, self._decoder, self._slots = compute, decoder, slots
+    def __init__(self, decoder: Decoder, *, slots: int, device: torch.device) -> None:
+        self._decoder, self._slots = decoder, slots
         self._graphs: dict[int, Callable[[], Tensor | None]] = {}
         self._capture = GraphCapture(device)
         self._captures = decoder.capturable and decoder.config.model_type not in _not_capturable
         self._computed: set[int] = set()
         """Numbers of rows that were computed once without a graph: by then all kernels are loaded."""
 
-    def __call__(self, count: int) -> Tensor | None:
-        """Feed the slots 0..count-1.
+    def __call__(self, compute: Callable[[int], Tensor | None], count: int) -> Tensor | None:
+        """Compute a step of the slots 0..count-1.
+
+        Args:
+            compute: computes a step of so many slots, in the same memory each time, and returns the logits.
+                It is not kept: if it held these steps in turn, both would outlive the generation.
+            count: number of slots.
 
         Returns:
             The logits [count, V], valid until the next call, on the rank that draws; None on others.
         """
         size = self.rows(count) if self._captures else count
+        step = partial(compute, size)
         if self._captures and size in self._computed and size not in self._graphs:
-            self._capture_step(size)
-        logits = self._graphs.get(size, partial(self._compute, size))()
+            self._capture_step(size, step)
+        logits = self._graphs.get(size, step)()
         self._computed.add(size)
         return None if logits is None else logits[:count]
 
@@ -65,9 +63,9 @@ class GraphedSteps:
         """Rows of the graph that computes so many."""
         return min(self._slots, max(_FEWEST, 1 << (count - 1).bit_length()))
 
-    def _capture_step(self, size: int) -> None:
+    def _capture_step(self, size: int, step: Callable[[], Tensor | None]) -> None:
         try:
-            self._graphs[size] = self._capture.capture(partial(self._compute, size))
+            self._graphs[size] = self._capture.capture(step)
         except RuntimeError as error:
             kind = self._decoder.config.model_type
             warnings.warn(

@@ -44,7 +44,7 @@ class GPUSlots(Slots):
         super().__init__(means, prompts, sampling, numbers, most=most)
         self._nobody = len(prompts)
         self.state[0] = self._nobody
-        self._graphed = GraphedSteps(self._step, self.decoder, slots=self.size, device=self.device)
+        self._graphed = GraphedSteps(self.decoder, slots=self.size, device=self.device)
         self._draws_within = self.texts is None and sampling.top_p == 1
         """Whether a graph draws, too; top-p and texts are looked at by the host in each step."""
         self._hosts = [torch.empty(self.size, dtype=torch.bool, pin_memory=True) for _ in range(2)]
@@ -62,7 +62,7 @@ class GPUSlots(Slots):
 
     def _decode(self) -> None:
         """See `Slots._decode`."""
-        logits = self._graphed(len(self.occupants))
+        logits = self._graphed(self._step, len(self.occupants))
         if not self._draws_within:
             self._go_on(logits, self.state[:, : len(self.occupants)])
 

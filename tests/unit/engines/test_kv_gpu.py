@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -206,15 +207,15 @@ class Counting:
 SLOTS = 100
 
 
-def steps(decoder: Counting) -> tuple[GraphedSteps, Tensor, Tensor]:
+def steps(decoder: Counting) -> tuple[Callable[[int], Tensor | None], Tensor, Tensor]:
     places, tokens, cache = torch.arange(SLOTS), torch.arange(SLOTS) + 1000, GPUCache(SLOTS, 4)
 
     def compute(size: int) -> Tensor | None:
         place = places[:size]
         return logits_of(decoder, tokens[:size], place, GPUDecode(cache, place))  # type: ignore[arg-type]
 
-    graphed = GraphedSteps(compute, decoder, slots=SLOTS, device=torch.device("cpu"))  # type: ignore[arg-type]
-    return graphed, places, tokens
+    graphed = GraphedSteps(decoder, slots=SLOTS, device=torch.device("cpu"))  # type: ignore[arg-type]
+    return partial(graphed, compute), places, tokens
 
 
 def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
+from weakref import ref
 
 import pytest
 import torch
@@ -115,9 +117,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Stream, "told", notes)
     step, move = GraphedSteps.__call__, GPUCache.move
 
-    def stepped(self: GraphedSteps, count: int) -> Tensor | None:
+    def stepped(self: GraphedSteps, compute: Callable[[int], Tensor | None], count: int) -> Tensor | None:
         notes.append(f"step of {self.rows(count)}")
-        return step(self, count)
+        return step(self, compute, count)
 
     def moved(self: GPUCache, source: Tensor, target: Tensor, length: int) -> None:
         notes.append("move")
@@ -173,3 +175,23 @@ def test_slots_that_nobody_has_are_computed_over_one_place(
     for number, (count, places) in enumerate(fed, start=1):
         assert int((places[:count] > 0).sum()) == int((lengths > number).sum())
         assert not places[count:].any()
+
+
+def test_keys_and_values_are_freed_with_the_generation(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when Python next looks for cycles: an update needs the memory."""
+    caches: list[ref[GPUCache]] = []
+    make = GPUSlots._cache
+
+    def noted(self: GPUSlots, capacity: int) -> GPUCache:
+        cache = make(self, capacity)
+        caches.append(ref(cache))
+        return cache
+
+    monkeypatch.setattr(GPUSlots, "_cache", noted)
+    with generating(model, GPU, Native()) as native:
+        gc.disable()
+        try:
+            native.generate(rows(), sampling=ENDING, seed=5)
+            assert [cache() for cache in caches] == [None]
+        finally:
+            gc.enable()
