@@ -215,9 +215,9 @@ class Slots:
         decode = Decode(self.cache, place, shortest=shortest, longest=longest)
         if self.record is not None and len(row) < MANY_TOKENS:
             self.record.note(row, place, torch.arange(len(row)))
-        self._go_on(logits_of(self.decoder, token, place, decode), state)
+        self._next_token(logits_of(self.decoder, token, place, decode), state)
 
-    def _go_on(self, logits: Tensor | None, state: Tensor) -> None:
+    def _next_token(self, logits: Tensor | None, state: Tensor) -> None:
         """Draw the next token of slots that were fed the last, which stands one place before it."""
         state[2] += 1
         self._draw(logits, state)

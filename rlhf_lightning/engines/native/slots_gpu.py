@@ -64,7 +64,7 @@ class GPUSlots(Slots):
         """See `Slots._decode`."""
         logits = self._graphed(self._step, len(self.occupants))
         if not self._draws_within:
-            self._go_on(logits, self.state[:, : len(self.occupants)])
+            self._next_token(logits, self.state[:, : len(self.occupants)])
 
     def _step(self, size: int) -> Tensor | None:
         """What a graph computes: the logits [size, V] of these slots."""
@@ -72,7 +72,7 @@ class GPUSlots(Slots):
         _, _, place, token = state
         logits = logits_of(self.decoder, token, place, GPUDecode(self.cache, place))
         if self._draws_within:
-            self._go_on(logits, state)
+            self._next_token(logits, state)
         return logits
 
     def _draw(self, logits: Tensor | None, state: Tensor) -> None:
