@@ -147,7 +147,33 @@ def test_rows_move_where_a_smaller_graph_can_take_them(model: Path, told: list[s
     assert {40, 32, 16, 8} >= set(steps)
     assert len(set(steps)) > 2
     shrunk = sum(before > after for before, after in pairwise(steps))
-    assert told.count("move") <= shrunk + 1 < len(set(said["response_mask"].sum(1).tolist()))
+    assert told.count("move") <= shrunk < len(set(said["response_mask"].sum(1).tolist()))
+
+
+@pytest.mark.parametrize(("name", "within"), [("ends", True), ("texts", False), ("nucleus", False)])
+def test_a_graph_draws_where_the_host_does_not_look(
+    model: Path, name: str, *, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    step, draw = GPUSlots._step, GPUSlots._draw
+
+    def stepped(self: GPUSlots, size: int) -> Tensor | None:
+        notes.append("begins")
+        logits = step(self, size)
+        notes.append("ends")
+        return logits
+
+    def drawn(self: GPUSlots, logits: Tensor | None, state: Tensor) -> None:
+        notes.append("draws")
+        draw(self, logits, state)
+
+    monkeypatch.setattr(GPUSlots, "_step", stepped)
+    monkeypatch.setattr(GPUSlots, "_draw", drawn)
+    with generating(model, GPU, Native()) as native:
+        native.generate(rows(), sampling=SAMPLINGS[name], seed=5)
+    order = ["begins", "draws", "ends"] if within else ["begins", "ends", "draws"]
+    assert notes[0] == "draws"  # the first tokens
+    assert notes[1:] == order * (len(notes) // 3)
 
 
 def test_no_step_follows_the_last_that_any_row_can_have(model: Path, told: list[str]) -> None:
