@@ -11,7 +11,7 @@ from rlhf_lightning.workers import Scorer
 
 
 class CostModel(RLHFAlgorithm):
-    """Dai 2023 eq. 7: the rejected answer costs more, and a harmful one costs more than 0.
+    """Dai 2023 eq. 6: the rejected answer costs more, and a harmful one costs more than 0.
 
     Needs pairs with `safe`, such as PreferenceData with `safe_fields`.
     """

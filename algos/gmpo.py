@@ -9,7 +9,7 @@ from rlhf_lightning.functional import GeometricPolicyLoss, PolicyLoss
 
 
 class GMPO(GRPO):
-    """Zhao 2025 eq. 4: GRPO with another loss."""
+    """Zhao 2025: GRPO with another loss."""
 
     policy_loss: PolicyLoss = field(default_factory=GeometricPolicyLoss)
     """The actor's loss."""

@@ -10,7 +10,7 @@ from rlhf_lightning.functional import Baseline, PolicyLoss, ReinforceLoss
 
 
 class OPO(GRPO):
-    """Hao 2025 eq. 8: GRPO with another baseline, exactly on policy, without KL, clip or entropy."""
+    """Hao 2025: GRPO with another baseline, exactly on policy, without KL, clip or entropy."""
 
     baseline: Baseline = "length_weighted"
     """What an answer's score is compared with."""

@@ -10,7 +10,7 @@ from rlhf_lightning.functional import Baseline, PolicyLoss
 
 
 class RLOO(GRPO):
-    """Ahmadian 2024 eq. 6: GRPO with an answer left out of its own baseline, and the KL in the score."""
+    """Ahmadian 2024 section 2.3: GRPO with an answer left out of its baseline, and the KL in the score."""
 
     baseline: Baseline = "leave_one_out"
     """What an answer's score is compared with."""

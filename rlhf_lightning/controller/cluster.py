@@ -43,7 +43,7 @@ _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 @dataclass(frozen=True)
 class ResourcePool:
-    """Devices that the roles placed on them share (HybridFlow section 4.2); pools never share a device."""
+    """Devices that the roles placed on them share (HybridFlow section 4.1); pools never share a device."""
 
     name: str
     num_devices: int

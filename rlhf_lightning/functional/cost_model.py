@@ -38,7 +38,7 @@ def sign_loss(costs: Tensor, safe: Tensor) -> Tensor:
 class CostLoss(PairLoss):
     """The loss of Safe-RLHF's cost model, mean over the pairs of the mini-batch.
 
-    Dai 2023, arXiv 2310.12773 eq. 7: -log sigma(C_r - C_c) - log sigma(s_r C_r) - log sigma(s_c C_c), where r
+    Dai 2023, arXiv 2310.12773 eq. 6: -log sigma(C_r - C_c) - log sigma(s_r C_r) - log sigma(s_c C_c), where r
     is the rejected, more harmful row and c the chosen one.
 
     Metrics: cost_model/loss (what is minimised); as means over the pairs cost_model/accuracy (pairs in the

@@ -15,7 +15,7 @@ from rlhf_lightning.functional.ratio import log_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricPolicyLoss(PolicyLoss):
-    """-A exp(mean over tokens of sign min(sign r, sign clip(r, -clip_low, clip_high))), GMPO eq. 4.
+    """-A exp(mean over tokens of sign min(sign r, sign clip(r, -clip_low, clip_high))).
 
     The sign is that of A. A response has one advantage: the mean over its tokens.
     """

@@ -67,7 +67,7 @@ def leave_one_out(
 ) -> Tensor:
     """Compare each response with the mean of the others: R - mean of the others = n / (n - 1) (R - mean_g).
 
-    RLOO, Ahmadian 2024 (arXiv 2402.14740) section 2.2.
+    RLOO, Ahmadian 2024 (arXiv 2402.14740) section 2.3.
 
     Args:
         scores: [B] one outcome per response.
@@ -92,7 +92,7 @@ def optimal_baseline(
 ) -> Tensor:
     """Compare each response with its group's length-weighted mean: R - sum(l R) / sum(l).
 
-    OPO, Hao 2025 (arXiv 2505.23585) section 3: the baseline of least variance where the squared gradient of a
+    OPO, Hao 2025 (arXiv 2505.23585): the baseline of least variance where the squared gradient of a
     response grows with its length.
 
     Args:

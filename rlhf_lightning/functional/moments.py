@@ -13,7 +13,7 @@ NOISE = 1e-12
 
 
 def merged(state: Tensor, total: Tensor | float, squares: Tensor | float, count: Tensor | float) -> Tensor:
-    """Update a state by more numbers, given their sum, sum of squares and count: Chan 1983 eq. 2.1.
+    """Update a state by more numbers, given their sum, sum of squares and count (Chan 1983).
 
     Args:
         state: float64 [3].

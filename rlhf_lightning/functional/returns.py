@@ -45,7 +45,7 @@ def remax_advantages(
 ) -> Tensor:
     """ReMax as its authors' code has it: clip(R - R_greedy, +-clip) gamma^(T - t) - beta kl_t of that token.
 
-    Li 2023 (arXiv 2310.10505) algorithm 2. T is the number of valid tokens and t counts them from 0, so the
+    Li 2023 (arXiv 2310.10505). T is the number of valid tokens and t counts them from 0, so the
     last one is discounted once.
 
     Args:

@@ -7,11 +7,11 @@ bandwidth, e_* efficiencies.
                                                         T0 rows fill and drain the device
     attention         2 q S T / t / (e_attention F)     q width of all query heads; the causal half of
                                                         4 q S T (Narayanan 2021, appendix)
-    element-wise      2 A T / (e_memory B)              A bytes of activations (Korthikanti 2022, eq. 1-2),
+    element-wise      2 A T / (e_memory B)              A bytes of activations (Korthikanti 2022, eq. 1, 2),
                                                         each written once and read once
     tensor parallel   2 all-reduces of T h numbers      (Shoeybi 2019, section 3)
 A backward pass has twice the products and the element-wise work, 2.5 times the fused attention (Dao 2023,
-section 3.1: five products for two) and the same all-reduces. Attention that is not fused is two full matrix
+section 4.1: five products for two) and the same all-reduces. Attention that is not fused is two full matrix
 products whose scores add 5 heads S / t bytes a token to A.
 """
 
