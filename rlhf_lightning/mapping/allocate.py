@@ -53,12 +53,6 @@ class _Grid:
     devices: Index
     """[kinds]: how many there are."""
 
-    @property
-    def cells(self) -> Index:
-        """[places, kinds]: numbers of devices at each place."""
-        axes = np.meshgrid(*(np.arange(n + 1) for n in self.devices), indexing="ij")
-        return np.stack([axis.ravel() for axis in axes], axis=1)
-
     def place(self, left: Index) -> Index:
         """The places [...] of numbers of devices [..., kinds]; negative numbers count as 0."""
         strides = np.append(np.cumprod((self.devices + 1)[:0:-1])[::-1], 1)
@@ -68,18 +62,21 @@ class _Grid:
 
 def lower_bounds(sets: Sequence[Choices], grid: _Grid) -> list[Array]:
     """Item i: least seconds of sets i, i + 1, ... in each stage alone, [stages, places of devices left]."""
-    num_stages, cells = sets[0].seconds.shape[1], grid.cells
-    below = np.zeros((num_stages, len(cells)))
-    result = [below]
+    num_stages = sets[0].seconds.shape[1]
+    below = np.zeros((num_stages, *grid.devices + 1))
+    result = [below.reshape(num_stages, -1)]
     for choice in reversed(sets):
         sizes, where = np.unique(choice.devices, axis=0, return_inverse=True)
         best = np.full((num_stages, len(sizes)), math.inf)
         for stage in range(num_stages):
             np.minimum.at(best[stage], where.ravel(), choice.seconds[:, stage])
-        left = cells[None] - sizes[:, None]
-        others = np.where((left >= 0).all(axis=2), below[:, grid.place(left)], math.inf)
-        below = np.maximum(best[:, :, None], others).min(axis=1)
-        result.append(below)
+        now = np.full_like(below, math.inf)
+        for size, seconds in zip(sizes, best.T, strict=True):  # one by one: all at once take sizes x places
+            with_it = now[:, *(slice(n, None) for n in size)]
+            others = below[:, *(slice(n) for n in with_it.shape[1:])]
+            with_it[:] = np.minimum(with_it, np.maximum(others.T, seconds).T)
+        below = now
+        result.append(below.reshape(num_stages, -1))
     return result[::-1]
 
 

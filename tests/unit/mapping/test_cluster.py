@@ -6,9 +6,11 @@ import json
 import math
 import random
 import re
+import tracemalloc
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlhf_lightning.commands import map as command
@@ -44,6 +46,21 @@ def brute_force(kinds: list[DeviceKind], roles: tuple[str, ...]) -> list[float]:
                 least = min(least, sum(max(column) for column in zip(*choice, strict=True)))
         best.append(least)
     return sorted(s for s in best if math.isfinite(s))
+
+
+def test_an_allocation_takes_memory_for_few_tables_of_places() -> None:
+    """A table of places is 0.3 MB here; one for each of the 256 sizes, all at once, would be 68 MB."""
+    sizes = np.arange(1, 129)
+    devices = np.vstack([np.outer(sizes, kind) for kind in np.eye(2, dtype=np.int64)])
+    sets = [allocate.Choices(devices, work / devices.sum(axis=1, keepdims=True)) for work in np.eye(2) + 1]
+    tracemalloc.start()
+    try:
+        found = allocate.allocate(sets, (128, 128))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == (2 * 2 / 128, [127, 255])
+    assert peak_bytes < 10e6
 
 
 @pytest.mark.parametrize("part", range(2))
