@@ -32,11 +32,15 @@ def class_path(option: str, name: str) -> str:
         raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
     typed = {cls.__name__.lower(): short for short, cls in known.items()} | {short: short for short in known}
     near = get_close_matches(name.lower(), typed, n=1)
-    meant = f" Did you mean {typed[near[0]]}?" if near else ""
     raise ValueError(
-        f"--{option} {name}: unknown.{meant} Known: {', '.join(sorted(known))}, or the class path of your "
-        "own, such as my_package.my_module.Mine."
+        f"--{option} {name}: unknown.{meant(*(typed[each] for each in near))} Known: "
+        f"{', '.join(sorted(known))}, or the class path of your own, such as my_package.my_module.Mine."
     )
+
+
+def meant(*names: str) -> str:
+    """The question whether one of these was meant, behind a space; empty for none."""
+    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 def choices(option: str) -> dict[str, type]:

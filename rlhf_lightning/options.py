@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_args, get_type_hints
+
+from rlhf_lightning.field_types import type_hints
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -94,3 +97,29 @@ def complete(holder: object) -> None:
     for field in dataclasses.fields(cast("DataclassInstance", holder)):
         if _FACTORY in field.metadata and vars(holder)[field.name] is None:
             setattr(holder, field.name, field.metadata[_FACTORY]())
+
+
+def option_paths(owner: object) -> list[str]:
+    """The options of a class, then with dots those of the dataclasses among them."""
+    names, nested = option_names(owner), option_classes(owner)
+    inside = ((name, nested[name]) for name in names if name in nested)
+    return [*names, *(f"{name}.{path}" for name, inner in inside for path in option_paths(inner))]
+
+
+def option_names(owner: object) -> list[str]:
+    """Names of the options of a class; none of a constructor's `*args` and `**kwargs`."""
+    parameters = inspect.signature(owner).parameters.values() if isinstance(owner, type) else ()
+    return [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+
+
+def option_classes(owner: object) -> dict[str, type]:
+    """Classes of the options that are dataclasses, by name of the option."""
+    found: dict[str, type] = {}
+    if isinstance(owner, type) and dataclasses.is_dataclass(owner):
+        hints = type_hints(owner)
+        for field in dataclasses.fields(owner):
+            made = (factory(field), *dataclasses_in(hints.get(field.name, field.type)))
+            first = next((each for each in made if isinstance(each, type)), None)
+            if first is not None and dataclasses.is_dataclass(first):
+                found[field.name] = first
+    return found

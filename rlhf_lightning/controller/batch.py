@@ -20,6 +20,7 @@ from rlhf_lightning.controller.block import Block, Values, encode
 from rlhf_lightning.controller.column import Column, RowNumbers
 from rlhf_lightning.controller.parts import PartedColumn, Parts
 from rlhf_lightning.controller.transport import Future
+from rlhf_lightning.names import meant
 from rlhf_lightning.parallel.shares import edges
 
 
@@ -135,8 +136,7 @@ class Batch:
     def _held(self, name: str) -> Column | PartedColumn:
         if name not in self._columns:
             near = get_close_matches(name, self._columns, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant}")
+            raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant(*near)}")
         return self._columns[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
 
 from rlhf_lightning.extras import import_extra
+from rlhf_lightning.names import meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -213,5 +214,5 @@ def _missing(path: str, option: str) -> str:
     beside = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
     listed = ", ".join(beside[:10]) + (f" and {len(beside) - 10} more" if len(beside) > 10 else "")
     close = get_close_matches(Path(path).name, beside, n=1)
-    hint = f" Did you mean {parent / close[0]}?" if close else ""
-    return f"{option}={path}: no such file. Beside it lie: {listed or 'no files'}.{hint}"
+    near = meant(*(str(parent / name) for name in close))
+    return f"{option}={path}: no such file. Beside it lie: {listed or 'no files'}.{near}"

@@ -15,8 +15,9 @@ import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.names import FOLDERS, choices, class_path
+from rlhf_lightning.options import option_paths
 from rlhf_lightning.other_systems import OTHERS
-from rlhf_lightning.usage import library_error, option_error, paths_of, place_of
+from rlhf_lightning.usage import library_error, option_error, place_of
 
 
 def answer(cls: str, option: str) -> str:
@@ -254,6 +255,7 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
         ("data.train_files=x a.b=c", "Options begin with two dashes. Did you mean --data.path?"),
         ("+actor_rollout_ref.rollout.n=5", "Options begin with two dashes. Did you mean --algo.group_size?"),
         ("trainer.logger=x a.b=c", "Options begin with two dashes. Type --trainer.logger=x."),
+        ("+trainer.logger=x", "Options begin with two dashes. Type --trainer.logger=x."),
     ],
 )
 def test_options_of_other_systems(typed: str, told: str) -> None:
@@ -263,7 +265,7 @@ def test_options_of_other_systems(typed: str, told: str) -> None:
 
 def test_what_they_are_here_are_options() -> None:
     owners = [("trainer", Trainer), *((kind, cls) for kind in FOLDERS for cls in choices(kind).values())]
-    known = {f"{kind}.{path}" for kind, cls in owners for path in paths_of(cls)}
+    known = {f"{kind}.{path}" for kind, cls in owners for path in option_paths(cls)}
     named = {path for here in OTHERS.values() if not isinstance(here, str) for path in here}
     assert named - known == {"seed_everything"}
     said = " ".join(here for here in OTHERS.values() if isinstance(here, str))
