@@ -17,6 +17,8 @@ _FORM = re.compile(r"\.(class_path|init_args|dict_kwargs)\b")
 """Keys that the parser reads with dots itself."""
 _NESTED = re.compile(r"--\w+(\.\w+)+")
 """An option with a group, of which each takes a value."""
+_NAMED = {f"--{option}{ending}": option for option in FOLDERS for ending in ("", ".help")}
+"""Options that take the name of a class, and of which."""
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
 
 
@@ -124,24 +126,20 @@ def resolved(arguments: Sequence[str]) -> list[str]:
             help on a part of no class.
     """
     result = list(arguments[:1])
-    words = _with_negative_numbers(arguments[1:])
-    for word, after in pairwise([*words, "--"]):
-        if _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help"):
-            raise ValueError(f"{word}: no value stands behind it. Type {word} true, or another value.")
-    rest = _classes_first(_help_on_parts([part for word in words for part in _split_at_equals(word)]))
+    joined = _with_negative_numbers(arguments[1:])
+    words = [part for word in joined for part in _split_at_equals(word)]
+    _check_values(words)
+    words = _classes_first(_help_on_parts(words))
     command = bool(result) and not result[0].startswith("-")
-    if command and not {"-c", "--config", "--data", "-h", "--help"} & set(rest):
+    if command and not {"-c", "--config", "--data", "-h", "--help"} & set(words):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
-    previous = ""
-    for word in rest:
-        option = previous.removeprefix("--").removesuffix(".help")
+    for previous, word in pairwise(["", *words]):
         if previous in ("-c", "--config"):
             result.append(read_config(word))
-        elif previous.startswith("--") and option in FOLDERS:
-            result.append(class_path(option, word))
+        elif previous in _NAMED:
+            result.append(class_path(_NAMED[previous], word))
         else:
             result.append(word)
-        previous = word
     return result
 
 
@@ -157,16 +155,28 @@ def _with_negative_numbers(words: Sequence[str]) -> list[str]:
     return result
 
 
+def _split_at_equals(word: str) -> list[str]:
+    """`--algo=ppo` as two words; everything else as it is."""
+    name, equals, value = word.partition("=")
+    return [name, value] if equals and name in {"--config", *_NAMED} else [word]
+
+
+def _check_values(words: Sequence[str]) -> None:
+    """Refuse options behind which the next one stands."""
+    for word, after in pairwise([*words, "--"]):
+        if word in _NAMED and after.startswith("-"):
+            known = ", ".join(sorted(choices(_NAMED[word])))
+            raise ValueError(f"{word}: of which? Type {word} NAME: {known}.")
+        if _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help"):
+            raise ValueError(f"{word}: no value stands behind it. Type {word} true, or another value.")
+
+
 def _help_on_parts(words: list[str]) -> list[str]:
     """`--algo ppo --algo.actor.sampling.help`, rewritten as `--algo.help ppo --algo.actor.help`."""
-    for word, after in pairwise([*words, "--"]):
+    for word in words:
         option, *parts = word.removeprefix("--").split(".")
-        if option in FOLDERS and word.startswith("--") and parts in ([], ["help"]) and after.startswith("-"):
-            raise ValueError(f"{word}: of which? Type {word} NAME: {', '.join(sorted(choices(option)))}.")
         if option in FOLDERS and parts[1:] and parts[-1] == "help":
-            names = [
-                name for before, name in pairwise(words) if before in (f"--{option}", f"--{option}.help")
-            ]
+            names = [name for before, name in pairwise(words) if _NAMED.get(before) == option]
             if not names:
                 raise ValueError(f"{word}: of which? Type --{option}.help NAME {word}.")
             return [f"--{option}.help", names[-1], f"--{option}.{parts[0]}.help"]
@@ -191,11 +201,3 @@ def _classes_first(words: Sequence[str]) -> list[str]:
         else:
             others.append(word)
     return [*done, *classes, *others]
-
-
-def _split_at_equals(word: str) -> list[str]:
-    """`--algo=ppo` as two words; everything else as it is."""
-    name, equals, value = word.partition("=")
-    named = [f"--{option}{ending}" for option in FOLDERS for ending in ("", ".help")]
-    split = bool(equals) and name in {"--config", *named}
-    return [name, value] if split else [word]
