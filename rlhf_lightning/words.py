@@ -100,22 +100,35 @@ def _read_mapping(path: str) -> dict[object, object]:
     Raises:
         ValueError: there is no such file, or it is no YAML mapping.
     """
-    try:
-        content: object = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
-    except OSError as err:
-        raise ValueError(f"-c {path}: cannot be read ({err.strerror}).") from err
-    except UnicodeDecodeError as err:
-        raise ValueError(f"-c {path}: is not UTF-8 (byte {err.start + 1}).") from err
-    except yaml.MarkedYAMLError as err:
-        raise ValueError(
-            f"-c {path}, line {err.problem_mark.line + 1}: is not YAML: {err.problem}. Options of one level "
-            "begin in one column, behind spaces and no tab; a text with a colon is quoted."
-        ) from err
-    except yaml.YAMLError as err:
-        raise ValueError(f"-c {path}: is not YAML ({' '.join(str(err).split())}).") from err
+    content = read_yaml(path, shown=f"-c {path}")
     if not isinstance(content, dict):
         raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
     return content
+
+
+def read_yaml(path: str, *, shown: str) -> object:
+    """What a YAML file holds, none of whose keys stands there twice.
+
+    Args:
+        path: the file.
+        shown: what messages call it.
+
+    Raises:
+        ValueError: there is no such file, or it is not YAML.
+    """
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
+    except OSError as err:
+        raise ValueError(f"{shown}: cannot be read ({err.strerror}).") from err
+    except UnicodeDecodeError as err:
+        raise ValueError(f"{shown}: is not UTF-8 (byte {err.start + 1}).") from err
+    except yaml.MarkedYAMLError as err:
+        raise ValueError(
+            f"{shown}, line {err.problem_mark.line + 1}: is not YAML: {err.problem}. Options of one level "
+            "begin in one column, behind spaces and no tab; a text with a colon is quoted."
+        ) from err
+    except yaml.YAMLError as err:
+        raise ValueError(f"{shown}: is not YAML ({' '.join(str(err).split())}).") from err
 
 
 def resolved(arguments: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.words import read_yaml
 
 _EXAMPLE = "--hardware a100-80gb:16,h100-80gb:8"
 
@@ -49,7 +50,7 @@ def _listed(source: str) -> list[tuple[str, int]] | None:
     """Names and numbers; None where the source is one hardware."""
     path = Path(source)
     if path.is_file():
-        values = hardware.read_yaml(source)
+        values = read_yaml(source, shown=source)
         return _entries(source, values) if isinstance(values, list) else None
     parts = [part.rpartition(":") for part in source.split(",")]
     if len(parts) == 1 and not parts[0][1]:

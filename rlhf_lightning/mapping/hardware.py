@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from rlhf_lightning.words import read_yaml
+
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
@@ -183,22 +185,10 @@ def load(source: str) -> Hardware:
             f"hardware={source!r}: neither a file nor one of {', '.join(KNOWN)}. "
             "Try one of these, or write your own with `rlhf calibrate`."
         )
-    values = read_yaml(source)
+    values = read_yaml(source, shown=source)
     if not isinstance(values, dict):
         raise ValueError(f"{source}: holds no keys. Begin with `name: ...`, as `rlhf calibrate` writes it.")
     return build(source, values)
-
-
-def read_yaml(source: str) -> object:
-    """What a YAML file holds.
-
-    Raises:
-        ValueError: the file is not YAML.
-    """
-    try:
-        return yaml.safe_load(Path(source).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise ValueError(f"{source}: is not YAML ({' '.join(str(err).split())}).") from err
 
 
 def build(source: str, values: dict[str, Any]) -> Hardware:
