@@ -124,7 +124,7 @@ def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     """
     loops, data = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {})), row_data(trainer)
     begun = loops.get("fit_loop", {}).get("state_dict", {}).get("combined_loader", [])
-    if data is not None and begun and trainer.limit_train_batches != 0:
+    if data is not None and begun:
         data.train_dataloader().load_state_dict(begun[0])
 
 

@@ -47,6 +47,10 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             (*FIT, *SHORT, "--trainer.accumulate_grad_batches", "4"),
             ("accumulate_grad_batches=4", "--algo.mini_batch_size ROWS", "max_tokens_per_micro_batch TOKENS"),
         ),
+        (
+            (*FIT, "--trainer.limit_train_batches", "0"),
+            ("Trainer(limit_train_batches=0): nothing would be learned. Type 1 or more, or leave it out.",),
+        ),
         ((*FIT, "--algo.actor.sampling.temp", "1"), ("--sampling.temp", "Did you mean temperature?")),
         (
             (*FIT, "--strategy.settings.train.max_tokens", "2"),
