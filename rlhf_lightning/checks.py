@@ -73,7 +73,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     """Refuse values of wrong types, roles that no strategy would place, optimizers without use, empty loops.
 
     Raises:
-        ValueError: a field is of the wrong type or unread, a role is no field, or nothing would be learned.
+        ValueError: a field is of the wrong type, too small or unread, or a role is no field.
     """
     check_types(algorithm)
     _check_names(algorithm)
@@ -81,9 +81,13 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     _check_actors(type(algorithm).__name__, roles)
     _check_stray_roles(algorithm)
     _check_optimizers(roles)
-    for name, least in (("epochs", 1), ("mini_batch_size", 0)):
+    for name, least, why in (
+        ("epochs", 1, "nothing would be learned"),
+        ("mini_batch_size", 0, "nothing would be learned"),
+        ("critic_warmup_steps", 0, "is no number of iterations"),
+    ):
         if (given := vars(algorithm).get(name, least)) < least:
-            raise ValueError(f"{name}={given}: nothing would be learned. Give at least {least}.")
+            raise ValueError(f"{name}={given}: {why}. Give at least {least}.")
 
 
 def _check_names(algorithm: RLHFAlgorithm) -> None:
