@@ -9,7 +9,7 @@ from itertools import cycle
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import Estimator, GAEEstimator, PolicyLoss, SFTLoss, ValueLoss
-from rlhf_lightning.running import KLPenalty, Running, Scaling
+from rlhf_lightning.running import KLPenalty, Running, Scaling, drifted
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 
 
@@ -103,7 +103,7 @@ class PPO(RLHFAlgorithm):
         if self.ptx_loss.coef:
             metrics |= self.actor.accumulate_actor(next(self.ptx_batches), loss=self.ptx_loss)
         metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
-        self.actor_paused = self.stop_kl is not None and metrics.fetch()["actor/approx_kl"] > self.stop_kl
+        self.actor_paused = drifted(metrics, self.stop_kl)
         return metrics
 
     def split_ptx(self, *, steps: int) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""What an algorithm with a critic keeps between iterations and in checkpoints: KL weight, running moments."""
+"""What an algorithm with a critic keeps between iterations (KL weight, running moments), its early stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import GAEEstimator, KLKind, adapted_kl_coef, mean_std, merged
 
@@ -125,3 +125,23 @@ class Running(nn.Module):
         if self._scaling.values:
             totals = (batch[name].double().sum() for name in ("row_returns", "row_squares", "row_tokens"))
             self.returns.copy_(merged(self.returns, *totals))
+
+
+def drifted(metrics: Metrics, stop_kl: float | None) -> bool:
+    """Whether an update has moved the actor further from the rollout's policy than it may, nats per token.
+
+    Args:
+        metrics: of the update; fetched only where there is a limit.
+        stop_kl: the limit; None for none.
+
+    Raises:
+        ValueError: there is a limit, and the actor's loss does not measure it.
+    """
+    if stop_kl is None:
+        return False
+    if (measured := metrics.fetch().get("actor/approx_kl")) is None:
+        raise ValueError(
+            f"stop_kl={stop_kl}: reads actor/approx_kl, and the actor's loss returns no such metric. Return "
+            "it as PolicyLoss does, or leave stop_kl out."
+        )
+    return measured > stop_kl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import pstdev
@@ -17,7 +17,7 @@ from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.functional import GAEEstimator, OffPolicyCorrection, Overlong, PolicyLoss
+from rlhf_lightning.functional import Counts, GAEEstimator, OffPolicyCorrection, Overlong, PolicyLoss
 from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
@@ -70,6 +70,27 @@ def test_an_update_that_drifts_is_cut_short(model: str) -> None:
     assert free.numbers[-1]["actor/ratio"] != pytest.approx(1, abs=1e-4)
     assert all(numbers["actor/lr"] > 0 for numbers in held.numbers), "the first mini-batch counts"
     assert held.numbers[-1]["actor/approx_kl"] < 0.2 * free.numbers[-1]["actor/approx_kl"]
+
+
+class Unmeasured(PolicyLoss):
+    """A loss that says nothing but its value."""
+
+    def __call__(
+        self, outputs: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor], counts: Counts
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Compute it."""
+        loss, _ = super().__call__(outputs, rows, counts)
+        return loss, {"actor/loss": loss.detach()}
+
+
+def test_a_limit_of_the_drift_needs_a_loss_that_measures_it(model: str) -> None:
+    run(ppo(model, policy_loss=Unmeasured()), data(), steps=1)
+    with pytest.raises(
+        ValueError,
+        match=r"^stop_kl=0\.1: reads actor/approx_kl, and the actor's loss returns no such metric\. Return "
+        r"it as PolicyLoss does, or leave stop_kl out\.$",
+    ):
+        run(ppo(model, policy_loss=Unmeasured(), stop_kl=0.1), data(), steps=1)
 
 
 def test_only_the_critic_learns_at_first(model: str) -> None:
