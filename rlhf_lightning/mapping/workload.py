@@ -71,10 +71,10 @@ class Workload:
             if getattr(self, name) < 1:
                 raise ValueError(f"workload.{name}={getattr(self, name)}: must be at least 1.")
         if self.max_resident < 0:
-            raise ValueError(f"workload.max_resident={self.max_resident}: use 0 for no limit.")
+            raise ValueError(f"--max-resident {self.max_resident}: type 0 for no limit.")
         if not 0 <= self.real_prompt <= self.prompt:
             raise ValueError(
-                f"workload.real_prompt={self.real_prompt}: must lie between 0 and prompt={self.prompt}."
+                f"--real-prompt {self.real_prompt:g}: must lie between 0 and --prompt {self.prompt}."
             )
         if self.lengths and not 1 <= min(self.lengths) <= max(self.lengths) <= self.response:
             raise ValueError(f"workload.lengths: must lie between 1 and response={self.response}.")

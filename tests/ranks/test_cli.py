@@ -91,7 +91,7 @@ def copy_model(*, without: str = "") -> Path:
         ((*MAP, "--yaml", "nowhere/x.yaml"), ("--yaml nowhere/x.yaml: there is no directory nowhere",)),
         ((*MAP, "--picture", "."), ("--picture .: is a directory",)),
         ((*MAP, "--picture", "x.xyz"), ("x.xyz: a picture ends in .png, .svg, .pdf. Try x.png or .svg",)),
-        ((*MAP, "--real-prompt", "-1"), ("real_prompt=-1.0: must lie between 0 and prompt=1024",)),
+        ((*MAP, "--real-prompt", "-1"), ("--real-prompt -1: must lie between 0 and --prompt 1024.",)),
         ((*FIT, "--trainer.val_check_interval", "0"), ("val_check_interval=0", "limit_val_batches=0")),
         ((*FIT, "--trainer.check_val_every_n_epoch", "0"), ("check_val_every_n_epoch=0",)),
     ],

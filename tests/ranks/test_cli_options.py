@@ -47,10 +47,6 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             (*FIT, *SHORT, "--trainer.accumulate_grad_batches", "4"),
             ("accumulate_grad_batches=4", "--algo.mini_batch_size ROWS", "max_tokens_per_micro_batch TOKENS"),
         ),
-        (
-            (*FIT, "--trainer.limit_train_batches", "0"),
-            ("Trainer(limit_train_batches=0): nothing would be learned. Type 1 or more, or leave it out.",),
-        ),
         ((*FIT, "--algo.actor.sampling.temp", "1"), ("--sampling.temp", "Did you mean temperature?")),
         (
             (*FIT, "--strategy.settings.train.max_tokens", "2"),
@@ -72,6 +68,27 @@ def test_an_option_that_has_another_name(rlhf: Rlhf, words: tuple[str, ...], sai
     message = rlhf.refused(*words)
     assert [part for part in said if part not in message] == [], message
     assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "fit --algo ppo --trainer.limit_train_batches 0",
+            "Trainer(limit_train_batches=0): nothing would be learned. Type 1 or more, or leave it out.",
+        ),
+        (
+            "map --algo grpo --model llama-7b --devices 8 --max-resident -1",
+            "--max-resident -1: type 0 for no limit.",
+        ),
+        (
+            "map --algo grpo --model llama-7b --devices 8 --prompt 64 --real-prompt 64.5",
+            "--real-prompt 64.5: must lie between 0 and --prompt 64.",
+        ),
+    ],
+)
+def test_a_number_that_is_out_of_its_range(rlhf: Rlhf, words: str, said: str) -> None:
+    assert rlhf.refused(*words.split()) == said
 
 
 @pytest.mark.parametrize(
