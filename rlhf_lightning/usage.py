@@ -151,6 +151,8 @@ def _class_suggestion(name: str, key: str, first: str) -> str:
     modules = _NAMED.get(key.rpartition(".")[2])
     if modules is None:
         return f" Type its options one by one, such as {key}.{first}." if key else " Type its import path."
+    if "," in name:
+        return f" Type them one by one: {' '.join(f'--{key}+={each}' for each in name.split(',') if each)}"
     known = [each for module in modules for each in importlib.import_module(module).__all__]
     low = {each.lower(): each for each in known}
     if name in known:

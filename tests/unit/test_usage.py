@@ -109,6 +109,12 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
         ("trainer.callbacks", "SampelTable", "Did you mean SampleTable?"),
         ("trainer.logger", "csv", "Did you mean CSVLogger?"),
         ("trainer.logger", "8", "Type its import path."),
+        ("trainer.logger", "CSVLogger,", "Type them one by one: --trainer.logger+=CSVLogger"),
+        (
+            "trainer.callbacks",
+            "SampleTable,Rollouts",
+            "Type them one by one: --trainer.callbacks+=SampleTable --trainer.callbacks+=Rollouts",
+        ),
         (
             "trainer.logger",
             "LitLogger",
