@@ -180,13 +180,16 @@ class CommandLine(LightningCLI):
         Raises:
             ValueError: an option is unknown or has a wrong value.
         """
+        known = ", ".join([*self.subcommands(), *COMMANDS])
+        first = args[0] if isinstance(args, list) and args else ""
+        if first.startswith("-") and first not in ("-h", "--help", "--version"):
+            raise ValueError(f"the first word is no command. Choose from {known}.")
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as err:
             if "subcommand" in (said := str(err)):
-                known, typed = ", ".join([*self.subcommands(), *COMMANDS]), re.search("choice: '(.*?)'", said)
-                nothing = "the first word is no command" if args else "no command was typed"
-                lacking = f"{typed[1]!r} is no command" if typed else nothing
+                typed = re.search("choice: '(.*?)'", said)
+                lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
             elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}
             raise ValueError(option_error(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err

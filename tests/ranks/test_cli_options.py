@@ -177,6 +177,8 @@ def test_the_command_comes_first(rlhf: Rlhf) -> None:
     Path("mine.yaml").write_text("algo: ppo\n", encoding="utf-8")
     said = "the first word is no command. Choose from fit,"
     assert rlhf.refused("-c", "mine.yaml", "fit").startswith(said)
+    assert rlhf.refused("--print_config", "fit").startswith(said)
+    assert rlhf.refused("--print_config", *FIT).startswith(said)
 
 
 def test_a_trace_needs_a_file(rlhf: Rlhf) -> None:
