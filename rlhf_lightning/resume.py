@@ -56,7 +56,9 @@ def end_if_done(trainer: Trainer) -> None:
     """
     if trainer.state.fn == "fit":
         trainer._checkpoint_connector.restore_loops()
-        if trainer.fit_loop.skip:  # it says why
+        if trainer.limit_train_batches == 0:
+            logger.warning("limit_train_batches=0: nothing is learned. Type 1 or more, or leave it out.")
+        if trainer.fit_loop.skip:  # it says why in all other cases
             raise _TunerExitException  # by which Lightning ends a fit as one that has succeeded
 
 
@@ -124,7 +126,7 @@ def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     """
     loops, data = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {})), row_data(trainer)
     begun = loops.get("fit_loop", {}).get("state_dict", {}).get("combined_loader", [])
-    if data is not None and begun:
+    if data is not None and begun and trainer.limit_train_batches != 0:
         data.train_dataloader().load_state_dict(begun[0])
 
 

@@ -147,18 +147,14 @@ def _how_to_continue(trainer: Trainer, called: str) -> str:
 
 
 def _check_intervals(trainer: Trainer) -> None:
-    """Refuse a validation interval of 0, by which Lightning would divide, and a fit without iterations.
+    """Refuse a validation interval of 0, by which Lightning would divide.
 
     Raises:
-        ValueError: an interval is 0, or a fit is limited to 0 batches.
+        ValueError: an interval is 0.
     """
     for name in ("val_check_interval", "check_val_every_n_epoch"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
-    if trainer.state.fn == "fit" and trainer.limit_train_batches == 0:
-        raise ValueError(
-            "Trainer(limit_train_batches=0): nothing would be learned. Type 1 or more, or leave it out."
-        )
 
 
 def _check_callbacks(trainer: Trainer) -> None:

@@ -74,10 +74,6 @@ def test_an_option_that_has_another_name(rlhf: Rlhf, words: tuple[str, ...], sai
     ("words", "said"),
     [
         (
-            "fit --algo ppo --trainer.limit_train_batches 0",
-            "Trainer(limit_train_batches=0): nothing would be learned. Type 1 or more, or leave it out.",
-        ),
-        (
             "map --algo grpo --model llama-7b --devices 8 --max-resident -1",
             "--max-resident -1: type 0 for no limit.",
         ),

@@ -81,11 +81,15 @@ class Starting(Local):
 
 
 @pytest.mark.parametrize("limits", [{"max_steps": 0}, {"max_epochs": 0}, {"limit_train_batches": 0}], ids=str)
-def test_nothing_to_train_starts_nothing(limits: dict[str, int], tmp_path: Path) -> None:
+def test_nothing_to_train_starts_nothing(
+    limits: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     usual = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
     run = pl.Trainer(strategy=Starting(), accelerator="cpu", default_root_dir=tmp_path, **usual, **limits)  # type: ignore[arg-type]
     run.fit(grpo(), datamodule=rows())
     assert (run.state.status, run.global_step) == ("finished", 0)
+    if "limit_train_batches" in limits:  # Lightning says why in the other cases
+        assert "limit_train_batches=0: nothing is learned. Type 1 or more, or leave it out." in caplog.text
 
 
 def test_a_run_that_is_done_starts_nothing(written: Path, tmp_path: Path) -> None:
