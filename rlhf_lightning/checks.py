@@ -206,7 +206,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         ValueError: a model is missing, damaged, of the wrong kind, or has too few positions.
     """
     data, main = row_data(algorithm.trainer), algorithm.main_model
-    if algorithm.trainer.state.fn == "predict":
+    predicts = algorithm.trainer.state.fn == "predict"
+    if predicts:
         _ = algorithm.main_actor
     new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
     for name, role in algorithm.roles().items():
@@ -224,7 +225,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
-            if generates and algorithm.draws:  # the given answers, too
+            if generates and algorithm.draws and not predicts:  # the given answers, too
                 data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
 
 

@@ -119,11 +119,22 @@ def test_both_kinds_of_answers_have_to_fit(model: str, told: str) -> None:
     if told.startswith("max"):
         mixture = Mixture(actor=actor(model, tokens=600))
     else:
-        mixture = Mixture(actor=actor(model))
-        rows = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=True)
-        rows.min_digits = rows.max_digits = 300
+        mixture, rows = Mixture(actor=actor(model)), long_answers()
     with pytest.raises(ValueError, match=told):
         run(mixture, rows, steps=1)
+
+
+def long_answers() -> TaskData:
+    """Given ones, for which the model has too few positions, to prompts for which it has enough."""
+    rows = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=True)
+    rows.min_digits = rows.max_digits = 300
+    return rows
+
+
+def test_predict_reads_no_given_answers(model: str, tmp_path: Path) -> None:
+    predict = trainer(Local(), tmp_path).predict(Mixture(actor=actor(model)), datamodule=long_answers())
+    assert predict is not None
+    assert len(predict) == 1
 
 
 def test_answers_drawn_beside_given_ones_are_written(model: str, tmp_path: Path) -> None:
