@@ -38,6 +38,8 @@ def run(arguments: Sequence[str]) -> None:
     arguments = [word for word in arguments if word != ADAPTERS]
     if not 2 <= len(arguments) <= 3:
         raise ValueError(USAGE)
+    if options := [word for word in arguments if word.startswith("-")]:
+        raise ValueError(f"{options[0]}: is no option of export. {USAGE}")
     directory, out = files.find(arguments[0]), Path(arguments[1])
     state = files.read_state(directory)
     models = state.get(files.MODELS)

@@ -99,6 +99,13 @@ def test_a_file_is_no_checkpoint(rlhf: Rlhf, trained: Path) -> None:
     assert rlhf.refused(*words, str(inside)).endswith(f"a checkpoint a directory. Type {trained}.")
 
 
+def test_an_option_that_export_does_not_have(rlhf: Rlhf, trained: Path) -> None:
+    said = "--out: is no option of export. usage: rlhf export CHECKPOINT OUT [ROLE] [--adapters]"
+    for words in (("--out",), ("--out", "x")):
+        assert rlhf.refused("export", str(trained), *words).startswith(said)
+    assert not Path("--out").exists()
+
+
 def test_a_checkpoint_of_another_program_is_not_exported(rlhf: Rlhf) -> None:
     checkpoint.write_state(make(Path("other.ckpt")), {"global_step": 1})
     assert "does not say which models it holds" in rlhf.refused("export", "other.ckpt", "out")
