@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> None:
     role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]
     if role not in models:
         raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
-    _check_out(out, directory, state.get(files.PATHS, {}))
+    _check_out(out, directory, state.get(files.PATHS, {}), other=CONFIG[not alone])
     path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))
     spec = ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role))
     try:
@@ -68,12 +68,24 @@ def run(arguments: Sequence[str]) -> None:
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
 
 
-def _check_out(out: Path, checkpoint: Path, paths: object) -> None:
-    """Refuse to write into a checkpoint, or over a model that runs resumed from the checkpoint read.
+def _check_out(out: Path, checkpoint: Path, paths: object, *, other: str) -> None:
+    """Refuse to write into a checkpoint, over a model that a resumed run reads, or adapters beside a model.
+
+    Args:
+        out: where to write.
+        checkpoint: what is exported.
+        paths: by role, the models that the run began with.
+        other: the file of a directory that holds adapters where a model is exported, or a model for adapters.
 
     Raises:
         ValueError: the directory is one of these.
     """
+    if (out / other).is_file():
+        kind = "adapters" if other == ADAPTER_CONFIG else "a model"
+        raise ValueError(
+            f"{out}: holds {kind} ({other}); transformers would load both and add the adapters to the "
+            "model. Type another directory."
+        )
     target, held = out.resolve(), checkpoint.resolve()
     if held == target or held in target.parents:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,21 @@ def test_an_export_of_adapters_alone_is_what_peft_reads(
         found.merge_and_unload().save_pretrained(tmp_path / f"{role}_merged")
         merged = FSDPEngine(ModelSpec(path=str(tmp_path / f"{role}_merged")), head=HEADS[role])
         torch.testing.assert_close(merged.give_weights(), watch.weights[role], rtol=0, atol=1e-6)
+
+
+def test_adapters_and_a_merged_model_do_not_share_a_directory(
+    learned: tuple[Watch, Path], tmp_path: Path
+) -> None:
+    """Transformers would load the model with the adapters, which it has already, or those of another run."""
+    whole, adapters = [str(learned[1] / "last.ckpt"), str(tmp_path / "out"), "actor"], ["--adapters"]
+    for first, second, held in ((whole, whole + adapters, "a model"), (whole + adapters, whole, "adapters")):
+        export.run(first)
+        export.run(first)
+        before = sorted(file.name for file in (tmp_path / "out").iterdir())
+        with pytest.raises(ValueError, match=rf"out: holds {held} \(\w+\.json\).*Type another directory"):
+            export.run(second)
+        assert sorted(file.name for file in (tmp_path / "out").iterdir()) == before
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_adapters_of_the_embedded_model_name_its_directory(tmp_path: Path) -> None:
