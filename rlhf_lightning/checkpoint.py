@@ -30,10 +30,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.spec import CHECKPOINT
 
 logger = logging.getLogger(__name__)
 
-STATE = "trainer.json"
+STATE = CHECKPOINT
 TENSORS = "tensors.safetensors"
 FORMAT = 1
 MODELS = "models"
@@ -162,7 +163,10 @@ def find(path: str | os.PathLike[str]) -> Path:
     if found := find_complete(target):
         return found
     what = "is not there" if not target.exists() else f"holds no {STATE}"
-    if inside := sorted(str(found) for found in target.glob("*.ckpt") if find_complete(found)):
+    if (target.parent / STATE).is_file():
+        raise ValueError(f"{str(path)!r} lies in a checkpoint. Type {target.parent}.")
+    held = (*target.glob("*.ckpt"), *target.glob("checkpoints/*.ckpt"))
+    if inside := sorted(str(found) for found in held if find_complete(found)):
         raise ValueError(f"{str(path)!r} is no checkpoint, and holds some. Type one: {', '.join(inside)}.")
     if (target / "config.json").is_file():
         begin = f"To begin a run with it, type --algo.actor.path {path} in place of --ckpt_path."

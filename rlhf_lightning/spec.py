@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, cast
 
 from rlhf_lightning.field_types import check_types
@@ -15,6 +16,8 @@ from rlhf_lightning.field_types import check_types
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
+CHECKPOINT = "trainer.json"
+"""The file by which a checkpoint is recognised."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Keys of a config.json that mark a mixture of experts, where they are not 0."""
 
@@ -111,6 +114,12 @@ class LoRA:
     def scale(self) -> float:
         """The factor of B A, alpha / rank."""
         return self.alpha / self.rank
+
+
+def export_first(path: str) -> str:
+    """What to type where a directory is a checkpoint, and has to be a model; empty for any other."""
+    held = (Path(path).expanduser() / CHECKPOINT).is_file()
+    return f"It is a checkpoint: type OUT after `rlhf export {path} OUT`." if held else ""
 
 
 def run_seed() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlhf_lightning.spec import EMBEDDED
+from rlhf_lightning.spec import EMBEDDED, export_first
 
 _ALIKE = 0.99
 """Share of a tokenizer's tokens that must have the same ids in another one whose model reads its ids."""
@@ -46,7 +46,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         reason = str(err).splitlines()[0] if named or Path(path).is_dir() else "no such directory"
         raise ValueError(
             f"tokenizer {path!r}: no tokenizer could be loaded from there ({reason}). "
-            f"Give a directory that holds tokenizer.json, a hub name, or {EMBEDDED!r}."
+            + (
+                export_first(path)
+                or f"Give a directory that holds tokenizer.json, a hub name, or {EMBEDDED!r}."
+            )
         ) from err
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(f"tokenizer {path!r}: a {type(tokenizer).__name__} is not a text tokenizer.")

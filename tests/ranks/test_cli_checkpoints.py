@@ -99,6 +99,22 @@ def test_a_file_is_no_checkpoint(rlhf: Rlhf, trained: Path) -> None:
     assert rlhf.refused(*words, str(inside)).endswith(f"a checkpoint a directory. Type {trained}.")
 
 
+def test_the_directory_of_a_run_and_the_parts_of_a_checkpoint_are_none(rlhf: Rlhf, trained: Path) -> None:
+    shutil.copytree(trained, "runs/checkpoints/last.ckpt")
+    for words in (("export", "runs", "out"), ("predict", *FIT[1:], *SHORT, "--ckpt_path", "runs")):
+        said = rlhf.refused(*words)
+        assert said == "'runs' is no checkpoint, and holds some. Type one: runs/checkpoints/last.ckpt."
+    for part in ("actor", "trainer.json"):
+        said = rlhf.refused("export", str(trained / part), "out")
+        assert said == f"{str(trained / part)!r} lies in a checkpoint. Type {trained}."
+
+
+def test_a_checkpoint_is_no_model(rlhf: Rlhf, trained: Path) -> None:
+    for role in ("actor", "reward"):
+        said = rlhf.refused(*FIT, *SHORT, f"--algo.{role}.path", str(trained))
+        assert said.endswith(f" It is a checkpoint: type OUT after `rlhf export {trained} OUT`."), said
+
+
 def test_an_option_that_export_does_not_have(rlhf: Rlhf, trained: Path) -> None:
     said = "--out: is no option of export. usage: rlhf export CHECKPOINT OUT [ROLE] [--adapters]"
     for words in (("--out",), ("--out", "x")):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlhf_lightning.engines.headers import read_header
-from rlhf_lightning.spec import EMBEDDED, ModelSpec
+from rlhf_lightning.spec import EMBEDDED, ModelSpec, export_first
 
 _EMBEDDED_DIRECTORY = Path(__file__).parents[2] / "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -194,7 +194,8 @@ def _check_config(directory: Path) -> None:
             "merge_and_unload."
         )
     if not file.exists():
-        raise ValueError(f"{directory}: has no config.json. Type the path of a Hugging Face model directory.")
+        instead = export_first(str(directory)) or "Type the path of a Hugging Face model directory."
+        raise ValueError(f"{directory}: has no config.json. {instead}")
     kind = read_json(file).get("model_type")
     if kind is None:
         raise ValueError(f'{file}: has no "model_type". Add it, for example "llama".')
