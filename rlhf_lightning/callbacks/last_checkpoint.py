@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -56,6 +57,10 @@ class LastCheckpoint(ModelCheckpoint):
     def path(self) -> Path:
         """Path of the checkpoint."""
         return Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what tells whose checkpoint it is; what ModelCheckpoint says of other ones is unread."""
+        self.best_model_path = state_dict["best_model_path"]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a directory that another run is using.

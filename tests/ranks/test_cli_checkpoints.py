@@ -109,6 +109,17 @@ def test_the_directory_of_a_run_and_the_parts_of_a_checkpoint_are_none(rlhf: Rlh
         assert said == f"{str(trained / part)!r} lies in a checkpoint. Type {trained}."
 
 
+def test_evaluating_elsewhere_warns_of_nothing(
+    rlhf: Rlhf, trained: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    words = ("--algo", "ppo", *SHORT, "--strategy", "local", "--trainer.logger", "false")
+    few = ("--algo.actor.sampling.max_new_tokens", "2", "--ckpt_path", str(trained))
+    code, out, err = rlhf.run("predict", *words, *few)
+    assert code == 0, err
+    assert out.endswith("predictions: runs/predictions.jsonl\n")
+    assert [str(each.message) for each in recwarn if "dirpath" in str(each.message)] == []
+
+
 def test_a_checkpoint_is_no_model(rlhf: Rlhf, trained: Path) -> None:
     for role in ("actor", "reward"):
         said = rlhf.refused(*FIT, *SHORT, f"--algo.{role}.path", str(trained))
