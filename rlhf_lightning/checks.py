@@ -149,6 +149,11 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         return
     if algorithm.trainer.state.fn == "validate":
         check_held_out(data, what="validate")
+        if algorithm.trainer.limit_val_batches == 0:
+            raise ValueError(
+                "validate: trainer.limit_val_batches=0 leaves nothing to validate. Leave it out, or type 1.0 "
+                "for all held-out rows."
+            )
     if algorithm.needs_pairs and data.batch_rows != 2 * data.batch_size:
         raise ValueError(
             f"{name} learns from pairs, and {type(data).__name__} gives single rows. "

@@ -28,7 +28,7 @@ from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
-from tests.unit.algos.short import Started, refusal
+from tests.unit.algos.short import Started, refusal, trainer
 from tests.unit.algos.small import write_model, write_rows
 
 
@@ -124,6 +124,9 @@ def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
     with pytest.raises(ValueError, match=r"^validate: TaskData holds no rows out .*data\.num_val_rows"):
         run.validate(PPO(), datamodule=data)
+    none = trainer(Started(), tmp_path, limit_val_batches=0)
+    with pytest.raises(ValueError, match=r"^validate: trainer\.limit_val_batches=0 leaves nothing to"):
+        none.validate(PPO(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
     for callback in (SampleTable(), SampledValidation(), ValidateFirst()):
         run = pl.Trainer(strategy=Started(), logger=False, callbacks=callback, default_root_dir=tmp_path)
         with pytest.raises(ValueError, match=rf"^{type(callback).__name__}: TaskData holds no rows out"):
