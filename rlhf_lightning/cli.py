@@ -139,6 +139,7 @@ class CommandLine(LightningCLI):
             "train_dataloaders",
             "val_dataloaders",
             "weights_only",
+            "return_predictions",
         }
         return dict.fromkeys(TRAINER_COMMANDS, loaders)
 

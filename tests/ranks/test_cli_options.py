@@ -149,6 +149,17 @@ def test_options_of_a_class_that_nobody_has_named(rlhf: Rlhf) -> None:
     assert "'group_size' is not accepted. Name the class before its options, such as --algo ppo" in message
 
 
+def test_predict_has_no_option_that_nothing_reads(rlhf: Rlhf) -> None:
+    code, out, _ = rlhf.run("predict", "--help")
+    assert code == 0
+    assert "--ckpt_path" in out
+    assert "return_predictions" not in out
+    code, out, _ = rlhf.run("predict", "--algo", "ppo", "--print_config")
+    Path("mine.yaml").write_text(out, encoding="utf-8")
+    for command in ("fit", "validate"):
+        assert rlhf.run(command, "-c", "mine.yaml", "--print_config")[0] == 0
+
+
 def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's exception is an exit without a code."""
 
