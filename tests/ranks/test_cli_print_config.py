@@ -1,0 +1,58 @@
+"""What `--print_config` prints is a configuration that gives the same again."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.names import choices
+from tests.unit.rlhf import Rlhf
+
+CALLBACKS = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
+TEXTS = ("--algo.actor.sampling.stop_strings", r"""['</a>', 'x: y', "it's", '\n\nHuman:', 'null', '12']""")
+MAIN = ("--data.main", "rlhf_lightning.data.PromptData", "--data.main.path", "a.jsonl")
+PTX = ("--data.ptx", "rlhf_lightning.data.TextData", "--data.ptx.path", "b.jsonl")
+FILE = ("--data", "promptdata", "--data.path", "a.jsonl", "--data.data_source", "'12'")
+TEMPLATE = ("--data.prompt_template", r'"Q: {prompt}\nA:"')
+VARIABLES = ("--data.chat_template_options", "{x: 1.5, y: 'no'}")
+SOURCES = ("--algo.reward.by_source", "{a: {length: 1}, 'b: c': {too_long: 1e-3}}")
+LOGGER = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs")
+
+
+def same_again(rlhf: Rlhf, *words: str) -> None:
+    """Print a configuration, and that of it."""
+    code, first, err = rlhf.run("fit", *words, "--print_config")
+    assert code == 0, err
+    Path("mine.yaml").write_text(first, encoding="utf-8")
+    code, second, err = rlhf.run("fit", "-c", "mine.yaml", "--print_config")
+    assert code == 0, err
+    assert second == first
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "strategy"), zip(sorted(choices("algo")), cycle(sorted(choices("strategy"))), strict=False)
+)
+def test_defaults(rlhf: Rlhf, algorithm: str, strategy: str) -> None:
+    """Each algorithm and each strategy, in pairs: neither reads the options of the other."""
+    same_again(rlhf, "--algo", algorithm, "--strategy", strategy)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--algo.actor.lora.rank", "4", "--algo.actor.optimizer.lr", "1e-6", *TEXTS),
+        ("--algo.reward.functions", "[length]", "--trainer.max_time", "{hours: 2}", *CALLBACKS),
+        (*FILE, *TEMPLATE, *VARIABLES, *SOURCES),
+        ("--data", "mixeddata", *MAIN, *PTX, "--trace", "x.json", "--ckpt_path", "last", *LOGGER),
+    ],
+    ids=("adapters and texts", "callbacks", "a file", "two files and a logger"),
+)
+def test_options(rlhf: Rlhf, words: tuple[str, ...]) -> None:
+    same_again(rlhf, "--algo", "ppo", *words)
