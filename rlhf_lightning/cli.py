@@ -207,6 +207,8 @@ class CommandLine(LightningCLI):
             raise ValueError(option_error(str(err), {})) from err
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
+        if self.subcommand != "fit":  # whose config.yaml may lie in the same directory
+            self.save_config_kwargs["config_filename"] = f"{self.subcommand}.yaml"
         strategy = self._get(self.config_init, "strategy")
         options = self._get(self.config_init, "trainer")
         given = options.get("callbacks") or []

@@ -120,6 +120,16 @@ def test_evaluating_elsewhere_warns_of_nothing(
     assert [str(each.message) for each in recwarn if "dirpath" in str(each.message)] == []
 
 
+def test_the_configuration_of_a_fit_outlives_an_evaluation(rlhf: Rlhf) -> None:
+    few = ("--data.num_rows", "8", "--data.batch_size", "2", "--algo.actor.sampling.max_new_tokens", "2")
+    words = ("--algo", "ppo", *SHORT, *few, "--strategy", "local", "--trainer.logger", "false")
+    assert rlhf.run("fit", *words, "--trainer.max_steps", "1", "--algo.gamma", "0.5")[0] == 0
+    before = Path("runs/config.yaml").read_text()
+    assert rlhf.run("predict", *words, "--ckpt_path", "last")[0] == 0
+    assert Path("runs/config.yaml").read_text() == before
+    assert "gamma: 1.0" in Path("runs/predict.yaml").read_text()
+
+
 def test_a_checkpoint_is_no_model(rlhf: Rlhf, trained: Path) -> None:
     for role in ("actor", "reward"):
         said = rlhf.refused(*FIT, *SHORT, f"--algo.{role}.path", str(trained))
