@@ -38,12 +38,21 @@ def model(head_dim: int = 32) -> PreTrainedConfig:
         ({"gpu_memory_utilization": 1.5}, r"Try 0.4"),
         ({"max_num_seqs": 0}, "^strategy.settings.vllm.max_num_seqs=0: must be at least 1"),
         ({"kv_cache_gib": -1.0}, "^strategy.settings.vllm.kv_cache_gib=-1.0: is negative"),
+        ({"max_num_batched_tokens": -1}, "^strategy.settings.vllm.max_num_batched_tokens=-1: is negative"),
         ({"max_model_len": -1}, "^strategy.settings.vllm.max_model_len=-1: is negative"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VLLM(**options)  # type: ignore[arg-type]
+
+
+def test_defaults_suit_the_device() -> None:
+    whole = VLLM(gpu_memory_utilization=1.0)
+    assert [whole.kv_cache_bytes(on_cpu=on_cpu) for on_cpu in (True, False)] == [2**30, None]
+    assert [whole.eager(on_cpu=on_cpu) for on_cpu in (True, False)] == [True, False]
+    assert VLLM(kv_cache_gib=0.5).kv_cache_bytes(on_cpu=False) == 2**29
+    assert VLLM(enforce_eager=True).eager(on_cpu=False)
 
 
 def test_a_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +79,7 @@ def test_generation_wants_the_device_for_itself() -> None:
     [
         (16, ParallelLayout(), True, r"heads are 16 wide, and on a CPU vLLM takes 32, 64, 80"),
         (20, ParallelLayout(), False, r"heads are 20 wide, and vLLM takes multiples of 8"),
+        (264, ParallelLayout(), False, r"heads are 264 wide, and vLLM takes multiples of 8 up to 256"),
         (32, ParallelLayout(p=2, generation=Generation(p=2)), True, r"generate p=2: .*Try generate p=1, t=1"),
         (32, ParallelLayout(t=8), True, r"t=8: .* 4 attention heads"),
     ],
@@ -83,7 +93,9 @@ def test_what_vllm_does_not_take_is_refused(
 
 def test_what_vllm_takes_is_not_refused() -> None:
     check_vllm(model(), ParallelLayout(p=2, t=4, generation=Generation(p=1, t=2)), on_cpu=True)
-    check_vllm(model(head_dim=16), ParallelLayout(), on_cpu=False)
+    for head_dim in (16, 256):
+        check_vllm(model(head_dim), ParallelLayout(), on_cpu=False)
+    check_vllm(model(), ParallelLayout(), settings=VLLM(max_model_len=64), on_cpu=True)
     with pytest.raises(
         ValueError, match=r"^strategy.settings.vllm.max_model_len=65: the model has 64 positions"
     ):
