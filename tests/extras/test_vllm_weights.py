@@ -141,28 +141,54 @@ def test_sleep_gives_the_memory_of_keys_and_values_back(spec: ModelSpec) -> None
     engine.close()
 
 
-def test_weights_that_slept_are_copied_again(
-    awake: tuple[Watched, VLLMEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU: what vLLM does there to its memory is done by hand."""
-    (source, engine), told = awake, list[str]()
+@pytest.fixture
+def told(awake: tuple[Watched, VLLMEngine], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What vLLM is told as on a GPU, where it sleeps; what it does there to its memory is done by hand."""
+    (_, engine), calls = awake, list[str]()
 
     def sleep(*, level: int) -> None:
-        told.append(f"sleep {level}")
+        calls.append(f"sleep {level}")
         for weight in engine._model.parameters():
             weight.data.zero_()
 
+    engine.refresh()
+    monkeypatch.setattr(engine, "_sleeps", True)
+    monkeypatch.setattr(engine, "_config", replace(engine._config, sleep=True))
+    monkeypatch.setattr(engine._engine, "sleep", sleep)
+    monkeypatch.setattr(engine._engine, "wake_up", lambda: calls.append("wake"))
+    return calls
+
+
+def test_weights_that_slept_are_copied_again(awake: tuple[Watched, VLLMEngine], told: list[str]) -> None:
+    (source, engine), start = awake, ["sleep 2"]
     expected = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     before, version = source.asked, engine.version
-    monkeypatch.setattr(engine, "_sleeps", True)
-    monkeypatch.setattr(engine._engine, "sleep", sleep)
-    monkeypatch.setattr(engine._engine, "wake_up", lambda: told.append("wake"))
+    assert told == start
     for _ in range(2):
         engine.offload()
         engine.offload()
         agree(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1), expected)
-    assert told == ["sleep 2", "wake"] * 2
-    assert (source.asked, engine.version) == (before + 2, version)
+    engine.refresh()
+    assert told == start + ["wake", "sleep 2"] * 2 + ["wake"]
+    assert (source.asked, engine.version) == (before + 3, version)
+
+
+def test_held_weights_are_copied_once_and_sleep_in_the_end(
+    awake: tuple[Watched, VLLMEngine], told: list[str]
+) -> None:
+    (source, engine), rows = awake, table(SEQUENCES)
+    expected = engine.generate(rows, sampling=DRAWN, seed=1)
+    before = source.asked
+    with engine.weights_held():
+        assert told == ["sleep 2", "wake"]
+        for _ in range(2):
+            found = engine.resume(rows, sampling=DRAWN, seed=1, pause=lambda ended: False)
+            agree(found, expected)
+        assert told == ["sleep 2", "wake"]
+    assert told == ["sleep 2", "wake", "sleep 2"]
+    engine.resume(rows, sampling=DRAWN, seed=1, pause=lambda ended: False)
+    assert told == ["sleep 2", *["wake", "sleep 2"] * 2]
+    assert source.asked == before + 2
 
 
 def test_an_actor_takes_its_vllm_along_and_a_copy_keeps_it(
@@ -209,13 +235,14 @@ def test_forgotten_pages_hold_zeros_and_their_neighbours_stay() -> None:
     assert everything[-page:].all()
 
 
-def test_the_process_is_left_as_it_was(spec: ModelSpec) -> None:
+def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(spec: ModelSpec) -> None:
     torch.manual_seed(11)
     random.seed(11)
     set_num_threads, environment = torch.set_num_threads, dict(os.environ)
     groups = {name: vars(parallel_state)[name] for name in ("_WORLD", "_TP", "_PP", "_DP")}
     state, draw = torch.get_rng_state(), random.getstate()
     engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    assert engine._asleep
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.close()
     assert torch.equal(torch.get_rng_state(), state)
