@@ -144,7 +144,7 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.generating`."""
         self._offloaded.refuse("parameters")
         if self._config.distributed_optimizer:
-            return self._from_copies()
+            return self._from_views()
         return self._in_place().generating()
 
     def lending(self) -> AbstractContextManager[Shard] | None:
@@ -159,9 +159,9 @@ class MegatronEngine(TrainEngine):
         return self._hybrid
 
     @contextmanager
-    def _from_copies(self) -> Iterator[Decoder]:
-        """Generate from copies: with a distributed optimizer, parameters cannot leave Megatron's buffer."""
-        hybrid = self._hybrid_of({name: nn.Parameter(p.detach().clone()) for name, p in self.shards.items()})
+    def _from_views(self) -> Iterator[Decoder]:
+        """With a distributed optimizer: views may leave Megatron's buffer, its parameters may not."""
+        hybrid = self._hybrid_of({name: nn.Parameter(p.detach()) for name, p in self.shards.items()})
         with hybrid.generating() as decoder:
             self._last = hybrid.last
             yield decoder
