@@ -66,7 +66,6 @@ def transformer_config(
         sequence_parallel=settings.sequence_parallel and layout.t > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
         variable_seq_lengths=layout.p > 1,
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no experts; the default refuses the line above
         # With the opposite values an interleaved pipeline of two stages silently computes wrong gradients.

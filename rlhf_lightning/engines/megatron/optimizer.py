@@ -50,8 +50,6 @@ class FrozenParameters:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = dict(parameters)
-        for parameter in self._parameters.values():
-            parameter.requires_grad_(False)
 
     def read(self, name: str, moment: str | None = None) -> Tensor:
         """This rank's part of a parameter."""
@@ -186,20 +184,11 @@ class ShardedAdamW:
 
     def _wrap(self, runs: list[DistributedDataParallel]) -> MegatronOptimizer:
         """Wrap AdamW without Megatron's collective calls over all ranks of the job: some lack the model."""
-        some = next(iter(self._parameters.values()))
-        half = some.dtype == torch.bfloat16
-        config = OptimizerConfig(
-            optimizer="adam",
-            lr=self.spec.lr,
-            bf16=half,
-            params_dtype=some.dtype,
-            clip_grad=0.0,
-            use_distributed_optimizer=self._distributed,
-        )
+        half = self.copies
+        config = OptimizerConfig(bf16=half, use_distributed_optimizer=self._distributed)
         inner = adamw(self._parameters.values(), self.spec, fused=None)
-        made: MegatronOptimizer
         if self._distributed:
-            made = DistributedOptimizer(
+            return DistributedOptimizer(
                 inner,
                 config,
                 None,
@@ -211,9 +200,6 @@ class ShardedAdamW:
                 data_parallel_group_idx=self._groups.replica.rank(),
                 distributed_optimizer_instance_id=0,
             )
-        elif half:
-            made = Float16OptimizerWithFloat16Params(inner, config, None, None)
-        else:
-            made = FP32Optimizer(inner, config, None)
-        made.tp_group = self._groups.tensor
-        return made
+        if half:
+            return Float16OptimizerWithFloat16Params(inner, config, None, None)
+        return FP32Optimizer(inner, config, None)
