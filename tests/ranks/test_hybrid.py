@@ -56,6 +56,8 @@ class Said:
     """The weights at the end, whole."""
     viewed: bool
     """Whether in generation every training parameter lay in memory of the generation shard."""
+    lends: bool
+    """Whether it lends that memory to another engine."""
 
 
 def prompts() -> TensorDict:
@@ -106,9 +108,10 @@ def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout, chun
         held = computed_with(cast(ShardedDecoder, decoder))
         viewed = {p.untyped_storage().data_ptr() for p in engine.shards.values()} <= held
         del decoder
+    lends = engine.lending() is not None
     weights = Weights(tuple(engine.conversion.parameters), engine.stages, element_bytes=4)
     planned = reshard(weights, layout).ranks[seat.rank].received_bytes
-    return Said(answers, engine.transition(), int(planned), engine.give_weights(), viewed)
+    return Said(answers, engine.transition(), int(planned), engine.give_weights(), viewed, lends)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -126,7 +129,7 @@ def test_it_answers_as_the_whole_model_does(
     p, t, d = train
     layout = ParallelLayout(p, t, d, generation=Generation(*generate))
     ranks = spmd.run(layout.num_ranks, said, spec, layout)
-    assert all(one.viewed for one in ranks)
+    assert all(one.viewed and one.lends for one in ranks)
     check(ranks, layout, expected)
     torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
 
@@ -135,7 +138,7 @@ def test_it_answers_the_same_by_the_vanilla_rule(tmp_path: Path) -> None:
     spec = write(tmp_path, "qwen2")
     layout = ParallelLayout(1, 4, 2, generation=Generation(1, 2, "vanilla"))
     ranks = spmd.run(layout.num_ranks, said, spec, layout)
-    assert not any(one.viewed for one in ranks)
+    assert not any(one.viewed or one.lends for one in ranks)
     check(ranks, layout, run(FSDPEngine(spec), prompts()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -97,13 +97,14 @@ class Case:
     distributed_optimizer: bool = False
     recompute: bool = False
     all_in_one: bool = False
+    grad_clip: float = 1.0
 
     def __str__(self) -> str:
         return f"{self.model}-{self.head}-p{self.layout.p}t{self.layout.t}d{self.layout.d}"
 
 
 CASES = [
-    Case("tied", ParallelLayout(1, 1, 1)),
+    Case("tied", ParallelLayout(1, 1, 1), grad_clip=0.0),
     Case("biased", ParallelLayout(1, 4, 1), sequence_parallel=True, recompute=True),
     Case("tied", ParallelLayout(2, 2, 1), chunks=2, sequence_parallel=True),
     Case("qwen", ParallelLayout(2, 2, 2, order="tdp"), recompute=True, all_in_one=True),
@@ -116,13 +117,14 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_layout_computes_what_one_device_computes(models: dict[str, Path], case: Case) -> None:
     spec = tiny.spec(models[case.model])
+    spec = replace(spec, optimizer=replace(spec.optimizer, grad_clip=case.grad_clip))
     config = Megatron(
         max_tokens_per_micro_batch=BUDGET,
         sequence_parallel=case.sequence_parallel,
         chunks=case.chunks,
         distributed_optimizer=case.distributed_optimizer,
     )
-    recomputing = tiny.spec(models[case.model], gradient_checkpointing=case.recompute)
+    recomputing = replace(spec, gradient_checkpointing=case.recompute)
     layout, together = case.layout, case.all_in_one
     results = spmd.run(
         case.layout.num_ranks,
@@ -151,6 +153,8 @@ def scored(
     group: dist.ProcessGroup, layout: ParallelLayout, spec: ModelSpec
 ) -> tuple[Tensor, dict[str, int]]:
     engine = three_d.megatron(three_d.seat(group, layout), spec, "lm")
+    greedy, plain = (engine.infer(tiny.rows(), temperature=number)["log_probs"] for number in (0.0, 1.0))
+    assert torch.equal(greedy, plain)
     return engine.infer(tiny.rows(), temperature=0.7)["log_probs"], engine.memory()
 
 
@@ -261,6 +265,8 @@ def test_other_angles_are_refused() -> None:
         check_layout(config, ParallelLayout())
     with pytest.raises(ValueError, match="max_tokens_per_micro_batch=-1"):
         Megatron(max_tokens_per_micro_batch=-1)
+    with pytest.raises(ValueError, match="chunks=0: a stage holds at least 1 run"):
+        Megatron(chunks=0)
 
 
 class Pairs(Fit):

@@ -45,15 +45,17 @@ def lived(group: dist.ProcessGroup, spec: ModelSpec, job: Job) -> tuple[Tensor, 
     """Weights as loaded and at the end."""
     config = Megatron(max_tokens_per_micro_batch=20, distributed_optimizer=job.distributed_optimizer)
     engine = three_d.megatron(three_d.seat(group, job.layout), spec, "lm", config)
+    replica, d = job.layout.coordinate(group.rank()).d, job.layout.d
     if job.load is not None:
+        three_d.step(engine, tiny.rows()[replica::d])
         engine.load_weights(job.load)
         alone, optimizer = engine.give_weights(), engine._optimizer
         assert isinstance(optimizer, ShardedAdamW)
         assert optimizer.moment_steps is None
         engine.load(job.load)
         assert torch.equal(alone, engine.give_weights())
+        assert engine.version == 3
     loaded = engine.give_weights()
-    replica, d = job.layout.coordinate(group.rank()).d, job.layout.d
     for _ in range(job.steps):
         three_d.step(engine, tiny.rows()[replica::d])
     if job.save is not None:
@@ -139,6 +141,7 @@ def refused(group: dist.ProcessGroup, spec: ModelSpec, other: Path, empty: Path)
     assert torch.equal(engine.give_weights(), before)
     engine.follow_weights(torch.arange(len(before)).float(), decay=0.75)
     torch.testing.assert_close(engine.give_weights(), 0.75 * before + 0.25 * torch.arange(len(before)))
+    assert engine.version == 1
     return before
 
 
@@ -164,6 +167,7 @@ def rested(group: dist.ProcessGroup, spec: ModelSpec, *, distributed: bool) -> l
             if kind == "generates":
                 with engine.generating():
                     pass
+                assert engine.transition().received_bytes > 0
             for number, rows in enumerate((tiny.rows()[:3], tiny.rows()[3:])):
                 if kind == "rests":
                     away(engine, gradients=number > 0)
