@@ -102,10 +102,6 @@ class Ranks:
         """Number of data-parallel ranks."""
         return dist.get_world_size(self._group)
 
-    def get_data_parallel_rank(self) -> int:
-        """This rank's number among them."""
-        return dist.get_rank(self._group)
-
     def get_model_parallel_group(self) -> None:
         """None: there is no model parallelism."""
 
