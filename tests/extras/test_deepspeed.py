@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, product
@@ -16,7 +17,7 @@ from deepspeed.comm import comm
 from deepspeed.utils import groups
 from torch import Tensor
 
-from rlhf_lightning.engines import Head, ZeRO
+from rlhf_lightning.engines import FSDP, Head, ZeRO
 from rlhf_lightning.engines.deepspeed import config
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
@@ -74,7 +75,13 @@ CASES = [
 
 def trained(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Trained:
     engine = zero.zero(group, spec, case.stage, head=case.head, **case.options)
-    return zero.train(engine, *(tiny.rows()[list(rows)] for rows in case.shares[group.rank()]))
+    calls = Counter[str]()
+    for name in (once := "embed_tokens", again := "layers.0.self_attn"):
+        part = engine._model.base_model.get_submodule(name)
+        part.register_forward_pre_hook(lambda *_, name=name: calls.update({name: torch.is_grad_enabled()}))
+    found = zero.train(engine, *(tiny.rows()[list(rows)] for rows in case.shares[group.rank()]))
+    assert calls[again] == (2 if case.recompute else 1) * calls[once] > 0
+    return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -209,6 +216,7 @@ def test_engines_on_overlapping_ranks_share_a_process(paths: dict[str, Path]) ->
             r"^strategy.settings.zero.max_tokens_per_micro_batch=-1: is negative",
         ),
         ({"whole_below": -1}, r"^strategy.settings.zero.whole_below=-1: is negative"),
+        ({"bucket_numbers": 0}, r"^strategy.settings.zero.bucket_numbers=0: must be even and above 0"),
         ({"bucket_numbers": 3}, r"^strategy.settings.zero.bucket_numbers=3: must be even"),
         (
             {"offload_parameters": True},
@@ -221,9 +229,23 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         ZeRO(**options)
 
 
+def test_options_reach_deepspeed_and_the_engine_of_frozen_models() -> None:
+    settings = ZeRO(stage=3, offload_optimizer=True, offload_parameters=True, max_tokens_per_micro_batch=7)
+    told = settings.for_deepspeed(ModelSpec(path=""), numbers=9, on_cpu=True)["zero_optimization"]
+    host = {"device": "cpu", "pin_memory": False}
+    wanted = {"stage": 3, "reduce_bucket_size": 10, "offload_optimizer": host, "offload_param": host}
+    assert isinstance(told, dict)
+    assert {name: told.get(name) for name in wanted} == wanted
+    assert settings.for_frozen() == FSDP(shard=0, max_tokens_per_micro_batch=7)
+    assert replace(settings, stage=2, offload_parameters=False).for_frozen().shard == 1
+
+
 def test_what_zero_cannot_do_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"p=1, t=2: under ZeRO every rank computes the whole model"):
-        ZeRO().check(ModelSpec(path=""), "lm", ParallelLayout(t=2))
+    for p, t in ((1, 2), (2, 1)):
+        with pytest.raises(
+            ValueError, match=rf"p={p}, t={t}: under ZeRO every rank computes the whole model"
+        ):
+            ZeRO().check(ModelSpec(path=""), "lm", ParallelLayout(p=p, t=t))
     monkeypatch.setattr(config, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError,
