@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 
 from rlhf_lightning.engines.environment import environment, for_deepspeed
+from rlhf_lightning.engines.vllm.process import process_restored
 
 
 def test_all_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +30,36 @@ def test_deepspeed_is_told_of_a_host_without_gpus_alone(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert for_deepspeed() == told
+
+
+def test_vllm_has_the_users_variables_but_those_that_would_override_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)  # of objects that this session has frozen
+    theirs = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    for name, value in {**theirs, "VLLM_CPU_KVCACHE_SPACE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with process_restored():
+        assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
+        assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
+
+
+def test_what_vllm_does_to_the_process_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    thawed: list[bool] = []
+    monkeypatch.setattr(gc, "unfreeze", lambda: thawed.append(True))
+    set_num_threads, threads, before = torch.set_num_threads, torch.get_num_threads(), dict(os.environ)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    with process_restored():
+        os.environ["ADDED"] = "within"
+        torch.set_num_threads(threads + 1)
+        torch.set_num_threads = lambda *_: None
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(99)
+    assert thawed
+    assert torch.set_num_threads is set_num_threads
+    assert torch.get_num_threads() == threads
+    assert dict(os.environ) == before
+    np.testing.assert_equal((random.getstate(), np.random.get_state(legacy=False)), states[1:])
+    assert torch.equal(torch.get_rng_state(), states[0])
