@@ -25,7 +25,7 @@ from tests.unit.engines.tiny import Fit
 with suppress(ModuleNotFoundError):
     import deepspeed  # noqa: F401 - transformers imports it as it saves, and it writes to the environment
 
-VOCABULARY, POSITIONS, PAD = 89, 512, 0
+VOCABULARY, POSITIONS, PAD = 89, 512, 88
 TOKENIZER = load_tokenizer("embedded")
 """A token is a byte."""
 STOPS = tuple(range(1, 9))

@@ -141,7 +141,7 @@ def test_a_stop_token_ends_its_row(pair: Pair) -> None:
 
 
 def test_the_token_that_completes_a_text_ends_its_row(pair: Pair) -> None:
-    rows = table(prompts(LENGTHS))
+    rows = table(prompts(LENGTHS * 3))  # more than vLLM has at once: some have no token yet
     free = pair(rows, Sampling(max_new_tokens=16))
     texts = tuple(str(TOKENIZER.decode(free["response_ids"][row, at])) for row, at in SPOTS)
     out = pair(rows, Sampling(max_new_tokens=16, stop_strings=texts))

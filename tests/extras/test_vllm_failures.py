@@ -171,7 +171,7 @@ def test_a_cache_that_is_too_small_says_how_to_make_it_larger(spec: ModelSpec, c
     engine.close()
 
 
-def test_weights_of_another_shape_are_refused_by_name(
+def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(
     spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = LlamaConfig(**{**generating._SIZES, "intermediate_size": 128}, tie_word_embeddings=False)
@@ -181,7 +181,12 @@ def test_weights_of_another_shape_are_refused_by_name(
     said = rf"^vLLM of {spec.path}: was given {name} \(128, 128\) and has \(96, 128\)"
     with pytest.raises(ValueError, match=said):
         engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
-    engine.source = FSDPEngine(spec)
+    engine.source = source = FSDPEngine(spec)
+    with monkeypatch.context() as patch:
+        given = [pair for pair in source.weights() if pair[0] != "model.norm.weight"]
+        patch.setattr(source, "weights", lambda: iter(given))
+        with pytest.raises(ValueError, match=rf"^vLLM of {spec.path}: was given no model\.norm\.weight\. "):
+            engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     assert engine.version == 0
     engine.close()
