@@ -104,6 +104,7 @@ def test_a_checkpoint_continues_in_any_layout_and_engine(models: dict[str, Path]
     )
     assert torch.equal(loaded, fsdp.give_weights())
     close(third, 3)
+    assert len(list(three.glob("*.safetensors"))) == 2  # one of the two replicas writes
     last = three_d.fsdp(spec, "lm")
     last.load(three)
     assert torch.equal(last.give_weights(), third)
