@@ -18,6 +18,7 @@ from rlhf_lightning.commands.alike import alike
 from rlhf_lightning.commands.blocks import MEANING, SIGNS, Blocks
 from rlhf_lightning.commands.parser import Parser, check_picture, count
 from rlhf_lightning.mapping import shapes
+from rlhf_lightning.mapping.plan import LARGEST
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.parallel.layout import Generation, GenerationAxis, ParallelLayout
 from rlhf_lightning.parallel.planners import PLANNERS
@@ -219,7 +220,13 @@ def _counts(names: str, example: str) -> Callable[[str], tuple[int, ...]]:
             raise argparse.ArgumentTypeError(
                 f"{text} is not {names}, whole numbers from 1 up, such as {example}"
             )
-        return tuple(map(int, words))
+        values = tuple(map(int, words))
+        if (ranks := math.prod(values)) > LARGEST:
+            raise argparse.ArgumentTypeError(
+                f"{text} are {ranks:,} ranks, and the plan goes up to {LARGEST:,}. Type a smaller d: its "
+                "replicas do the same."
+            )
+        return values
 
     return parse
 

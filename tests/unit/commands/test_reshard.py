@@ -131,6 +131,7 @@ def test_a_picture_that_cannot_be_written(rlhf: Rlhf) -> None:
         (("1,4", "1,2"), ("--train: 1,4 is not p,t,d", "such as 1,4,2")),
         (("1,4,0", "1,2"), ("--train: 1,4,0 is not p,t,d", "from 1 up")),
         (("1,four,2", "1,2"), ("--train: 1,four,2 is not p,t,d",)),
+        (("64,64,128", "1,1"), ("--train: 64,64,128 are 524,288 ranks", "up to 4,096", "smaller d")),
         (("1,4,2", "2"), ("--generate: 2 is not pg,tg", "such as 1,2")),
         (("1,4,2", "0,2"), ("--generate: 0,2 is not pg,tg",)),
         (("1,3,1", "1,1"), ("t=3: llama-7b has 32 heads", "Try t=2 or 4")),
