@@ -55,7 +55,7 @@ def test_what_was_learned_is_not_left_behind_in_silence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keeps", [True, False])
 def test_what_there_is_to_go_on_from_is_named(tmp_path: Path, *, keeps: bool) -> None:
     keeper = [pl.callbacks.ModelCheckpoint(tmp_path / "own", every_n_train_steps=1)] if keeps else []
-    run = trainer(Local(), tmp_path, enable_checkpointing=keeps, callbacks=keeper)
+    run = trainer(Local(), tmp_path, enable_checkpointing=keeps, callbacks=keeper, limit_val_batches=1)
     algorithm, data = grpo(), TaskData(batch_size=2, num_rows=4, num_val_rows=2)
     run.fit(algorithm, datamodule=data)
     with pytest.raises(ValueError, match=r"devices, and would be .*") as caught:

@@ -73,9 +73,15 @@ def same(found: TensorDict, expected: TensorDict) -> None:
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_slots_that_are_left_behind_change_no_answer(model: Path, config: Native, sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    ("slots", "ends"),
+    [
+        *(("at once", ends) for ends in SAMPLINGS),
+        ("slots", "ends"), ("slots", "texts"), ("refilled", "ends"), ("refilled", "nucleus"),
+    ],
+)  # fmt: skip
+def test_slots_that_are_left_behind_change_no_answer(model: Path, slots: str, ends: str) -> None:
+    config, sampling = CONFIGS[slots], SAMPLINGS[ends]
     answers = []
     for device in (CPU, GPU):
         with generating(model, device, config) as native:
@@ -88,8 +94,9 @@ def test_slots_that_are_left_behind_change_no_answer(model: Path, config: Native
     assert (len(set(lengths.tolist())) > 3) == (sampling is not SAMPLINGS["never"])
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_pause_is_where_a_cpu_pauses(model: Path, config: Native) -> None:
+@pytest.mark.parametrize("slots", ["at once", "refilled"])
+def test_a_pause_is_where_a_cpu_pauses(model: Path, slots: str) -> None:
+    config = CONFIGS[slots]
     answers, told = list[TensorDict](), list[list[int]]()
     for device in (CPU, GPU):
         with generating(model, device, config) as native:
