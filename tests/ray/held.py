@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics, Worker
-from rlhf_lightning.engines.native import generator as native
+from rlhf_lightning.engines.native import slots
 from rlhf_lightning.engines.sampling import sample
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
@@ -71,7 +71,7 @@ class HeldActor(Actor):
             return sample(logits, numbers, sampling)
 
         if self.held == "answering":
-            vars(native)["sample"] = drawn
+            vars(slots)["sample"] = drawn
             for name, module in self._vllm_model().named_modules():
                 if name.endswith("embed_tokens"):
                     module.register_forward_pre_hook(look)
