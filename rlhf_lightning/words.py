@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from rlhf_lightning.names import FOLDERS, choices, class_path
+from rlhf_lightning.yaml_files import read_yaml
 
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 _FORM = re.compile(r"\.(class_path|init_args|dict_kwargs)\b")
@@ -20,21 +19,6 @@ _NESTED = re.compile(r"--\w+(\.\w+)+")
 _NAMED = {f"--{option}{ending}": option for option in FOLDERS for ending in ("", ".help")}
 """Options that take the name of a class, and of which."""
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that stands twice, of which the first would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        """The content of a mapping."""
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for number, key in enumerate(keys):
-            if key.value in [before.value for before in keys[:number]]:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value} stands there twice", problem_mark=key.start_mark
-                )
-        found: dict[object, object] = super().construct_mapping(node, deep)
-        return found
 
 
 def read_config(path: str) -> str:
@@ -104,31 +88,6 @@ def _read_mapping(path: str) -> dict[object, object]:
     if not isinstance(content, dict):
         raise ValueError(f"-c {path}: holds no options, such as `algo: ppo`.")
     return content
-
-
-def read_yaml(path: str, *, shown: str) -> object:
-    """What a YAML file holds, none of whose keys stands there twice.
-
-    Args:
-        path: the file.
-        shown: what messages call it.
-
-    Raises:
-        ValueError: there is no such file, or it is not YAML.
-    """
-    try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
-    except OSError as err:
-        raise ValueError(f"{shown}: cannot be read ({err.strerror}).") from err
-    except UnicodeDecodeError as err:
-        raise ValueError(f"{shown}: is not UTF-8 (byte {err.start + 1}).") from err
-    except yaml.MarkedYAMLError as err:
-        raise ValueError(
-            f"{shown}, line {err.problem_mark.line + 1}: is not YAML: {err.problem}. Options of one level "
-            "begin in one column, behind spaces and no tab; a text with a colon is quoted."
-        ) from err
-    except yaml.YAMLError as err:
-        raise ValueError(f"{shown}: is not YAML ({' '.join(str(err).split())}).") from err
 
 
 def resolved(arguments: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.hardware import Hardware
-from rlhf_lightning.words import read_yaml
+from rlhf_lightning.yaml_files import read_yaml
 
 _EXAMPLE = "--hardware a100-80gb:16,h100-80gb:8"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from rlhf_lightning.words import read_yaml
+from rlhf_lightning.yaml_files import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
