@@ -48,7 +48,7 @@ def write(rows: list[Pair], file: Path) -> None:
 
 def rlhf(command: str) -> None:
     print(f"\n$ rlhf {command}", flush=True)
-    subprocess.run([sys.executable, "-m", "rlhf_lightning.cli", *shlex.split(command)], check=True)  # noqa: S603
+    subprocess.run([sys.executable, "-m", "rlhf_lightning", *shlex.split(command)], check=True)  # noqa: S603
 
 
 def accuracy(root: Path, pairs: int) -> str:

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import warnings
 from argparse import Action, ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
 from rlhf_lightning.checkpoint import FULL, STATE
+from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.output import leaves_files
@@ -66,18 +66,8 @@ HELP = {
     "reshard` shows what it takes to get from training to generation.",
 }
 """What `rlhf --help` and `--version` say."""
-IGNORED_WARNINGS = (
-    "GPU available but not used",  # by this process: its devices use them
-    "Checkpoint directory .* exists and is not empty",  # LastCheckpoint looks whose it is
-    "Total length of .* across ranks is zero",  # no rows are held out
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    "'set_vital' is deprecated",
-)
-"""Beginnings of libraries' warnings about what nobody who types a command can change."""
 IGNORED_MESSAGES = ("Tip: For seamless cloud", "GPU available: ", "TPU available: ")
 """Parts of messages of Lightning about products, or about devices: the strategy uses them, no Trainer."""
-COMMANDS = ("export", "map", "calibrate", "reshard")
-"""Commands that need no trainer: a file each in rlhf_lightning/commands."""
 
 
 class Parser(LightningArgumentParser):
@@ -329,30 +319,20 @@ def _is_about_run(record: logging.LogRecord) -> bool:
     return not any(part in record.getMessage() for part in IGNORED_MESSAGES)
 
 
-def main() -> None:
-    """The console command."""
-    sys.path.insert(0, os.getcwd())
-    for beginning in IGNORED_WARNINGS:
-        warnings.filterwarnings("ignore", beginning)
+def run(arguments: Sequence[str]) -> None:
+    """Run a command of the trainer.
+
+    Args:
+        arguments: of the command line, with the command.
+    """
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_about_run)
-    arguments = sys.argv[1:]
-    sys.argv = sys.argv[:1]
     try:
-        if arguments and arguments[0] in COMMANDS:
-            command = importlib.import_module(f"rlhf_lightning.commands.{arguments[0]}")
-            command.run(arguments[1:])
-        else:
-            CommandLine(resolved(arguments))
+        CommandLine(resolved(arguments))
     except SIGTERMException:  # Lightning would exit with 0, as if the run had ended well
         sys.exit(128 + signal.SIGTERM)
-    except Exception as err:
-        if (message := _user_error(err)) is None:
-            raise
-        sys.stderr.write(f"rlhf: error: {message}\n")
-        sys.exit(1)
 
 
-def _user_error(err: Exception) -> str | None:
+def user_error(err: Exception) -> str | None:
     """The message of an error to be shown without a traceback; None for an error in the program."""
     if isinstance(err, ValueError):
         place = place_of(err)
@@ -364,7 +344,3 @@ def _user_error(err: Exception) -> str | None:
     if err.filename is None and err.errno not in FULL:  # not about a file
         return None
     return f"{err.filename or 'the disk of trainer.default_root_dir, or of a logger'}: {err.strerror}."
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,39 @@
-"""The console command `rlhf`."""
+"""The console command `rlhf`; commands without a trainer do without Lightning, slow to import."""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
+import warnings
+from importlib import import_module
+
+from rlhf_lightning.commands import COMMANDS
+
+IGNORED_WARNINGS = (
+    "GPU available but not used",  # by this process: its devices use them
+    "Checkpoint directory .* exists and is not empty",  # LastCheckpoint looks whose it is
+    "Total length of .* across ranks is zero",  # no rows are held out
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "'set_vital' is deprecated",
+)
+"""Beginnings of libraries' warnings about what nobody who types a command can change."""
 
 
 def main() -> None:
-    """Run it; the garbage collector would look at all modules again and again while they are imported."""
-    gc.disable()
-    from rlhf_lightning import cli  # noqa: PLC0415
-
+    """Run it."""
+    arguments, sys.argv = sys.argv[1:], sys.argv[:1]
+    sys.path.insert(0, os.getcwd())
+    for beginning in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", beginning)
+    alone = arguments[:1] and arguments[0] in COMMANDS
+    gc.disable()  # it would look at all modules again and again while they are imported
+    command = import_module(f"rlhf_lightning.commands.{arguments[0]}" if alone else "rlhf_lightning.cli")
     gc.enable()
-    cli.main()
+    try:
+        command.run(arguments[1:] if alone else arguments)
+    except Exception as err:
+        if (message := import_module("rlhf_lightning.cli").user_error(err)) is None:
+            raise
+        sys.stderr.write(f"rlhf: error: {message}\n")
+        sys.exit(1)

@@ -2,3 +2,5 @@
 
 `parser` is what they share; `redistribution`, `blocks` and `reshard_picture` belong to `reshard`.
 """
+
+COMMANDS = ("export", "map", "calibrate", "reshard")

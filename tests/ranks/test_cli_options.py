@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from rlhf_lightning import cli
+from rlhf_lightning import cli, entry
 from tests.unit.rlhf import Rlhf
 
 FIT = ("fit", "--algo", "ppo")
@@ -169,7 +169,7 @@ def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cli, "CommandLine", ended)
     monkeypatch.setattr(sys, "argv", ["rlhf", "fit"])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        entry.main()
     assert end.value.code == 143
 
 

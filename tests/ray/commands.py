@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lightning import cli
+from rlhf_lightning import entry
 
 
 def run(line: str, *, cwd: Path) -> None:
@@ -34,7 +34,7 @@ def exit_code(line: str, *, cwd: Path) -> object:
                 runpy.run_path(words[0], run_name="__main__")
             else:
                 assert program == "rlhf"
-                cli.main()
+                entry.main()
         except SystemExit as end:
             return end.code
     return None

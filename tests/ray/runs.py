@@ -82,7 +82,7 @@ class Run:
         self.output = config.parent / f"{name}.txt"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_lightning.cli", "fit", "-c", str(config), *options],
+                [sys.executable, "-m", "rlhf_lightning", "fit", "-c", str(config), *options],
                 env={**os.environ, RUN: name, "RAY_ADDRESS": address},
                 stdout=output,
                 stderr=subprocess.STDOUT,

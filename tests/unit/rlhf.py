@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import ray
 
-from rlhf_lightning import cli
+from rlhf_lightning import entry
 
 ERROR = "rlhf: error: "
 
@@ -30,7 +30,7 @@ class Rlhf:
                 patch.setenv(name, "0")
             self.capfd.readouterr()
             try:
-                cli.main()
+                entry.main()
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)

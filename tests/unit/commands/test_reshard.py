@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -208,3 +210,13 @@ def test_refused_apart(rlhf: Rlhf, words: tuple[str, ...], says: str) -> None:
 )
 def test_what_nothing_reads_is_refused(rlhf: Rlhf, words: tuple[str, ...], said: str) -> None:
     assert said in rlhf.refused("reshard", "--train", "1,4,2", *words)
+
+
+def test_it_answers_without_importing_lightning() -> None:
+    command = ["rlhf", "reshard", "--train", "1,4,2", "--generate", "1,2"]
+    program = (
+        f"import sys; from rlhf_lightning import entry; sys.argv = {command}; entry.main(); "
+        "sys.exit(bool({'lightning', 'ray', 'transformers'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, stdout=subprocess.DEVNULL)
+    assert ended.returncode == 0
