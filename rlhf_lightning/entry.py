@@ -23,13 +23,13 @@ IGNORED_WARNINGS = (
 def main() -> None:
     """Run it."""
     arguments, sys.argv = sys.argv[1:], sys.argv[:1]
-    sys.path.insert(0, os.getcwd())
     for beginning in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", beginning)
     alone = arguments[:1] and arguments[0] in COMMANDS
     gc.disable()  # it would look at all modules again and again while they are imported
     command = import_module(f"rlhf_lightning.commands.{arguments[0]}" if alone else "rlhf_lightning.cli")
     gc.enable()
+    sys.path.insert(0, os.getcwd())  # after the imports: a file may have the name of a library
     try:
         command.run(arguments[1:] if alone else arguments)
     except Exception as err:

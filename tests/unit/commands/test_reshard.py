@@ -220,3 +220,11 @@ def test_it_answers_without_importing_lightning() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, stdout=subprocess.DEVNULL)
     assert ended.returncode == 0
+
+
+def test_a_file_with_the_name_of_a_library_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit(3)")
+    script = str(Path(sys.executable).with_name("rlhf"))
+    command = [script, "reshard", "--train", "1,4,2", "--generate", "1,2"]
+    ended = subprocess.run(command, check=False, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    assert ended.returncode == 0
