@@ -33,7 +33,7 @@ from rlhf_lightning.checkpoint import FULL, STATE
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
-from rlhf_lightning.output import leaves_files
+from rlhf_lightning.output import check_output, leaves_files
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
 from rlhf_lightning.words import resolved
@@ -289,8 +289,15 @@ class CommandLine(LightningCLI):
         return f"--ckpt_path last: {'; '.join(found) or 'nothing is kept with enable_checkpointing false'}."
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
-        """Answer the prompts; the answers go to <root>/predictions.jsonl."""
+        """Answer the prompts; the answers go to <root>/predictions.jsonl.
+
+        Raises:
+            ValueError: no file can be written there.
+        """
         out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
+        check_output(self.trainer, out.parent, name="predictions.jsonl")
+        if out.is_dir():
+            raise ValueError(f"{out} is a directory. Move it, or type another --trainer.default_root_dir.")
         out.parent.mkdir(parents=True, exist_ok=True)
         found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
         if not found or not leaves_files(self.trainer):

@@ -300,3 +300,19 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
 def make(directory: Path) -> Path:
     directory.mkdir(parents=True)
     return directory
+
+
+@pytest.mark.parametrize(
+    ("root", "said"),
+    [
+        ("/proc", "predictions.jsonl: /proc cannot be written (No such file or directory)"),
+        (
+            "here",
+            "here/predictions.jsonl is a directory. Move it, or type another --trainer.default_root_dir.",
+        ),
+    ],
+)
+def test_nothing_is_predicted_where_the_answers_cannot_be_kept(root: str, said: str, rlhf: Rlhf) -> None:
+    Path("here/predictions.jsonl").mkdir(parents=True)
+    options = ("--strategy", "local", "--trainer.default_root_dir", root)
+    assert said in rlhf.refused("predict", "--algo", "ppo", *options, *SHORT)
