@@ -54,7 +54,7 @@ class SecondReward(Callback):
 
         Args:
             functions: a name, dotted path or http address, a list of them, or a mapping of them to weights.
-            by_source: mapping of data source to {function: weight}; such rows are scored by these instead.
+            by_source: mapping of data source to functions, in the same forms; they score such rows instead.
             http: how functions that are services are asked; as by default where None.
             path: of the picture; None is `second_reward.png` under the trainer's `default_root_dir`.
         """
@@ -165,7 +165,7 @@ class SecondReward(Callback):
                 "so there is nothing to compare with. Leave the callback out."
             )
         mine, its = self.spec, reward.spec
-        same = (mine.defaults(), mine.by_source) == (its.defaults(), its.by_source)
+        same = (mine.defaults(), mine.sources()) == (its.defaults(), its.sources())
         if same and not reward.path and reward.clip is None:
             raise ValueError(
                 f"SecondReward(functions={mine.names()}): that is the training reward, so the gap would "

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     # Any, since the key type of a mapping is invariant, and mappings with str keys should pass, too.
     Weights: TypeAlias = Mapping[Any, float]
     Functions: TypeAlias = Weights | Sequence[str | RewardFunction] | str | RewardFunction | None
-    Sources: TypeAlias = Mapping[str, Weights]
+    Sources: TypeAlias = Mapping[str, Functions]
 else:  # what the command line takes
     Functions = dict[str, float] | list[str] | str | None
-    Sources = dict[str, dict[str, float]]
+    Sources = dict[str, dict[str, float] | list[str] | str]
 
 REWARDS: dict[str, RewardFunction] = {
     "exact_match": exact_match,
@@ -134,35 +134,52 @@ def _exists(module_name: str) -> bool:
         return False
 
 
-def function_names(
-    functions: Functions, *, kind: Kind = "reward"
-) -> dict[str, float] | list[str] | str | None:
+def function_names(functions: Functions, *, option: str) -> dict[str, float] | list[str] | str | None:
     """Return the functions of a reward by the names by which workers find them.
+
+    Args:
+        functions: as the user gave them.
+        option: that they were given for, for messages.
 
     Raises:
         ValueError: workers cannot import a function, or one is neither a function nor a name.
     """
-    option = f"{kind}.functions"
     if functions is None or isinstance(functions, str):
         return functions
     if isinstance(functions, Mapping):
-        return _named(functions, option)
+        return {function_name(function, option): weight for function, weight in functions.items()}
     if isinstance(functions, Sequence):
         return [function_name(function, option) for function in functions]
     return function_name(functions, option)
 
 
-def function_names_by_source(by_source: Sources, *, kind: Kind = "reward") -> dict[str, dict[str, float]]:
-    """Return the functions of each data source by the names by which workers find them.
+def function_names_by_source(
+    by_source: Sources, *, option: str
+) -> dict[str, dict[str, float] | list[str] | str | None]:
+    """Return `function_names` of the functions of each data source."""
+    return {source: function_names(functions, option=option) for source, functions in by_source.items()}
+
+
+def function_weights(functions: Functions, *, option: str) -> dict[str, float]:
+    """Return the weights of functions by their names; 1 where none is given.
+
+    Args:
+        functions: as the user gave them.
+        option: that they were given for, for messages.
 
     Raises:
-        ValueError: workers cannot import a function.
+        ValueError: as `function_names`; or a function is named twice.
     """
-    return {source: _named(weights, f"{kind}.by_source") for source, weights in by_source.items()}
-
-
-def _named(weights: Weights, option: str) -> dict[str, float]:
-    return {function_name(function, option): weight for function, weight in weights.items()}
+    named = function_names(functions, option=option)
+    if isinstance(named, dict):
+        return dict(named)
+    listed = [named] if isinstance(named, str) else named or []
+    if again := [name for name in listed if listed.count(name) > 1]:
+        raise ValueError(
+            f"{option}: {again[0]} is named {listed.count(again[0])} times. For a weight of its own type "
+            f"{{{again[0]}: {float(listed.count(again[0]))}}}."
+        )
+    return dict.fromkeys(listed, 1.0)
 
 
 def function_name(function: object, option: str) -> str:

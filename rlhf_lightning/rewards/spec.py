@@ -9,7 +9,13 @@ from numbers import Real
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlhf_lightning.rewards.http import HTTPOptions
-from rlhf_lightning.rewards.registry import Functions, Sources, function_names, function_names_by_source
+from rlhf_lightning.rewards.registry import (
+    Functions,
+    Sources,
+    function_names,
+    function_names_by_source,
+    function_weights,
+)
 
 if TYPE_CHECKING:
     from rlhf_lightning.spec import ModelSpec
@@ -57,7 +63,7 @@ class RewardSpec:
     functions: Functions = None
     """A function, a list of them, or a mapping of function to weight; exact_match where nothing is given."""
     by_source: Sources = field(default_factory=dict)
-    """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
+    """Mapping of data source to functions, in the same forms; they score such rows instead of `functions`."""
     model: ModelSpec | None = None
     """A reward model, whose score is added."""
     http: HTTPOptions = field(default_factory=HTTPOptions)
@@ -66,21 +72,16 @@ class RewardSpec:
     """Whether it is a reward or a cost; a cost has no default function."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", function_names(self.functions, kind=self.kind))
-        object.__setattr__(self, "by_source", function_names_by_source(self.by_source, kind=self.kind))
+        object.__setattr__(self, "functions", function_names(self.functions, option=f"{self.kind}.functions"))
+        named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
+        object.__setattr__(self, "by_source", named)
         if self.kind == "cost" and self.model is None and not self.names():
             raise ValueError(
                 "cost: it has neither functions nor a model, and there is no default. Type "
                 "--algo.cost.functions too_long (or your own, such as mypackage.mymodule.myfunction), or "
                 "--algo.cost.path DIRECTORY, that of a cost model."
             )
-        listed = list(self.functions) if isinstance(self.functions, list | tuple) else []
-        if again := [name for name in listed if listed.count(name) > 1]:
-            raise ValueError(
-                f"{self.kind} functions: {again[0]} is named {listed.count(again[0])} times. For a weight of "
-                f"its own type {{{again[0]}: {float(listed.count(again[0]))}}}."
-            )
-        for option, weights in [("functions", self.defaults()), *self.by_source.items()]:
+        for option, weights in [("functions", self.defaults()), *self.sources().items()]:
             for name, weight in weights.items():
                 if not _is_finite(weight):
                     raise ValueError(
@@ -93,10 +94,12 @@ class RewardSpec:
         if self.functions is None:
             scored = self.by_source or self.model is not None or self.kind == "cost"
             return {} if scored else {DEFAULT: 1.0}
-        functions = function_names(self.functions)
-        if isinstance(functions, dict):
-            return functions
-        return dict.fromkeys([functions] if isinstance(functions, str) else functions or [], 1.0)
+        return function_weights(self.functions, option=f"{self.kind}.functions")
+
+    def sources(self) -> dict[str, dict[str, float]]:
+        """Return the functions of each data source in `by_source`."""
+        option = f"{self.kind}.by_source"
+        return {source: function_weights(given, option=option) for source, given in self.by_source.items()}
 
     def weights(self, row: Mapping[str, object]) -> dict[str, float]:
         """Return the functions that score a row.
@@ -105,7 +108,7 @@ class RewardSpec:
             ValueError: there are none, and no model either.
         """
         source = str(row.get("data_source", ""))
-        weights = dict(self.by_source.get(source, self.defaults()))
+        weights = self.sources().get(source, self.defaults())
         if not weights and self.model is None:
             raise ValueError(
                 f"{self.kind}: no function scores the data source {source!r}; by_source has: "
@@ -115,7 +118,7 @@ class RewardSpec:
 
     def names(self) -> list[str]:
         """Return all functions that are named, once each."""
-        every = [self.defaults(), *self.by_source.values()]
+        every = [self.defaults(), *self.sources().values()]
         return list(dict.fromkeys(name for weights in every for name in weights))
 
 

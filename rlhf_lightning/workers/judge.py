@@ -46,7 +46,7 @@ class Judge(Remote):
     functions: Functions = None
     """A function's name, dotted path or http address, a list of them, or a mapping of them to weights."""
     by_source: Sources = field(default_factory=dict)
-    """Mapping of data source to {function: weight}; such rows are scored by these instead of `functions`."""
+    """Mapping of data source to functions, in the same forms; they score such rows instead of `functions`."""
     tokenizer: str = ""
     """The actor's where empty; it turns ids into the texts that functions read."""
     stop_token_ids: tuple[int, ...] = ()
@@ -64,8 +64,9 @@ class Judge(Remote):
     """Whether its scores are rewards or costs."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", function_names(self.functions, kind=self.kind))
-        object.__setattr__(self, "by_source", function_names_by_source(self.by_source, kind=self.kind))
+        object.__setattr__(self, "functions", function_names(self.functions, option=f"{self.kind}.functions"))
+        named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
+        object.__setattr__(self, "by_source", named)
         if self.clip is not None and not self.clip > 0:
             raise ValueError(
                 f"{self.kind}.clip={self.clip}: no score is left. Give a positive number, such as 5."

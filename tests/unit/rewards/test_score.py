@@ -132,8 +132,10 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_function_that_is_named_twice() -> None:
-    with pytest.raises(ValueError, match=r"reward functions: length is named 2 times.*\{length: 2\.0\}"):
+    with pytest.raises(ValueError, match=r"reward\.functions: length is named 2 times.*\{length: 2\.0\}"):
         RewardSpec(functions=["length", "exact_match", "length"])
+    with pytest.raises(ValueError, match=r"reward\.by_source: length is named 2 times"):
+        RewardSpec(by_source={"a": ["length", "length"]})
 
 
 def test_wrong_number_of_scores(mine: ModuleType) -> None:
@@ -251,15 +253,16 @@ def test_parameters_have_any_other_name(mine: ModuleType, definition: str) -> No
     assert scored(RewardSpec(functions="my_rewards.f"), ["a"], [row()])["scores"] == [1.0]
 
 
-def test_options_from_the_command_line() -> None:
+def parse(*arguments: str) -> RewardSpec:
+    """The reward that options of a command line give."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--reward", type=RewardSpec, default=RewardSpec())
+    spec = parser.instantiate(parser.parse_args(list(arguments))).reward
+    assert isinstance(spec, RewardSpec)
+    return spec
 
-    def parse(*arguments: str) -> RewardSpec:
-        spec = parser.instantiate(parser.parse_args(list(arguments))).reward
-        assert isinstance(spec, RewardSpec)
-        return spec
 
+def test_options_from_the_command_line() -> None:
     assert parse().names() == ["exact_match"]
     assert parse("--reward.functions", "length").weights({}) == {"length": 1.0}
     assert parse("--reward.functions", "[length, exact_match]").weights({}) == {
@@ -273,6 +276,14 @@ def test_options_from_the_command_line() -> None:
     by_source = parse("--reward", '{"by_source": {"gsm8k": {"maths_answer": 1.0}}}')
     assert by_source.weights({"data_source": "gsm8k"}) == {"maths_answer": 1.0}
     assert parse("--reward.model.path", "some/model").model == ModelSpec(path="some/model")
+
+
+def test_functions_of_a_data_source_are_written_as_those_of_all() -> None:
+    by_source = parse("--reward.by_source", "{a: {length: 2.0}, b: length, c: [length, exact_match]}")
+    assert by_source.weights({"data_source": "a"}) == {"length": 2.0}
+    assert by_source.weights({"data_source": "b"}) == {"length": 1.0}
+    assert by_source.weights({"data_source": "c"}) == {"length": 1.0, "exact_match": 1.0}
+    assert by_source.names() == ["length", "exact_match"]
 
 
 def as_given(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
