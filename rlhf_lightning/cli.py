@@ -295,10 +295,10 @@ class CommandLine(LightningCLI):
             ValueError: no file can be written there.
         """
         out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
+        out.parent.mkdir(parents=True, exist_ok=True)
         check_output(self.trainer, out.parent, name="predictions.jsonl")
         if out.is_dir():
             raise ValueError(f"{out} is a directory. Move it, or type another --trainer.default_root_dir.")
-        out.parent.mkdir(parents=True, exist_ok=True)
         found = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=ckpt_path) or []
         if not found or not leaves_files(self.trainer):
             sys.stdout.write(f"predictions: {'not kept with fast_dev_run' if found else 'of no prompt'}\n")
