@@ -98,8 +98,7 @@ class RewardSpec:
 
     def sources(self) -> dict[str, dict[str, float]]:
         """Return the functions of each data source in `by_source`."""
-        option = f"{self.kind}.by_source"
-        return {source: function_weights(given, option=option) for source, given in self.by_source.items()}
+        return {source: self._of(source) for source in self.by_source}
 
     def weights(self, row: Mapping[str, object]) -> dict[str, float]:
         """Return the functions that score a row.
@@ -108,13 +107,17 @@ class RewardSpec:
             ValueError: there are none, and no model either.
         """
         source = str(row.get("data_source", ""))
-        weights = self.sources().get(source, self.defaults())
+        weights = self._of(source) if source in self.by_source else self.defaults()
         if not weights and self.model is None:
             raise ValueError(
                 f"{self.kind}: no function scores the data source {source!r}; by_source has: "
                 f"{', '.join(self.by_source) or 'nothing'}. Add it there, or name functions for the others."
             )
         return weights
+
+    def _of(self, source: str) -> dict[str, float]:
+        """The functions of a data source that is in `by_source`."""
+        return function_weights(self.by_source[source], option=f"{self.kind}.by_source")
 
     def names(self) -> list[str]:
         """Return all functions that are named, once each."""
