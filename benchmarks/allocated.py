@@ -1,6 +1,8 @@
 """What processes have from the C library; a module of its own, which devices import."""
 
 import ctypes
+import functools
+from collections.abc import Callable
 
 from rlhf_lightning.controller import ONE_TO_ALL, register
 from rlhf_lightning.workers import Actor
@@ -18,11 +20,16 @@ class MallInfo(ctypes.Structure):
     ]  # fmt: skip
 
 
+@functools.cache  # each library loaded anew is cyclic garbage, which would look like growth
+def _mallinfo2() -> Callable[[], MallInfo]:
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = MallInfo
+    return function  # type: ignore[no-any-return]
+
+
 def allocated_bytes() -> int:
     """Bytes that this process has from the C library, of all its heaps and of blocks mapped by themselves."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = MallInfo
-    found = mallinfo2()
+    found = _mallinfo2()()
     return int(found.uordblks + found.hblkhd)
 
 

@@ -7,9 +7,10 @@ Peak: a fresh device process runs PPO with an actor, a critic and a reference of
 its resident memory at most. What a process of modules and threads takes by itself, that of a model of 0.05 M
 parameters less what is predicted for it, is subtracted. The bar is 1.15 times the prediction.
 
-Growth: PPO of the embedded model; the resident memory of the controller and of each device every ten
-iterations, and the slope of a straight line through those of the second half. Pages of the object store,
-which all processes share and a process touches one after the other, are told apart and not in the slope.
+Growth: PPO of the embedded model; the resident memory of the controller and of each device after every
+iteration, the least and the most of each half, and the slope of a straight line through the second half.
+Pages of the object store, which all processes share and a process touches one after the other, are told
+apart and not in the slope.
 Beside it what the C library has given out and not got back: the rest it keeps for what comes next.
 
 Writes results/memory.json and draws docs/images/memory.svg.
@@ -55,7 +56,6 @@ PROMPT = DIGITS + len("Sort : ")
 """Tokens: one a character."""
 PEAK_ITERATIONS = 2
 BAR = 1.15
-EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Resident:
-    """Every tenth iteration."""
+    """After every iteration."""
 
     iterations: list[int]
     """Their numbers, from 1."""
@@ -94,11 +94,9 @@ class Watch(Callback):
         self.allocated_mb: dict[str, list[float]] = {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
-        """Look, every ten iterations; the peak is told by the calls themselves."""
+        """Look; the peak is told by the calls themselves."""
         assert isinstance(pl_module, RLHFAlgorithm)
         self.peak_bytes = max(report.memory_bytes for report in pl_module.strategy.reports)
-        if trainer.global_step % EVERY:
-            return
         self.iterations.append(trainer.global_step)
         pids = {"controller": os.getpid()}
         pids |= {f"device {i}": pid for i, pid in enumerate(sorted(devices(os.getpid())))}
@@ -199,7 +197,7 @@ def slope(iterations: Sequence[int], mb: Sequence[float]) -> tuple[float, float]
     half = len(mb) // 2
     x, y = np.array(iterations[half:], dtype=float), np.array(mb[half:])
     if len(x) < 3:
-        raise ValueError(f"{len(mb)} looks: too few for a slope. Try --iterations {6 * EVERY} or more.")
+        raise ValueError(f"{len(mb)} iterations: too few for a slope. Try --iterations 6 or more.")
     (rate, start), spread_ = np.polyfit(x, y, 1), ((x - x.mean()) ** 2).sum()
     error = np.sqrt(((y - start - rate * x) ** 2).sum() / (len(x) - 2) / spread_)
     return 100 * float(rate), 100 * float(error)
@@ -212,7 +210,7 @@ def draw(found: Resident) -> None:
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.subplots()
     for name, mb in found.mb.items():
-        axes.plot(found.iterations, mb, marker="o", markersize=3, label=name)
+        axes.plot(found.iterations, mb, linewidth=1, label=name)
     axes.set(xlabel="iterations", ylabel="resident, MB", ylim=(0, None))
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
@@ -243,8 +241,8 @@ def grown(iterations: int) -> dict[str, object]:
     held = {f"{name}, allocated": mb for name, mb in found.allocated_mb.items()}
     for name, mb in {**found.mb, **held}.items():
         rate, error = slopes[name] = slope(found.iterations, mb)
-        print(f"{name:<24}{mb[0]:>8.1f} MB after {found.iterations[0]}, {mb[-1]:.1f} MB after "
-              f"{found.iterations[-1]}; {rate:+.2f} +- {error:.2f} MB in 100 iterations")  # fmt: skip
+        halves = (f"{min(half):.1f} to {max(half):.1f}" for half in (mb[: len(mb) // 2], mb[len(mb) // 2 :]))
+        print(f"{name:<24}{', then '.join(halves)} MB; {rate:+.2f} +- {error:.2f} MB in 100 iterations")
     draw(found)
     return {**asdict(found), "mb_in_100_iterations": slopes}
 

@@ -18,6 +18,7 @@ import torch
 from ray._private import services
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
+from rlhf_lightning.environment import environment
 
 LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
@@ -28,6 +29,8 @@ _OWN: Mapping[str, Any] = {"include_dashboard": False, "_system_config": {"worke
 """Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _QUIET: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
 """Ray says what went wrong, and devices what they like."""
+_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""Of what a thread has freed at the end of a heap of its own, glibc gives nothing back."""
 _SETTINGS = b"\x04"
 """The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
@@ -73,7 +76,7 @@ def start_ray(num_cpus: int) -> None:
         WorkerTimeoutError: it takes longer than Ray waits.
     """
     try:
-        with _apart():
+        with _apart(), environment(_ONE_HEAP | os.environ):
             # Left to itself Ray counts GPUs for which torch may not have been built.
             gpus = torch.cuda.device_count()
             ray.init(address=LOCAL, num_cpus=num_cpus, num_gpus=gpus, **_OWN, **_QUIET)

@@ -1,12 +1,21 @@
-"""Keeps memory that tensors on the host have freed for the next ones, in the training engines on a CPU."""
+"""Memory that tensors on the host have freed: kept for the next ones, and given back now and then."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 _LARGE = 1 << 30
+STEPS = 10
+"""Optimizer steps from one giving back to the next."""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """What this process has loaded, the C library with it."""
+    return ctypes.CDLL(None)
 
 
 def keep_freed_memory() -> None:
@@ -15,7 +24,28 @@ def keep_freed_memory() -> None:
     By default glibc returns large blocks to the system at once, and the next tensor of that size is mapped
     page by page. Activations are such blocks: it takes about a tenth of a training step on a CPU.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGE)
-        mallopt(_TRIM_THRESHOLD, 2 * _LARGE - 1)
+    library = _library()
+    if hasattr(library, "mallopt"):
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _LARGE - 1)
+
+
+def give_back_freed_memory() -> None:
+    """Return what this process keeps of freed memory to the system; does nothing without glibc."""
+    library = _library()
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(ctypes.c_size_t(0))
+
+
+class FreedMemory:
+    """Gives freed memory back now and then: batches of other lengths leave holes that would stay for good."""
+
+    def __init__(self) -> None:
+        """No step was counted yet."""
+        self._steps = 0
+
+    def count_step(self) -> None:
+        """Count an optimizer step; every tenth gives back, as what comes next has to map its memory again."""
+        self._steps += 1
+        if self._steps % STEPS == 0:
+            give_back_freed_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,9 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from rlhf_lightning.environment import environment
 from rlhf_lightning.parallel.groups import ModelGroups, all_ranks
 from rlhf_lightning.parallel.layout import Axis, ParallelLayout
 from rlhf_lightning.parallel.link import Link
+
+_NO_RECORD = {"TORCH_FR_BUFFER_SIZE": "0"}
+"""Torch keeps 2,000 collectives, which NCCL's watchdog writes after a failure; nobody writes gloo's."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,14 @@ class World:
         patience = timedelta(seconds=spec.timeout_s)
         if spec.size > 1 or spec.groups:
             where = {"init_method": f"tcp://{spec.address}"} if spec.size > 1 else {"store": HashStore()}
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if gpu else "gloo",
-                rank=rank,
-                world_size=spec.size,
-                timeout=patience,
-                **where,
-            )
+            with environment({} if gpu else _NO_RECORD | os.environ):
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if gpu else "gloo",
+                    rank=rank,
+                    world_size=spec.size,
+                    timeout=patience,
+                    **where,
+                )
             # New groups do not inherit the world's timeout: the default is half an hour.
             world.groups = {ranks: dist.new_group(list(ranks), timeout=patience) for ranks in spec.groups}
         return world

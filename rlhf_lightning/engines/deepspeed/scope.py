@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.environment import environment, for_deepspeed
+from rlhf_lightning.environment import environment, for_deepspeed
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_lightning.engines.environment import environment, for_deepspeed
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.adapters import adapt
@@ -35,6 +34,7 @@ from rlhf_lightning.engines.huggingface.source import (
     weight_files,
 )
 from rlhf_lightning.engines.packed.attention import Sequences, use_interface
+from rlhf_lightning.environment import environment, for_deepspeed
 from rlhf_lightning.spec import ModelSpec
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from rlhf_lightning.engines.environment import environment
+from rlhf_lightning.environment import environment
 
 _ALWAYS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

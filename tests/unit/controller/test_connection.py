@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -49,7 +50,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {"handlers": []}
 
     def init(**given: object) -> None:
-        found.update(given, popen=services.ConsolePopen)
+        found.update(given, popen=services.ConsolePopen, heaps=os.environ.get("MALLOC_ARENA_MAX"))
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(signal, "signal", lambda *given: found["handlers"].append(given))
@@ -64,6 +65,20 @@ def test_a_ray_of_its_own_is_apart_and_as_eager_as_others(begun: dict[str, Any])
     assert begun["_system_config"] == {"worker_niceness": 0}
     assert begun["popen"].keywords == {"process_group": 0}
     assert services.ConsolePopen is popen
+
+
+@pytest.mark.parametrize(("given", "has"), [(None, "1"), ("4", "4")])
+def test_a_ray_of_its_own_has_one_heap_a_process_unless_told_otherwise(
+    begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str | None, has: str
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", given or "")
+    if given is None:
+        monkeypatch.delenv("MALLOC_ARENA_MAX")
+    start_ray(1)
+    assert begun["heaps"] == has
+    assert os.environ.get("MALLOC_ARENA_MAX") == given, (
+        "this process and others that it starts are left alone"
+    )
 
 
 @pytest.mark.parametrize("gpus", [0, 2])

@@ -1,12 +1,13 @@
-"""Freed host memory stays with the process."""
+"""Freed host memory stays with the process for a while."""
 
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import torch
 
-from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.host_memory import STEPS, FreedMemory, keep_freed_memory
 
 PAGES = 64 * 2**20 // resource.getpagesize()
 
@@ -22,3 +23,23 @@ def test_large_tensors_come_to_reuse_each_other() -> None:
     keep_freed_memory()
     # Not at once: an aligned block asks for a little more than the one before it has left.
     assert min(faults_of_a_tensor() for _ in range(20)) < PAGES / 100
+
+
+def resident_bytes() -> int:
+    """Of this process, its own pages."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def test_holes_in_the_heap_are_given_back_at_every_tenth_step() -> None:
+    keep_freed_memory()
+    blocks = [torch.ones(2**18) for _ in range(64)]
+    between = blocks[1::2]  # what is freed around them cannot join to one piece at the end of the heap
+    del blocks
+    freed, held = FreedMemory(), resident_bytes()
+    for _ in range(STEPS - 1):
+        freed.count_step()
+    assert resident_bytes() > held - 2**22
+    freed.count_step()
+    assert resident_bytes() < held - 28 * 2**20
+    assert len(between) == 32

@@ -1,4 +1,4 @@
-"""The environment of the process while a library that reads it is imported, or computes."""
+"""The environment of the process while a library that reads it is imported, starts, or computes."""
 
 from __future__ import annotations
 

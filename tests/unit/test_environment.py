@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lightning.engines.environment import environment, for_deepspeed
 from rlhf_lightning.engines.vllm.process import process_restored
+from rlhf_lightning.environment import environment, for_deepspeed
 
 
 def test_all_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
