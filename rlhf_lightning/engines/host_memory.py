@@ -8,7 +8,7 @@ import functools
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 _LARGE = 1 << 30
-STEPS = 10
+STEPS = 50
 """Optimizer steps from one giving back to the next."""
 
 
@@ -45,7 +45,10 @@ class FreedMemory:
         self._steps = 0
 
     def count_step(self) -> None:
-        """Count an optimizer step; every tenth gives back, as what comes next has to map its memory again."""
+        """Count an optimizer step; every 50th gives back.
+
+        The one after it takes a tenth longer, since it has to map its memory again.
+        """
         self._steps += 1
         if self._steps % STEPS == 0:
             give_back_freed_memory()
