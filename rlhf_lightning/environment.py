@@ -22,6 +22,18 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+@contextmanager
+def defaults(values: Mapping[str, str]) -> Iterator[None]:
+    """Within this context, of these variables the unset have these values; what others set stays."""
+    unset = values.keys() - os.environ.keys()
+    os.environ.update({name: values[name] for name in unset})
+    try:
+        yield
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
+
+
 def for_deepspeed() -> dict[str, str]:
     """What to set while DeepSpeed is first imported: it chooses its accelerator then, and warns of a CPU."""
     return {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}

@@ -18,7 +18,7 @@ import torch
 from ray._private import services
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
-from rlhf_lightning.environment import environment
+from rlhf_lightning.environment import defaults
 
 LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
@@ -76,7 +76,7 @@ def start_ray(num_cpus: int) -> None:
         WorkerTimeoutError: it takes longer than Ray waits.
     """
     try:
-        with _apart(), environment(_ONE_HEAP | os.environ):
+        with _apart(), defaults(_ONE_HEAP):
             # Left to itself Ray counts GPUs for which torch may not have been built.
             gpus = torch.cuda.device_count()
             ray.init(address=LOCAL, num_cpus=num_cpus, num_gpus=gpus, **_OWN, **_QUIET)

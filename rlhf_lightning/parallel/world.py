@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from rlhf_lightning.environment import environment
+from rlhf_lightning.environment import defaults
 from rlhf_lightning.parallel.groups import ModelGroups, all_ranks
 from rlhf_lightning.parallel.layout import Axis, ParallelLayout
 from rlhf_lightning.parallel.link import Link
@@ -84,7 +83,7 @@ class World:
         patience = timedelta(seconds=spec.timeout_s)
         if spec.size > 1 or spec.groups:
             where = {"init_method": f"tcp://{spec.address}"} if spec.size > 1 else {"store": HashStore()}
-            with environment({} if gpu else _NO_RECORD | os.environ):
+            with defaults({} if gpu else _NO_RECORD):
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if gpu else "gloo",
                     rank=rank,

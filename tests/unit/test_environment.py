@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf_lightning.engines.vllm.process import process_restored
-from rlhf_lightning.environment import environment, for_deepspeed
+from rlhf_lightning.environment import defaults, environment, for_deepspeed
 
 
 def test_all_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +22,16 @@ def test_all_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["CHANGED"] == "within"
         os.environ["ADDED"] = os.environ.pop("REMOVED")
     assert dict(os.environ) == before
+
+
+def test_defaults_are_there_meanwhile_and_what_others_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIVEN", "theirs")
+    before = dict(os.environ)
+    with defaults({"GIVEN": "ours", "UNSET": "ours", "TAKEN": "ours"}):
+        assert [os.environ[name] for name in ("GIVEN", "UNSET", "TAKEN")] == ["theirs", "ours", "ours"]
+        del os.environ["TAKEN"]
+        monkeypatch.setenv("ADDED", "theirs")
+    assert dict(os.environ) == before | {"ADDED": "theirs"}
 
 
 @pytest.mark.parametrize(("gpu", "told"), [(False, {"DS_ACCELERATOR": "cpu"}), (True, {})])

@@ -51,6 +51,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def init(**given: object) -> None:
         found.update(given, popen=services.ConsolePopen, heaps=os.environ.get("MALLOC_ARENA_MAX"))
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as Ray does
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(signal, "signal", lambda *given: found["handlers"].append(given))
@@ -71,11 +72,13 @@ def test_a_ray_of_its_own_is_apart_and_as_eager_as_others(begun: dict[str, Any])
 def test_a_ray_of_its_own_has_one_heap_a_process_unless_told_otherwise(
     begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str | None, has: str
 ) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("MALLOC_ARENA_MAX", given or "")
     if given is None:
         monkeypatch.delenv("MALLOC_ARENA_MAX")
     start_ray(1)
     assert begun["heaps"] == has
+    assert os.environ["RAY_AUTH_MODE"] == "token", "what Ray sets stays"
     assert os.environ.get("MALLOC_ARENA_MAX") == given, (
         "this process and others that it starts are left alone"
     )
