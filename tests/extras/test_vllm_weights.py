@@ -24,6 +24,7 @@ from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
 from tests.extras import generating
 from tests.extras.generating import EXACT, SMALL, agree, prompts, table
+from tests.unit.parallel.memory import resident_bytes
 
 BLOCK = 128
 """Tokens in a block of vLLM's prefix cache on a CPU: a shorter prompt is never found in it."""
@@ -60,11 +61,6 @@ def awake(spec: ModelSpec) -> Iterator[tuple[Watched, VLLMEngine]]:
     engine = vllm_of(source, spec, replace(SMALL, sleep=False))
     yield source, engine
     engine.close()
-
-
-def resident_bytes() -> int:
-    """Memory that this process has of the system."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_keys_and_values_of_old_weights_are_forgotten(

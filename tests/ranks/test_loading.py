@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import threading
 import time
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rlhf_lightning.engines import FSDP, FSDPEngine
+from rlhf_lightning.engines.host_memory import give_back_freed_memory
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec
 from rlhf_lightning.workers import Reference
@@ -87,7 +87,7 @@ def anonymous() -> int:
 
 def most_during(call: Callable[[], T]) -> tuple[T, int]:
     """What a call returns, and the bytes that it takes at most beyond what was there before."""
-    ctypes.CDLL(None).malloc_trim(0)  # what others freed would hide what this call takes
+    give_back_freed_memory()  # what others freed would hide what this call takes
     before, found, ended = anonymous(), [0], threading.Event()
 
     def watch() -> None:

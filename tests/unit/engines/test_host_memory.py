@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 
 import torch
 
 from rlhf_lightning.engines.host_memory import STEPS, FreedMemory, keep_freed_memory
+from tests.unit.parallel.memory import resident_bytes
 
 PAGES = 64 * 2**20 // resource.getpagesize()
 
@@ -23,12 +23,6 @@ def test_large_tensors_come_to_reuse_each_other() -> None:
     keep_freed_memory()
     # Not at once: an aligned block asks for a little more than the one before it has left.
     assert min(faults_of_a_tensor() for _ in range(20)) < PAGES / 100
-
-
-def resident_bytes() -> int:
-    """Of this process, its own pages."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) * 1024
 
 
 def test_holes_in_the_heap_are_given_back_after_fifty_steps() -> None:
