@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import ray
@@ -76,7 +77,7 @@ def start_ray(num_cpus: int) -> None:
         WorkerTimeoutError: it takes longer than Ray waits.
     """
     try:
-        with _apart(), defaults(_ONE_HEAP):
+        with _uninterrupted(), _apart(), defaults(_ONE_HEAP):
             # Left to itself Ray counts GPUs for which torch may not have been built.
             gpus = torch.cuda.device_count()
             ray.init(address=LOCAL, num_cpus=num_cpus, num_gpus=gpus, **_OWN, **_QUIET)
@@ -97,13 +98,39 @@ def join(address: str) -> None:
         ValueError: it cannot be joined.
     """
     try:
-        ray.init(address=address, **_QUIET)
+        with _uninterrupted():
+            ray.init(address=address, **_QUIET)
     except ConnectionError as err:
         raise ValueError(
             f"strategy.address={address!r}: no Ray cluster can be joined there ({err}). One that asks for "
             "a token wants RAY_AUTH_MODE=token here, too."
         ) from err
     _heed_sigterm()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within this context Ctrl-C waits, and the second does not.
+
+    Ray cannot be ended before it is up: its core then crashes this process, or its agents stay for a minute.
+    """
+    theirs, pressed = signal.getsignal(signal.SIGINT), list[int]()
+    if not callable(theirs) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            theirs(number, frame)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, theirs)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -107,7 +107,41 @@ def test_python_handles_sigterm_again(begun: dict[str, Any], begin: Callable[[],
     other.join()
     assert begun["handlers"] == [], "none but the main thread may"
     begin()
-    assert begun["handlers"] == [(signal.SIGTERM, signal.getsignal(signal.SIGTERM))]
+    mine = [given for given in begun["handlers"] if given[0] == signal.SIGTERM]
+    assert mine == [(signal.SIGTERM, signal.getsignal(signal.SIGTERM))]
+
+
+@pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
+@pytest.mark.parametrize(("times", "done"), [(0, True), (1, True), (2, False)])
+def test_ctrl_c_waits_until_ray_is_up_but_only_once(
+    monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None], times: int, done: bool
+) -> None:
+    handler, steps = signal.getsignal(signal.SIGINT), list[str]()
+
+    def init(**_: object) -> None:
+        for _press in range(times):
+            signal.raise_signal(signal.SIGINT)
+        steps.append("up")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(KeyboardInterrupt) if times else nullcontext():
+        begin()
+    assert steps == ["up"] * done
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("theirs", [signal.SIG_IGN, signal.SIG_DFL])
+def test_who_has_no_handler_of_ctrl_c_gets_none(
+    monkeypatch: pytest.MonkeyPatch, theirs: signal.Handlers
+) -> None:
+    seen = list[object]()
+    monkeypatch.setattr(ray, "init", lambda **_: seen.append(signal.getsignal(signal.SIGINT)))
+    before = signal.signal(signal.SIGINT, theirs)
+    try:
+        start_ray(1)
+        assert seen == [theirs] == [signal.getsignal(signal.SIGINT)]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_cluster_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
