@@ -13,7 +13,8 @@ from rlhf_lightning.mapping import allocate
 from rlhf_lightning.mapping.costs import Costs
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
 from rlhf_lightning.mapping.search import DeviceKind, Search
-from tests.unit.mapping.random_costs import RandomCosts
+from rlhf_lightning.parallel.layout import ParallelLayout
+from tests.unit.mapping.random_costs import Entry, RandomCosts
 
 ROLES = ("actor", "critic", "reference", "reward")
 NUM_CASES = 150
@@ -106,6 +107,18 @@ def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
         seconds = [costs.seconds(r, layout, costs.capacity - resident) for r, layout in at]
         slowest = [max(a, sum(c)) for a, c in zip(slowest, zip(*seconds, strict=True), strict=True)]
     return slowest
+
+
+def test_a_layout_that_is_slower_alone_may_win_where_memory_is_shared() -> None:
+    """Of 10 bytes the critic takes 6 and the actor 1: 1 + 18 / 3 seconds, or 3.5 + 3 / 3."""
+    costs = RandomCosts(0, ("actor", "critic"), 2, twins=False)
+    thirsty, modest = ParallelLayout(d=2), ParallelLayout(t=2)
+    costs.table = {
+        ("actor", 2): [Entry(thirsty, 1, 0, (1.0,), 18), Entry(modest, 1, 0, (3.5,), 3)],
+        ("critic", 2): [Entry(thirsty, 6, 0, (0.0,), 0)],
+    }
+    (found,) = Search([DeviceKind(costs, 2, (2,))], costs.roles).best()
+    assert (found.seconds, found.pools[0].layouts[0]) == (3.5 + 3 / 3, modest)
 
 
 def test_bell_numbers() -> None:
