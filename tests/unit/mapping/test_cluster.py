@@ -75,7 +75,7 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
         kinds = []
         for number in range(draw.choice([2, 2, 3])):
             capacity, devices = draw.choice([6.0, 10.0, 16.0]), draw.choice([2, 4, 6])
-            costs = RandomCosts(100 * seed + number, roles, draw.choice([1, 2]), False, capacity)
+            costs = RandomCosts(100 * seed + number, roles, draw.choice([1, 2]), not number, capacity)
             kinds.append(DeviceKind(costs, devices, pool_sizes(devices, 2)))
         expected = brute_force(kinds, roles)
         found = Search(kinds, roles).best(5)
