@@ -85,6 +85,8 @@ def test_what_ranks_share_out_is_divided() -> None:
     assert (states.parameters, states.gradients, states.states) == (3 * whole, 4 * whole, 2 * whole)
     assert (gradients.parameters, gradients.gradients, gradients.states) == (3 * whole, whole, 2 * whole)
     assert (full.parameters, full.gradients, full.states) == (whole, whole, 2 * whole)
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert (states.buffers, full.buffers) == (0, 2 * layer * 2 / 2)  # two layers gathered, in two bytes
 
 
 def test_recomputation_and_sequence_parallelism_save_activations() -> None:
@@ -102,10 +104,17 @@ def test_recomputation_and_sequence_parallelism_save_activations() -> None:
     assert [one / per_unit, eight / per_unit, least / per_unit] == pytest.approx([34, 10 + 24 / 8, 34 / 8])
     again = memory.training(shape, ONE, dataclasses.replace(keep, recompute=True)).activations - logits
     assert again / per_unit == pytest.approx(2 + 34 / 32)
+    words = dataclasses.replace(shape, head="lm", vocab=32000)
+    shared = memory.training(words, ParallelLayout(t=8), keep).activations
+    assert shared == pytest.approx(eight + logits * 32000 / 8)
+    spread = dataclasses.replace(spread, recompute=True)
+    both = memory.training(shape, ParallelLayout(t=8), spread).activations - logits
+    assert both / per_unit == pytest.approx((2 + 34 / 32) / 8)
 
 
-def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages() -> None:
-    shape, work = shapes.load("llama-7b"), Workload(recompute=False, micro_batch_tokens=2048)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages(*, recompute: bool) -> None:
+    shape, work = shapes.load("llama-7b"), Workload(recompute=recompute, micro_batch_tokens=2048)
     whole = memory.training(shape, ParallelLayout(p=1), work)
     staged = memory.training(shape, ParallelLayout(p=4), work)
     assert staged.activations == pytest.approx(whole.activations)
@@ -123,8 +132,10 @@ def test_kept_passes_rest_on_the_device_until_the_update() -> None:
     assert memory.resting(shape, ONE, keeping, trained=True).activations == pytest.approx(kept)
     assert memory.resting(shape, ONE, keeping, trained=False).activations == 0
     assert memory.training(shape, ONE, keeping).activations == pytest.approx(kept + 2048 * 10 * shape.vocab)
-    few = dataclasses.replace(keeping, batch=1, mini_batches=1)
-    assert memory.resting(shape, ONE, few, trained=True).activations == pytest.approx(kept / 4)
+    for d in (1, 4):
+        few = dataclasses.replace(keeping, batch=d, mini_batches=1)
+        resting = memory.resting(shape, ParallelLayout(d=d), few, trained=True)
+        assert resting.activations == pytest.approx(kept / 4)
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -148,6 +159,24 @@ def test_a_training_shard_is_part_of_the_generation_shard() -> None:
     assert twice.parameters - shared.parameters == pytest.approx(shape.num_parameters * 2 / 8)
     divided = memory.generation(shape, layout, Workload(sharding="full"))
     assert divided.parameters == twice.parameters  # a device rests with a share of its training shard
+
+
+def test_a_generation_computes_4096_tokens_of_prompts_and_the_logits_of_256_rows() -> None:
+    """By hand; a token takes 5 h outside the shards, and inside 4 h of attention and 4 of the wide layer."""
+    layout = ParallelLayout(1, 8, 2, generation=Generation(1, 2))
+    token = 2 * (5 * 4096 + (4 * 4096 + 4 * 11008) / 2)
+    found = memory.generation(shapes.load("llama-7b"), layout, Workload())
+    assert found.buffers == 4096 * token + 256 * (4 + 4) * 32000 / 2
+
+
+@pytest.mark.parametrize(
+    ("room", "limit", "rows"), [(10.5, 256, 10), (63.9, 0, 63), (64, 256, 0), (999, 8, 8), (0.5, 256, 1)]
+)
+def test_rows_have_room_at_their_longest(room: float, limit: int, rows: int) -> None:
+    """Of 64 rows; each has 1,024 tokens of prompt and of response, of 2 x 2 bytes x 32 layers x 4,096."""
+    work = Workload(batch=64, mini_batches=1, max_resident=limit, lengths=(64, 128))
+    free = room * 2048 * 2 * 2 * 32 * 4096
+    assert memory.rows_at_once(shapes.load("llama-7b"), ONE, work, free=free) == rows
 
 
 def _rows() -> TensorDict:
