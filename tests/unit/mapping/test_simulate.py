@@ -23,6 +23,10 @@ PLAIN = dataclasses.replace(A100, efficiency=ONES, overhead=Overhead(), intra_la
 LLAMA = shapes.load("llama-7b")
 
 
+LAYERS_KEEP = 32 * 2 * (9 * 4096 + 4 * 11008)
+"""Bytes of the activations of its layers for a token: 9 h and 4 of the wide layer, in two bytes."""
+
+
 def test_a_forward_pass_is_two_flop_a_parameter_and_token() -> None:
     """Kaplan 2020: matrix products 2 N, and causal attention 2 layers hidden length."""
     work = Workload(batch=8)
@@ -32,6 +36,11 @@ def test_a_forward_pass_is_two_flop_a_parameter_and_token() -> None:
     flop = tokens * (2 * matrices + 2 * LLAMA.layers * LLAMA.hidden * 2048)
     assert estimate.parts["compute"] == pytest.approx(flop / 312e12)
     assert sum(estimate.parts.values()) == pytest.approx(estimate.seconds)
+    assert estimate.bound == "compute"
+    # Each layer's activations are written and read, and three passes go over float32 logits.
+    assert estimate.parts["memory bandwidth"] == pytest.approx(
+        tokens * (2 * LAYERS_KEEP + 3 * 4 * 32000) / 2.039e12
+    )
 
 
 def test_recomputation_costs_a_third_of_the_matrix_products() -> None:
@@ -39,6 +48,31 @@ def test_recomputation_costs_a_third_of_the_matrix_products() -> None:
     again = simulate.train(PLAIN, LLAMA, ParallelLayout(), work).parts["compute"]
     once = simulate.train(PLAIN, LLAMA, ParallelLayout(), dataclasses.replace(work, recompute=False))
     assert again / once.parts["compute"] == pytest.approx(4 / 3, rel=0.03)
+
+
+def test_a_backward_pass_is_two_forward_passes_and_its_attention_two_and_a_half() -> None:
+    work = Workload(batch=8, mini_batches=1, recompute=False, sharding="none")
+    parts = simulate.train(PLAIN, LLAMA, ParallelLayout(), work).parts
+    matrices = LLAMA.num_parameters - LLAMA.vocab * LLAMA.hidden - LLAMA.hidden * 65
+    flop = 3 * 2 * matrices + 3.5 * 2 * 32 * 4096 * 2048
+    assert parts["compute"] == pytest.approx(8 * 2048 * flop / 312e12)
+    # The optimizer reads gradient, master and moments of 4 bytes, and writes all but the gradient.
+    traffic = 8 * 2048 * (3 * 2 * LAYERS_KEEP + 2 * 3 * 4 * 32000) + (16 + 12) * LLAMA.num_parameters
+    assert parts["memory bandwidth"] == pytest.approx(traffic / 2.039e12)
+
+
+def test_stages_send_activations_on_and_gradients_back() -> None:
+    work = Workload(batch=8, mini_batches=1, micro_batch_tokens=4096)
+    sent = 8 * 2048 * 4096 * 2
+    parts = simulate.infer(PLAIN, LLAMA, ParallelLayout(p=2), work).parts
+    assert parts["intra-node network"] == pytest.approx(sent / 300e9)
+    bubble = parts["pipeline bubble"]
+    assert bubble == pytest.approx((sum(parts.values()) - bubble) / 4)  # of four micro-batches
+    both = simulate.train(PLAIN, LLAMA, ParallelLayout(p=2), work).parts
+    assert both["intra-node network"] == pytest.approx(2 * sent / 300e9)
+    # Two shards of a stage send a half each, and share what leaves the node.
+    across = simulate.infer(PLAIN, LLAMA, ParallelLayout(p=8, t=2), work).parts
+    assert across["inter-node network"] == pytest.approx(sent / 2 / (25e9 / 2))
 
 
 def test_few_micro_batches_leave_a_pipeline_empty() -> None:
@@ -73,6 +107,12 @@ def test_full_sharding_gathers_for_every_micro_batch() -> None:
     parts = simulate.train(PLAIN, LLAMA, ParallelLayout(d=4), work).parts
     traffic = (2 * 2 + 4) * LLAMA.num_parameters * 3 / 4
     assert parts["intra-node network"] == pytest.approx(8 * 2 * traffic / 300e9)
+    for how, gathers in (("full", 16), ("states", 0)):
+        scoring = dataclasses.replace(work, sharding=how)  # type: ignore[arg-type]
+        scored = simulate.infer(PLAIN, LLAMA, ParallelLayout(d=4), scoring).parts
+        assert scored["intra-node network"] == pytest.approx(
+            gathers * 2 * LLAMA.num_parameters * 3 / 4 / 300e9
+        )
 
 
 def test_tensor_shards_reduce_four_times_a_layer_and_twice_more_to_recompute() -> None:
@@ -164,6 +204,11 @@ def test_a_transition_moves_what_table_2_says() -> None:
         estimate = simulate.transition(PLAIN, LLAMA, layout, Workload())
         share = (8 - tg * pg) / (tg * pg * 8)
         assert estimate.seconds == pytest.approx(share * 2 * LLAMA.num_parameters / 300e9)
+    costly = dataclasses.replace(PLAIN, overhead=Overhead(transition=1.0))
+    parts = simulate.transition(costly, LLAMA, layout, Workload(sharding="full")).parts
+    assert parts["overhead"] == 1.0
+    # Its shard of training, half of which the other node has, comes first: eight rings share 25 GB/s.
+    assert parts["inter-node network"] == pytest.approx(LLAMA.num_parameters * 2 / 8 / 2 / (25e9 / 8))
 
 
 def test_more_replicas_speed_up_less_and_less() -> None:
