@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import map as command
-from rlhf_lightning.mapping import hardware, shapes
+from rlhf_lightning.mapping import hardware, memory, shapes, simulate
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import plan, smallest_cluster
@@ -26,6 +26,7 @@ from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import WAVES, SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.mapping_inputs import read_dataflow
+from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor
 from tests.unit.mapping.test_search import brute_force
@@ -152,6 +153,62 @@ def test_layouts_are_those_that_engines_take() -> None:
     for one_stage, stages in ((False, {1, 2, 4}), (True, {1})):
         found = costs_of(one_stage=one_stage).layouts("actor", 4)
         assert {at.generation.p for at in found if at.generation} == stages
+
+
+def test_every_replica_has_rows_of_every_update() -> None:
+    """Eight updates of 32 rows: four each. Nodes have eight devices, and 24 layers at most eight stages."""
+    models = dict.fromkeys(ROLES, replace(SEVEN, layers=24))
+    costs = SimulatedCosts(hardware.A100, flow_of(32, updates=8), models, workload=Workload())
+    trained, scoring = ({(at.p, at.t, at.d) for at in costs.layouts(r, 16)} for r in ("critic", "reference"))
+    every = {(p, t, 16 // (p * t)) for p in (1, 2, 4, 8) for t in (1, 2, 4, 8) if p * t <= 16}
+    assert scoring == every
+    assert trained == {(p, t, d) for p, t, d in every if d <= 4}
+
+
+def test_an_actor_takes_the_transition_the_generation_and_the_updates() -> None:
+    costs = costs_of()
+    layout = ParallelLayout(t=2, d=3, generation=Generation(t=1))
+    (work,) = costs.work("actor")[0]
+    moved = simulate.transition(costs.hardware, SEVEN, layout, Workload()).seconds
+    generation, preparation, training = costs.seconds("actor", layout, 50e9)
+    assert moved > 0.5
+    assert generation == pytest.approx(moved + costs.estimate("actor", layout, work, 50e9).seconds)
+    assert preparation == 0
+    assert training == simulate.train(costs.hardware, SEVEN, layout, Workload(mini_batches=8)).seconds
+
+
+def test_a_model_needs_what_its_largest_work_takes() -> None:
+    costs, layout = costs_of(), ParallelLayout(t=2, d=3)
+    shape = SEVEN.with_head("scalar")
+    critic = memory.training(shape, layout, Workload(mini_batches=8))
+    reference = memory.inference(SEVEN, layout, Workload())
+    needed = [costs.resident(r, layout) + costs.working(r, layout) for r in ("critic", "reference")]
+    assert needed == pytest.approx([critic.total, reference.total])
+    scoring = costs.used("critic", layout, costs.work("critic")[1][0], 0.0)
+    resting = critic.total - critic.activations
+    assert scoring == pytest.approx(resting + memory.inference(shape, layout, Workload()).activations)
+
+
+def test_generations_of_other_numbers_of_rows_are_other_work() -> None:
+    """Six replicas, each of which decodes at most 256 rows at once."""
+    works = [Work("actor", "generate", 6 * rows, 1) for rows in (1, 256, 512)]
+    flow = Dataflow(tuple(Stage(str(work.rows), (work,)) for work in works))
+    costs = SimulatedCosts(hardware.A100, flow, {"actor": SEVEN}, workload=Workload())
+    layout = ParallelLayout(t=2, d=3, generation=Generation(t=1))
+    row = (256 + 1024) * 2 * 2 * 32 * 4096
+    found = [costs.kv_bytes("actor", layout, work, 1e15) for work in works]
+    assert found == pytest.approx([row, 256 * row, 256 * row])
+    _, wave, waves = (costs.estimate("actor", layout, work, 1e15).seconds - 0.01 for work in works)
+    assert waves == pytest.approx(2 * wave)
+
+
+def test_models_of_one_shape_cost_the_same_if_they_do_the_same() -> None:
+    models = dict.fromkeys(ROLES, SEVEN)
+    few, many = (
+        SimulatedCosts(hardware.A100, flow_of(64, updates=n), models, workload=Workload()) for n in (4, 8)
+    )
+    assert few.signature("reference") == many.signature("reward")
+    assert few.signature("critic") != many.signature("critic")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
