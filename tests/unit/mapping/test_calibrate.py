@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rlhf_lightning.mapping import calibrate, probe
-from rlhf_lightning.mapping.fit import mean_square
-from rlhf_lightning.mapping.hardware import CPU
+from rlhf_lightning.mapping.fit import Key, fit, get, mean_square, replaced
+from rlhf_lightning.mapping.hardware import CPU, Hardware
 
 pytestmark = pytest.mark.unit
 
@@ -45,3 +45,22 @@ def test_a_refined_machine_predicts_what_made_the_seconds() -> None:
     refined = calibrate.refine(CPU, observations)
     assert math.sqrt(mean_square(observations)(refined)) < 0.03
     assert refined.overhead.layer == pytest.approx(3e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "start", "best", "tie", "found"),
+    [
+        (("efficiency", "matmul"), 0.9, 0.4, 1.0, 0.6),  # as near to one as to the other: sqrt(0.9 x 0.4)
+        (("efficiency", "matmul"), 0.4, 0.9, 0.0, 0.8),  # its ceiling
+        (("efficiency", "memory"), 0.4, 2.0, 0.0, 1.0),  # a share is never more
+        (("overhead", "rows"), 10.0, 100.0, 0.0, 100.0),
+    ],
+)
+def test_a_fit_stays_near_its_start_and_under_its_ceiling(
+    key: Key, start: float, best: float, tie: float, found: float
+) -> None:
+    def loss(hardware: Hardware) -> float:
+        return math.log(get(hardware, key) / best) ** 2
+
+    fitted = fit(replaced(CPU, key, start), loss, [key], ceilings={"matmul": 0.8}, tie=tie)
+    assert get(fitted, key) == pytest.approx(found, rel=0.01)
