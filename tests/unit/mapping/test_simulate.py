@@ -37,6 +37,9 @@ def test_a_forward_pass_is_two_flop_a_parameter_and_token() -> None:
     assert estimate.parts["compute"] == pytest.approx(flop / 312e12)
     assert sum(estimate.parts.values()) == pytest.approx(estimate.seconds)
     assert estimate.bound == "compute"
+    whole = simulate.infer(PLAIN, LLAMA, ParallelLayout(), dataclasses.replace(work, fused_attention=False))
+    flop = tokens * (2 * matrices + 4 * LLAMA.layers * LLAMA.hidden * 2048)  # no half of the scores left out
+    assert whole.parts["compute"] == pytest.approx(flop / 312e12)
     # Each layer's activations are written and read, and three passes go over float32 logits.
     assert estimate.parts["memory bandwidth"] == pytest.approx(
         tokens * (2 * LAYERS_KEEP + 3 * 4 * 32000) / 2.039e12
@@ -128,6 +131,15 @@ def test_a_group_within_a_node_does_not_use_the_network_between() -> None:
     assert network.data_group(A100, ParallelLayout(t=2, d=8)) == network.Group(8, True, 2)
     assert network.stage_group(A100, ParallelLayout(p=2, t=8)).crosses
     assert not network.stage_group(A100, ParallelLayout(p=2, t=4, d=2)).crosses
+    for tg, size in ((8, 2), (4, 4)):  # of two stages, each in a node of its own
+        layout = ParallelLayout(p=2, t=8, generation=Generation(1, tg))
+        assert network.reshard_group(A100, layout) == network.Group(size, True, tg)
+
+
+@pytest.mark.parametrize(("crosses", "hop"), [(False, 4e-6), (True, 1.5e-5)])
+def test_hops_take_time_however_little_is_sent(*, crosses: bool, hop: float) -> None:
+    assert network.send(A100, network.Group(2, crosses), 0.0) == hop
+    assert network.all_gather(A100, network.Group(8, crosses), 0.0) == pytest.approx(3 * hop)
 
 
 def _generate(work: Workload, *, kv_bytes: float = 1e15, tg: int = 1, hardware: Hardware = PLAIN) -> float:
@@ -141,6 +153,24 @@ def test_decoding_reads_weights_and_context_for_every_token() -> None:
     reads = 2 * matrices + 8 * (256 + 512) * LLAMA.kv_bytes()
     prefill = 8 * 256 * (2 * (matrices - LLAMA.head_parameters) + 2 * 32 * 4096 * 256) / 312e12
     assert _generate(work) == pytest.approx(1024 * reads / 2.039e12 + prefill, rel=0.001)
+
+
+def test_stages_of_generation_decode_in_turn() -> None:
+    """Each of two stages has a half of the layers, of the keys and of the sequences in flight."""
+    work = Workload(prompt=256, real_prompt=256, response=1024, batch=8, mini_batches=1)
+    shares = dataclasses.replace(ONES, prefill_matmul=0.5, attention=0.25, weights=0.8, kv=0.4, intra=0.2)
+    lossy = dataclasses.replace(PLAIN, efficiency=shares)
+    found = simulate.generate(lossy, LLAMA, ParallelLayout(p=2, t=2), work, kv_bytes=1e15)
+    layers = 16 * LLAMA.layer_matrix_parameters
+    weights = 2 * 2 * (layers + LLAMA.head_parameters) / 2
+    reads = weights / 0.8 + 8 * (256 + 512) * LLAMA.kv_bytes() / 4 / 0.4
+    assert found.parts["memory bandwidth"] == pytest.approx(1024 * reads / 2.039e12)
+    prefill = 8 * 256 * (2 * layers / 0.5 + 2 * 16 * 4096 * 256 / 0.25) / 2 / 312e12
+    bubble = 1 + 1 / 8
+    assert found.parts["compute"] == pytest.approx(bubble * prefill)
+    # Two shards all-reduce 2 x 1 / 2 of a message twice a layer: prompts, and in each step 4 sequences twice.
+    messages = 2 * 16 * 4096 * 2 * (bubble * 8 * 256 + 1024 * 2 * 4)
+    assert found.parts["intra-node network"] == pytest.approx(messages / 0.2 / 300e9)
 
 
 def _steps(work: Workload, *, kv_bytes: float = 1e15) -> float:
@@ -185,6 +215,9 @@ def test_as_many_tokens_are_decoded_as_the_responses_have(
     _generate(work)
     tokens = sum(work.response_lengths) / len(work.response_lengths)
     assert sum(span.steps * span.sequences for span in spans) == pytest.approx(64 * tokens)
+    # Each token reads all tokens before it.
+    read = [length * 256 + length**2 / 2 for length in work.response_lengths]
+    assert sum(span.steps * span.context for span in spans) == pytest.approx(64 * sum(read) / len(read))
     assert sum(span.started for span in spans) == pytest.approx(64)
     assert max(span.sequences for span in spans) <= 24
 
