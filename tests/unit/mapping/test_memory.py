@@ -119,6 +119,9 @@ def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages(*, recompute: b
     staged = memory.training(shape, ParallelLayout(p=4), work)
     assert staged.activations == pytest.approx(whole.activations)
     assert staged.parameters < 0.3 * whole.parameters
+    # Without logits the first stage is the largest, which has the embedding.
+    scoring = memory.inference(shape.with_head("scalar"), ParallelLayout(p=4), work)
+    assert scoring.parameters == 2 * (8 * shape.layer_parameters + 32000 * 4096 + 4096)
 
 
 def test_kept_passes_rest_on_the_device_until_the_update() -> None:
@@ -203,6 +206,7 @@ def test_what_some_ranks_share_out_is_held_in_copies(sharers: int) -> None:
     assert held == pytest.approx(16 * shape.num_parameters / sharers)  # docs/fsdp.md
     frozen = memory.inference(shape, ParallelLayout(d=8), work).parameters
     assert frozen == pytest.approx(2 * shape.num_parameters / sharers)
+    assert work.sharers(1) == 1, "fewer ranks than that hold one copy"
 
 
 def test_a_micro_batch_has_no_more_rows_than_a_replica() -> None:
