@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from rlhf_lightning.data.sampler import EpochSampler
+from rlhf_lightning.data.sampler import EpochSampler, permutation
 
 
 def sampler(size: int = 10, *, seed: int = 7, shuffle: bool = True) -> EpochSampler:
@@ -25,6 +25,12 @@ def test_every_row_once_an_epoch_in_another_order() -> None:
 def test_seed_decides_the_order() -> None:
     assert list(sampler(seed=1)) == list(sampler(seed=1))
     assert list(sampler(100, seed=1)) != list(sampler(100, seed=2))
+
+
+def test_seeds_that_look_alike_draw_other_orders() -> None:
+    """Sums and digits in a row would be the same; the generator would leave out the upper half of one."""
+    seeds = [(1, 11), (11, 1), (111,), (12,), (6, 6), (1 << 32 | 12,)]
+    assert len({tuple(permutation(100, *each).tolist()) for each in seeds}) == len(seeds)
 
 
 def test_without_shuffling_the_order_is_the_files() -> None:
