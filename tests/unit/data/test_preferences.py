@@ -227,6 +227,10 @@ def test_a_prompt_is_answered_once(write_rows: Writer) -> None:
     assert asked(pairs(file, val_rows=1)) == ["d"]
     both = UnpairedData(path=str(file), tokenizer="embedded", from_pairs=True, batch_size=2)
     assert asked(both) == ["a", "bc", "d"]
+    held = list(both.predict_dataloader())
+    assert [label for batch in held for label in batch["labels"].tolist()] == [True] * 3, "of the chosen"
+    firsts = [ids[0] for batch in held for ids in batch["response_ids"].tolist()]
+    assert firsts == [ord(pair["chosen"][0]) for pair in PAIRS]
     labelled = write_rows(*({"prompt": p, "response": "r", "label": 1} for p in "aab"))
     assert asked(UnpairedData(path=str(labelled), tokenizer="embedded", batch_size=2)) == ["a", "a", "b"]
 
