@@ -34,6 +34,14 @@ def prompt_data(file: Path, **options: object) -> PromptData:
     return ready(PromptData(**{"path": str(file), "tokenizer": "embedded", "batch_size": 2} | options))  # type: ignore[arg-type]
 
 
+def test_what_is_written_into_a_batch_stays_out_of_the_data(write_rows: Writer) -> None:
+    data = prompt_data(write_rows({"prompt": "ab"}), batch_size=1)
+    (batch,) = batches(data)
+    assert "group_ids" not in batch, "no two rows belong together"
+    batch["rows"][0]["prompt"] = "changed"
+    assert [row["prompt"] for again in batches(data) for row in again["rows"]] == ["ab"]
+
+
 def test_batch_is_left_padded_and_keeps_the_rows(write_rows: Writer) -> None:
     file = write_rows(
         {"prompt": "ab", "answer": 1}, {"prompt": "abcd", "data_source": "mine"}, {"prompt": "é"}
