@@ -161,13 +161,15 @@ def test_reloading_would_read_the_seconds_first_rows_again(file: Path) -> None:
 
 
 def test_workers_end_with_the_run(file: Path) -> None:
-    data = mixed(file, num_workers=1)
+    second = CompletionData(path=str(file), tokenizer="embedded", batch_size=3, num_workers=1)
+    data = mixed(file, second, num_workers=1)
     data.setup("fit")
     loader = data.train_dataloader()  # a Trainer keeps it
     running = iter(loader)
     next(running)
     running.close()  # type: ignore[attr-defined]  # it is a generator
-    workers = vars(loader._main)["_iterator"]._workers
+    workers = [w for part in (loader._main, loader._ptx) for w in vars(part)["_iterator"]._workers]
+    assert len(workers) == 2
     assert all(worker.is_alive() for worker in workers)
     data.teardown("fit")
     assert not any(worker.is_alive() for worker in workers)
