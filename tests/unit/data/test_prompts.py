@@ -13,6 +13,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from rlhf_lightning.data import PromptData, RowBatch
+from rlhf_lightning.data.encoding import tokenize
 from rlhf_lightning.data.sampler import HELD_OUT
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer
 from tests.unit.data.conftest import Writer
@@ -40,6 +41,13 @@ def test_what_is_written_into_a_batch_stays_out_of_the_data(write_rows: Writer) 
     assert "group_ids" not in batch, "no two rows belong together"
     batch["rows"][0]["prompt"] = "changed"
     assert [row["prompt"] for again in batches(data) for row in again["rows"]] == ["ab"]
+
+
+def test_many_texts_are_tokenised_in_order() -> None:
+    """In pieces of 1,024."""
+    texts = [chr(65 + number % 26) for number in range(2100)]
+    found = tokenize(texts, build_byte_tokenizer(), special=False)
+    assert [ids.tolist() for ids in found] == [[ord(text)] for text in texts]
 
 
 def test_batch_is_left_padded_and_keeps_the_rows(write_rows: Writer) -> None:
