@@ -168,7 +168,9 @@ def test_a_step_without_a_number_is_left_out(paths: dict[str, Path]) -> None:
             assert norm == pytest.approx(theirs, rel=1e-4)
 
 
-def overlapping(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -> dict[str, Tensor]:
+def overlapping(
+    group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec, critic_stage: int
+) -> dict[str, Tensor]:
     """An actor on ranks 0 and 1, a critic on 1 and 2, their steps mixed; then what is left of them."""
     before, linear = dict(os.environ), torch.nn.functional.linear
     layout, cpu = ParallelLayout(d=2), torch.device("cpu")
@@ -183,7 +185,7 @@ def overlapping(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -
             seat = Seat(mine, layout, cpu, None, ModelGroups.create(layout, mine, found.__getitem__))
             head: Head = "lm" if name == "actor" else "scalar"
             engines[name] = ZeROEngine(
-                spec, head=head, seat=seat, config=zero.settings(3 if name == "actor" else 2)
+                spec, head=head, seat=seat, config=zero.settings(3 if name == "actor" else critic_stage)
             )
     for _ in range(zero.STEPS):
         for engine in engines.values():
@@ -197,10 +199,11 @@ def overlapping(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -
     return {name: engine.give_weights() for name, engine in engines.items()}
 
 
-def test_engines_on_overlapping_ranks_share_a_process(paths: dict[str, Path]) -> None:
+@pytest.mark.parametrize("critic_stage", [2, 3])
+def test_engines_on_overlapping_ranks_share_a_process(paths: dict[str, Path], critic_stage: int) -> None:
     actor, critic = tiny.spec(paths["tied"]), tiny.spec(paths["scalar"])
     wanted = {"actor": expected(actor, "lm").weights, "critic": expected(critic, "scalar").weights}
-    found = spmd.run(3, overlapping, actor, critic)
+    found = spmd.run(3, overlapping, actor, critic, critic_stage)
     assert [sorted(engines) for engines in found] == [["actor"], ["actor", "critic"], ["critic"]]
     for engines in found:
         for name, weights in engines.items():

@@ -38,6 +38,7 @@ with _quiet(for_deepspeed()):
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters, Init, ZeroParamStatus
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
     from deepspeed.utils import groups
@@ -53,6 +54,8 @@ __all__ = [
 
 _BUILD = "build_shm_op"
 _CACHED = "_PartitionedParameterCoordinator__params_to_release"
+_MODULES: list[int] = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0]
+"""How many modules have been numbered: one number for the whole process, in a default argument."""
 
 
 class Scope:
@@ -64,7 +67,7 @@ class Scope:
     """
 
     def __init__(self, group: dist.ProcessGroup, *, device: torch.device) -> None:
-        self.ranks, self._numbered = Ranks(group), 0
+        self.ranks = Ranks(group)
         self._environment = {"LOCAL_RANK": str(device.index or 0)}
         if device.type == "cpu":
             self._environment["LOCAL_SIZE"] = "1"  # otherwise it starts a process for every bucket, to count
@@ -73,15 +76,14 @@ class Scope:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within this context, DeepSpeed code of this model may run."""
-        before = comm.cdb, groups.mpu, Init.param_id
-        # Ranks must number a model's parameters equally, and some of them may hold other models too.
-        comm.cdb, groups.mpu, Init.param_id = self._backend, self.ranks, self._numbered
+        before = comm.cdb, groups.mpu, Init.param_id, _MODULES[0]
+        # Ranks must number a model's parameters and modules equally, and some may hold other models too.
+        comm.cdb, groups.mpu, Init.param_id, _MODULES[0] = self._backend, self.ranks, 0, 0
         try:
             with _quiet(self._environment):
                 yield
         finally:
-            self._numbered = Init.param_id
-            comm.cdb, groups.mpu, Init.param_id = before
+            comm.cdb, groups.mpu, Init.param_id, _MODULES[0] = before
 
 
 class Ranks:
