@@ -60,6 +60,8 @@ EVEN = (((0, 2, 4),), ((1, 3, 5),))
 UNEVEN = (((), ()), ((0, 1, 2, 3), (4, 5)))
 """None on the first rank, and two portions on the second."""
 PORTIONS = (((5, 1), (0,)), ((), (2, 3, 4)))
+THIRDS = (((0, 3),), ((1, 4),), ((2, 5),))
+"""On as many ranks the last shards are padded, and borders cut parameters."""
 CASES = [
     Case(3, ALL, model="lm"),
     Case(1, UNEVEN),
@@ -68,6 +70,8 @@ CASES = [
     Case(3, PORTIONS, recompute=True, options={"bucket_numbers": 500}),
     Case(3, EVEN, options={"whole_below": 200, "offload_optimizer": True, "offload_parameters": True}),
     Case(2, PORTIONS, options={"offload_optimizer": True}),
+    Case(1, THIRDS),
+    Case(3, THIRDS),
     Case(2, EVEN, model="scalar", head="scalar"),
     Case(3, EVEN, model="scalar", head="reward"),
 ]
