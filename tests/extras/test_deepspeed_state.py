@@ -62,6 +62,9 @@ def said(group: dist.ProcessGroup, spec: ModelSpec, bucket: int) -> list[Said]:
         held.append(engine.memory())
         zero.step(engine, zero.own(group))
         later, last = answers(engine), engine.transition()
+        stepped = engine.memory()
+        engine.infer(zero.own(group), temperature=0.7)
+        assert engine.memory() == stepped  # no layer stays gathered for a backward pass
         zero.step_into(engine, zero.own(group))
         held.append(engine.memory())
         whole = {name: weight.clone() for name, weight in engine.weights()}
@@ -158,6 +161,7 @@ def loaded(
         zero.step(engine, zero.own(group))
         engine.load_weights(directory)
         alone, moments = engine.give_weights(), engine._masters.moment_steps
+        assert torch.equal(torch.cat([weight.flatten() for _, weight in engine.weights()]), alone)
         engine.load(directory)
         read = engine.give_weights()
         assert torch.equal(alone, read)
