@@ -129,8 +129,8 @@ class Masters:
 
     def forget_gradients(self) -> None:
         """Drop the gradients of a skipped step, to which DeepSpeed 0.19.8 adds if masters are on the host."""
-        for sums in () if self._divided else (self._zero.averaged_gradients, self._zero.all_grad_tensors):
-            sums.update(dict.fromkeys(sums))
+        if not self._divided:
+            self._zero.averaged_gradients.update(dict.fromkeys(self._zero.averaged_gradients))
 
     @property
     def _flats(self) -> list[nn.Parameter]:

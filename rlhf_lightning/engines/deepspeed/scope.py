@@ -186,8 +186,8 @@ class _Backend(TorchBackend):  # type: ignore[misc]
         async_op: bool = False,
         device_ids: list[int] | None = None,
     ) -> dist.Work | None:
-        wanted = self._model if group in (None, dist.group.WORLD) else group
-        work: dist.Work | None = dist.barrier(group=wanted, async_op=async_op, device_ids=device_ids)
+        chosen = group or self._model
+        work: dist.Work | None = dist.barrier(group=chosen, async_op=async_op, device_ids=device_ids)
         return work
 
 
