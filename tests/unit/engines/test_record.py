@@ -133,7 +133,7 @@ def test_the_gradients_are_those_of_a_whole_pass(
     expected = gradients(plain, rows)
     assert tiny.distance(found, expected) < 1e-5  # float32 sums in another order
     for layer in engine._model.modules():
-        assert getattr(layer, "known", None) is None
+        assert getattr(layer, "known_output", None) is None
 
 
 def test_the_outputs_are_what_was_drawn_with(tmp_path: Path) -> None:
@@ -241,6 +241,11 @@ def test_room_for_all_tokens_is_enough(tmp_path: Path, monkeypatch: pytest.Monke
     with products(monkeypatch) as found:
         gradients(engine, rows)
     assert found == []
+
+
+def test_no_rows_have_no_answers(tmp_path: Path) -> None:
+    answers = generator(made(written(tmp_path)))(asked(5, 2)[:0])
+    assert answers["response_ids"].shape == (0, 9)
 
 
 def test_greedy_answers_disturb_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

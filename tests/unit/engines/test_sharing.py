@@ -53,6 +53,18 @@ def test_one_copy_is_computed_and_speaks_for_all(
     assert packed.keep.tolist() == keep
 
 
+def test_a_prompt_with_token_0_is_not_one_with_padding_there() -> None:
+    rows = {
+        "prompt_ids": torch.tensor([[0, 11, 12], [0, 11, 12]]),
+        "prompt_mask": bits("011", "111"),
+        "response_ids": torch.tensor([[13, 14], [15, 16]]),
+        "response_mask": bits("11", "11"),
+    }
+    packed = pack(rows, place="before")
+    assert packed.input_ids.tolist() == [[11, 12, 13, 0, 11, 12, 15]]
+    assert packed.keep.tolist() == [1, 2, 5, 6]
+
+
 def test_what_saves_little_is_not_shared() -> None:
     long = {name: column[:2] for name, column in ROWS.items()}
     long["response_ids"], long["response_mask"] = torch.zeros(2, 20).long(), torch.ones(2, 20).bool()
