@@ -69,6 +69,5 @@ class KeptPasses:
 
     def release(self) -> None:
         """Free the passes."""
-        self._room = 0
         self._rows.clear()
         self._outputs.clear()
