@@ -252,7 +252,10 @@ def test_greedy_answers_disturb_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     engine = made(written(tmp_path))
     generate = generator(engine)
     rows = generate(asked(5, 2, 7))
+    assert engine._record is not None
     greedy = generate(asked(5, 2, 7), Sampling(max_new_tokens=9, temperature=0))
+    for outputs in engine._record._products.values():
+        assert sum(map(len, outputs)) <= engine._record.size
     with products(monkeypatch) as found:
         gradients(engine, rows)
         assert found == []
