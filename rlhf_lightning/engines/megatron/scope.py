@@ -60,18 +60,11 @@ def _collection(groups: ModelGroups) -> ProcessGroupCollection:
     return ProcessGroupCollection(
         tp=groups.tensor,
         pp=groups.pipeline,
-        mp=groups.replica,
         dp=groups.data,
         dp_cp=groups.data,
-        intra_dp_cp=groups.data,
         embd=groups.ends,
         pos_embd=None,
         cp=groups.alone,
-        tp_cp=groups.tensor,
         ep=groups.alone,
-        expt_tp=groups.tensor,
         expt_dp=groups.data,
-        intra_expt_dp=groups.data,
-        tp_ep_pp=groups.replica,
-        intra_dist_opt=None,
     )
