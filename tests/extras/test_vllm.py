@@ -159,6 +159,16 @@ def test_the_token_that_completes_a_text_ends_its_row(pair: Pair) -> None:
         )
 
 
+def test_a_text_that_begins_in_the_prompt_does_not_end_its_row(pair: Pair) -> None:
+    sequences = prompts(LENGTHS)
+    free = pair(table(sequences), Sampling(max_new_tokens=6))["response_ids"].tolist()
+    text = str(TOKENIZER.decode([int(sequences[0][-1]), free[0][0]]))
+    out = pair(table(sequences), Sampling(max_new_tokens=6, stop_strings=(text,)))
+    lengths = [read_to([text], tokens) for tokens in free]
+    assert out["response_mask"].sum(1).tolist() == lengths
+    assert lengths[0] > 1
+
+
 def test_no_rows_give_empty_columns(pair: Pair) -> None:
     out = pair(table([]), Sampling(max_new_tokens=4))
     assert {name: (x.shape, x.dtype) for name, x in out.items()} == {

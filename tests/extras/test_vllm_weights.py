@@ -17,8 +17,10 @@ from torch import Tensor
 from vllm.distributed import parallel_state
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
+from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
 from rlhf_lightning.engines.vllm.memory import release_pages
+from rlhf_lightning.engines.vllm.requests import RunningRequests
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
@@ -100,6 +102,22 @@ def test_vllm_has_the_weights_in_memory_of_its_own(awake: tuple[Watched, VLLMEng
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     ours = {weight.untyped_storage().data_ptr() for _, weight in source.weights()}
     assert ours.isdisjoint(p.untyped_storage().data_ptr() for p in engine._model.parameters())
+
+
+def test_each_position_is_drawn_with_a_seed_of_its_own(
+    awake: tuple[Watched, VLLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed, seen = RunningRequests.seed, list[list[int]]()
+
+    def watched(running: RunningRequests) -> None:
+        seed(running)
+        generators = running._runner.input_batch.generators.values()
+        seen.append(sorted(generator.initial_seed() for generator in generators))
+
+    monkeypatch.setattr(RunningRequests, "seed", watched)
+    awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    numbers = uniform(1, torch.tensor([[100], [101]]), torch.arange(DRAWN.max_new_tokens))
+    assert seen == [sorted(place) for place in (numbers * 2**48).long().T.tolist()]
 
 
 def test_an_interrupted_generation_leaves_no_request(
