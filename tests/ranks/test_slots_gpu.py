@@ -19,8 +19,8 @@ from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import FSDPEngine, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import cuda_graphs
+from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
-from rlhf_lightning.engines.native.kv_gpu import GPUCache
 from rlhf_lightning.engines.native.slots_gpu import GPUSlots
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
@@ -122,18 +122,18 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the host asked a GPU to do, in order: steps of so many rows, moves, and waiting for it."""
     notes: list[str] = []
     monkeypatch.setattr(Stream, "told", notes)
-    step, move = GraphedSteps.__call__, GPUCache.move
+    step, move = GraphedSteps.__call__, Cache.move
 
     def stepped(self: GraphedSteps, compute: Callable[[int], Tensor | None], count: int) -> Tensor | None:
         notes.append(f"step of {self.rows(count)}")
         return step(self, compute, count)
 
-    def moved(self: GPUCache, source: Tensor, target: Tensor, length: int) -> None:
+    def moved(self: Cache, source: Tensor, target: Tensor, length: int) -> None:
         notes.append("move")
         move(self, source, target, length)
 
     monkeypatch.setattr(GraphedSteps, "__call__", stepped)
-    monkeypatch.setattr(GPUCache, "move", moved)
+    monkeypatch.setattr(Cache, "move", moved)
     return notes
 
 
@@ -212,15 +212,14 @@ def test_slots_that_nobody_has_are_computed_over_one_place(
 
 def test_keys_and_values_are_freed_with_the_generation(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, not when Python next looks for cycles: an update needs the memory."""
-    caches: list[ref[GPUCache]] = []
-    make = GPUSlots._cache
+    caches: list[ref[Cache]] = []
+    make = Cache.__init__
 
-    def noted(self: GPUSlots, capacity: int) -> GPUCache:
-        cache = make(self, capacity)
-        caches.append(ref(cache))
-        return cache
+    def noted(self: Cache, slots: int, capacity: int, *, dtype: torch.dtype | None) -> None:
+        make(self, slots, capacity, dtype=dtype)
+        caches.append(ref(self))
 
-    monkeypatch.setattr(GPUSlots, "_cache", noted)
+    monkeypatch.setattr(Cache, "__init__", noted)
     with generating(model, GPU, Native()) as native:
         gc.disable()
         try:

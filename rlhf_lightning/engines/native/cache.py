@@ -10,8 +10,6 @@ being decoded, which have the slots 0..n-1.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -68,8 +66,3 @@ class Places:
             rows = self._slot[:, None] * heads + torch.arange(heads, device=self._slot.device)
             self._places[heads] = rows * self._capacity + self._position[:, None]
         return self._places[heads]
-
-    @cached_property
-    def flat(self) -> Tensor:
-        """[T] int64, indices of a block viewed as [slots * capacity, heads, D]."""
-        return self._slot * self._capacity + self._position

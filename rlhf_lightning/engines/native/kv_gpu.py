@@ -1,9 +1,10 @@
-"""The key-value cache and decoding steps on a GPU, in which the host never waits for a result.
-
-    [slots, capacity, K, D] in memory: the heads of a token are adjacent, as flash attention needs them
+"""Decoding steps on a GPU, in which the host never waits for a result.
 
 So a step can be captured in a CUDA graph (`cuda_graphs`): its kernels and shapes are the same at any response
 lengths. In half precision a row reads the valid part of its slot; in float32 the whole slot, masked.
+
+Flash attention takes each key-value head of a row for a sequence of its own. Given all heads of a row, it
+copies the queries, and its results back, so that those of a group are adjacent: 6 to 42% longer (H200).
 """
 
 from __future__ import annotations
@@ -18,29 +19,10 @@ from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention
 from rlhf_lightning.engines.packed.layer import Layer
 
 
-class GPUCache(Cache):
-    """See the head of the module; `layers` are views [slots, K, capacity, D], as in `Cache`."""
-
-    def write(self, layer: int, key: Tensor, value: Tensor, places: Places) -> None:
-        """See `Cache.write`."""
-        for block, tokens in zip(self._blocks(layer, key, value), (key, value), strict=True):
-            by_place(block).index_put_((places.flat,), tokens.to(block.dtype))
-
-    def _block(self, tokens: Tensor) -> Tensor:
-        _, heads, size = tokens.shape
-        dtype = self.dtype or tokens.dtype
-        return tokens.new_zeros(self.slots, self.capacity, heads, size, dtype=dtype).transpose(1, 2)
-
-
 def free_bytes(device: torch.device) -> int:
     """Free memory of a GPU, including what torch has reserved and no tensor uses."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def by_place(block: Tensor) -> Tensor:
-    """A block as [slots * capacity, K, D], in the same memory."""
-    return block.transpose(1, 2).flatten(0, 1)
 
 
 class GPUDecode(Step):
@@ -51,8 +33,7 @@ class GPUDecode(Step):
         count, device = len(position), position.device
         self._cache, self._position = cache, position.clamp(max=cache.capacity - 1)
         self._places = Places(torch.arange(count, device=device), self._position, capacity=cache.capacity)
-        self._starts = torch.arange(count + 1, dtype=torch.int32, device=device)
-        self._spans: dict[int, Spans] = {}
+        self._spans: dict[tuple[int, int], Spans] = {}
         self._masks: dict[int, Tensor] = {}
 
     def attend_by_token(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
@@ -61,8 +42,9 @@ class GPUDecode(Step):
         keys, values = self._cache.layers[layer.number]
         queries = query.to(keys.dtype)
         if has_flash_attention(queries, values):
-            spans = self._spans_of(layer.window)
-            output = spans.attend(queries.flatten(1, 2), by_place(keys), by_place(values), layer)
+            spans = self._spans_of(layer.window, keys.shape[1])
+            every_key, every_value = (block.view(-1, 1, block.shape[-1]) for block in (keys, values))
+            output = spans.attend(queries.flatten(0, 1), every_key, every_value, layer)
         else:
             rows, mask = len(query), self._mask(layer.window)
             output = scaled_dot_product_attention(
@@ -71,21 +53,23 @@ class GPUDecode(Step):
         # Not `view`: a kernel's result may be [n, H / K, K, D] in memory.
         return output.reshape(len(query), -1).to(query.dtype)
 
-    def _spans_of(self, window: int) -> Spans:
-        """The keys that each row attends to; they begin where its window does, so no mask is needed."""
-        if window not in self._spans:
-            keys, used = self._starts * self._cache.capacity, self._position.int() + 1
+    def _spans_of(self, window: int, heads: int) -> Spans:
+        """The keys that each head of a row attends to; they begin where its window does, without a mask."""
+        if (window, heads) not in self._spans:
+            used = (self._position.int() + 1)[:, None].expand(-1, heads).flatten()
+            starts = torch.arange(len(used) + 1, dtype=torch.int32, device=used.device)
+            keys = starts * self._cache.capacity
             if window:
                 hidden = (used - window).clamp(min=0)
                 keys, used = torch.cat([keys[:-1] + hidden, keys[-1:]]), used - hidden
-            self._spans[window] = Spans(
-                queries=self._starts,
+            self._spans[window, heads] = Spans(
+                queries=starts,
                 keys=keys,
                 most_queries=1,
                 most_keys=min(window or self._cache.capacity, self._cache.capacity),
                 used=used,
             )
-        return self._spans[window]
+        return self._spans[window, heads]
 
     def _mask(self, window: int) -> Tensor:
         """[n, 1, 1, capacity] bool, the positions that each row attends to."""

@@ -84,7 +84,7 @@ class Slots:
         self.waiting, self.said = deque(range(rows)), [0] * rows
         """`said`: response tokens that each row had from the start; they are appended to its prompt."""
         self.size = min(most or rows, rows)
-        self.cache = self._cache(capacity_of(prompts, sampling))
+        self.cache = Cache(self.size, capacity_of(prompts, sampling), dtype=self.config.dtype)
         self.state = torch.zeros(4, self.size, dtype=torch.int64, device=self.device)
         """[4, slots]: row, column of its next token, position of the token to feed, that token."""
         self.occupants, self.ended, self.steps = list[Occupant](), list[int](), 0
@@ -92,9 +92,6 @@ class Slots:
         self.stops = self._tensor(ends.tokens(sampling))
         self.texts = ends.texts(sampling)
         self.record = self._recorded()
-
-    def _cache(self, capacity: int) -> Cache:
-        return Cache(self.size, capacity, dtype=self.config.dtype)
 
     def _recorded(self) -> Record | None:
         """The record of this generation's products, if there is one; nobody learns from greedy answers."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.decoder import logits_of
-from rlhf_lightning.engines.native.kv_gpu import GPUCache, GPUDecode
+from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 from rlhf_lightning.engines.native.slots import Means, Occupant, Slots
 from rlhf_lightning.engines.prompts import Prompt
 from rlhf_lightning.spec import Sampling
@@ -49,9 +49,6 @@ class GPUSlots(Slots):
         """Whether a graph draws, too; top-p and texts are looked at by the host in each step."""
         self._hosts = [torch.empty(self.size, dtype=torch.bool, pin_memory=True) for _ in range(2)]
         self._look: _Look | None = None
-
-    def _cache(self, capacity: int) -> GPUCache:
-        return GPUCache(self.size, capacity, dtype=self.config.dtype)
 
     def settle(self) -> None:
         """See `Slots.settle`; waits for the GPU."""

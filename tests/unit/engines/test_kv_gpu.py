@@ -1,4 +1,4 @@
-"""What a GPU computes a step with, here on a CPU: keys by token, flash attention, and replayed steps."""
+"""What a GPU computes a step with, here on a CPU: flash attention, and replayed steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.native import cuda_graphs, kv_gpu
-from rlhf_lightning.engines.native.cache import Cache, Places
+from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphCapture, GraphedSteps
 from rlhf_lightning.engines.native.decoder import Output, logits_of
 from rlhf_lightning.engines.native.kv import Cached, Decode, Prefill
-from rlhf_lightning.engines.native.kv_gpu import GPUCache, GPUDecode
+from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 from rlhf_lightning.engines.packed import attention, flash
 from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.flash import Spans
@@ -66,7 +66,7 @@ def on_cpu(cache: Cache, places: Tensor) -> Decode:
 def stepped(heads: int, group: int, window: int, *, on_gpu: bool) -> list[Tensor]:
     """Prompts of several lengths, a step of all rows, one row that moves, and a step of two."""
     torch.manual_seed(0)
-    cache, step_of = (GPUCache(4, CAPACITY), GPUDecode) if on_gpu else (Cache(4, CAPACITY), on_cpu)
+    cache, step_of = Cache(4, CAPACITY), GPUDecode if on_gpu else on_cpu
     layer, lengths = Layer(0, 0.3, window), [3, 7, 1]
     found = [filled(cache, lengths, turn(sum(lengths), heads, group), layer)]
     found.append(step_of(cache, torch.tensor(lengths)).attend_by_token(*turn(3, heads, group), layer))
@@ -141,7 +141,7 @@ def test_flash_attention_is_for_some_heads_types_and_gpus(  # noqa: PLR0917
 
 
 def test_keys_are_stored_in_the_type_that_was_asked_for() -> None:
-    cache, layer = GPUCache(2, CAPACITY, dtype=torch.bfloat16), Layer(0, 0.3, 0)
+    cache, layer = Cache(2, CAPACITY, dtype=torch.bfloat16), Layer(0, 0.3, 0)
     tokens = turn(2, 2, 2)
     output = GPUDecode(cache, torch.tensor([0, 0])).attend_by_token(*tokens, layer)
     assert (output.dtype, cache.layers[0][0].dtype) == (torch.float32, torch.bfloat16)
@@ -149,7 +149,7 @@ def test_keys_are_stored_in_the_type_that_was_asked_for() -> None:
 
 
 def test_a_slot_that_nobody_has_may_stand_behind_its_end() -> None:
-    cache, layer = GPUCache(3, CAPACITY), Layer(0, 0.3, 0)
+    cache, layer = Cache(3, CAPACITY), Layer(0, 0.3, 0)
     GPUDecode(cache, torch.tensor([0, CAPACITY + 3])).attend_by_token(*turn(2, 2, 2), layer)
     keys, _ = cache.layers[0]
     assert keys[2].count_nonzero() == keys[0, :, 1:].count_nonzero() == 0
@@ -170,16 +170,10 @@ def test_a_kernel_that_returns_its_heads_apart(heads: int, monkeypatch: pytest.M
         return torch.empty(*shape, device="meta")
 
     monkeypatch.setattr(kv_gpu, "scaled_dot_product_attention", apart)
-    step = GPUDecode(GPUCache(3, 32), torch.zeros(3, dtype=torch.int64, device="meta"))
+    step = GPUDecode(Cache(3, 32), torch.zeros(3, dtype=torch.int64, device="meta"))
     key, value = empty(3, heads, 16), empty(3, heads, 16)
     found = step.attend_by_token(empty(3, heads, 4 // heads, 16), key, value, Layer(0, 0.25, 0))
     assert found.shape == (3, 64)
-
-
-def test_the_same_places_in_both_layouts() -> None:
-    places = Places(torch.tensor([0, 2]), torch.tensor([5, 1]), capacity=CAPACITY)
-    assert places.flat.tolist() == [5, 2 * CAPACITY + 1]
-    assert places.of(2).tolist() == [[5, CAPACITY + 5], [4 * CAPACITY + 1, 5 * CAPACITY + 1]]
 
 
 class Counting:
@@ -208,7 +202,7 @@ SLOTS = 100
 
 
 def steps(decoder: Counting) -> tuple[Callable[[int], Tensor | None], Tensor, Tensor]:
-    places, tokens, cache = torch.arange(SLOTS), torch.arange(SLOTS) + 1000, GPUCache(SLOTS, 4)
+    places, tokens, cache = torch.arange(SLOTS), torch.arange(SLOTS) + 1000, Cache(SLOTS, 4)
 
     def compute(size: int) -> Tensor | None:
         place = places[:size]
