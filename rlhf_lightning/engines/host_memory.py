@@ -8,8 +8,6 @@ import functools
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 _LARGE = 1 << 30
-STEPS = 50
-"""Optimizer steps from one giving back to the next."""
 
 
 @functools.cache
@@ -31,24 +29,11 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return what this process keeps of freed memory to the system; does nothing without glibc."""
+    """Return what this process keeps of freed memory to the system; does nothing without glibc.
+
+    Batches of other lengths leave holes, which would stay for good. The next step takes a tenth longer, since
+    it has to map its memory again.
+    """
     library = _library()
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(ctypes.c_size_t(0))
-
-
-class FreedMemory:
-    """Gives freed memory back now and then: batches of other lengths leave holes that would stay for good."""
-
-    def __init__(self) -> None:
-        """No step was counted yet."""
-        self._steps = 0
-
-    def count_step(self) -> None:
-        """Count an optimizer step; every 50th gives back.
-
-        The one after it takes a tenth longer, since it has to map its memory again.
-        """
-        self._steps += 1
-        if self._steps % STEPS == 0:
-            give_back_freed_memory()

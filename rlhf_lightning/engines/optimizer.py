@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from rlhf_lightning.engines.dtensor import local
+from rlhf_lightning.engines.host_memory import give_back_freed_memory
 from rlhf_lightning.parallel.shares import fitting_together
 from rlhf_lightning.spec import OptimizerSpec
 
@@ -105,8 +106,14 @@ def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:
         torch._foreach_copy_(bucket, [total.view_as(t) for total, t in zip(totals, bucket, strict=True)])
 
 
+STEPS_TO_TRIM = 50
+"""Optimizer steps from one giving back of freed memory to the next."""
+
+
 class Counters:
     """Counts optimizer steps, sets the learning rate that follows from them, and reports each step.
+
+    Every 50th step gives freed memory back to the system.
 
     Args:
         spec: rates and schedule.
@@ -129,6 +136,8 @@ class Counters:
         rate = learning_rate(self._spec, self.steps)
         self.steps += stepped
         self.skipped_steps += not stepped
+        if (self.steps + self.skipped_steps) % STEPS_TO_TRIM == 0:
+            give_back_freed_memory()
         return {"grad_norm": norm, "lr": rate, "skipped_steps": float(self.skipped_steps)}
 
     def state(self, moment_steps: dict[str, int]) -> dict[str, object]:

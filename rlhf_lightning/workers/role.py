@@ -38,7 +38,6 @@ from rlhf_lightning.engines import (
     require_vllm,
     train_engine,
 )
-from rlhf_lightning.engines.host_memory import FreedMemory
 from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
@@ -138,8 +137,6 @@ class Binding:
     """What generates on this rank, once it was asked for."""
     accumulated: bool = False
     """Whether the engine holds gradients that no optimizer step has used yet."""
-    freed: FreedMemory = field(default_factory=FreedMemory)
-    """On a worker: what the host keeps of freed memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +245,6 @@ class Role(ModelSpec, Remote):
             return metrics
         self.binding.accumulated = False
         report = self.engine.optimizer_step()
-        self.binding.freed.count_step()
         return metrics | {f"{name}/{key}": value for key, value in report.items()}
 
     def accumulate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:

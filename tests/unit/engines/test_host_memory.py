@@ -6,7 +6,9 @@ import resource
 
 import torch
 
-from rlhf_lightning.engines.host_memory import STEPS, FreedMemory, keep_freed_memory
+from rlhf_lightning.engines.host_memory import keep_freed_memory
+from rlhf_lightning.engines.optimizer import STEPS_TO_TRIM, Counters
+from rlhf_lightning.spec import OptimizerSpec
 from tests.unit.parallel.memory import resident_bytes
 
 PAGES = 64 * 2**20 // resource.getpagesize()
@@ -30,10 +32,10 @@ def test_holes_in_the_heap_are_given_back_after_fifty_steps() -> None:
     blocks = [torch.ones(2**18) for _ in range(64)]
     between = blocks[1::2]  # what is freed around them cannot join to one piece at the end of the heap
     del blocks
-    freed, held = FreedMemory(), resident_bytes()
-    for _ in range(STEPS - 1):
-        freed.count_step()
+    counters, held = Counters(OptimizerSpec()), resident_bytes()
+    for number in range(STEPS_TO_TRIM - 1):
+        counters.count(1.0, stepped=number > 0)
     assert resident_bytes() > held - 2**22
-    freed.count_step()
+    counters.count(1.0, stepped=True)
     assert resident_bytes() < held - 28 * 2**20
     assert len(between) == 32
