@@ -1,4 +1,4 @@
-"""The console command `rlhf`; commands without a trainer do without Lightning, slow to import."""
+"""The console command `rlhf`; what needs no trainer does without Lightning, slow to import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import warnings
 from importlib import import_module
 
+from rlhf_lightning import __version__
 from rlhf_lightning.commands import COMMANDS
 
 IGNORED_WARNINGS = (
@@ -23,6 +24,9 @@ IGNORED_WARNINGS = (
 def main() -> None:
     """Run it."""
     arguments, sys.argv = sys.argv[1:], sys.argv[:1]
+    if arguments == ["--version"]:
+        sys.stdout.write(f"rlhf {__version__}\n")
+        return
     for beginning in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", beginning)
     alone = arguments[:1] and arguments[0] in COMMANDS

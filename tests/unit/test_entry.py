@@ -1,21 +1,17 @@
-"""The process of the console command."""
+"""The console command."""
 
 from __future__ import annotations
 
-import gc
+import subprocess
+import sys
 
-from tests.unit.rlhf import Rlhf
+from rlhf_lightning import __version__
 
 
-def test_the_garbage_collector_looks_at_no_module(rlhf: Rlhf) -> None:
-    gc.unfreeze()  # the session has frozen its modules
-    try:
-        assert rlhf.run("reshard", "--help")[0] == 0
-        frozen = gc.get_freeze_count()
-        assert frozen > len(gc.get_objects()), "modules are not looked at again"
-        assert gc.isenabled()
-        kept = [object()]
-        assert rlhf.run("reshard", "--help")[0] == 0
-        assert any(found is kept for found in gc.get_objects()), "later objects are looked at"
-    finally:
-        gc.freeze()
+def test_the_version_is_said_without_importing_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['rlhf', '--version']; from rlhf_lightning.entry import main; main();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert said.stdout == f"rlhf {__version__}\n"
