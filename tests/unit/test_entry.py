@@ -1,17 +1,33 @@
-"""The console command."""
+"""The process of the console command."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 from rlhf_lightning import __version__
+from tests.unit.rlhf import Rlhf
+
+
+def test_the_garbage_collector_looks_at_no_module(rlhf: Rlhf) -> None:
+    gc.unfreeze()  # the session has frozen its modules
+    try:
+        assert rlhf.run("reshard", "--help")[0] == 0
+        frozen = gc.get_freeze_count()
+        assert frozen > len(gc.get_objects()), "modules are not looked at again"
+        assert gc.isenabled()
+        kept = [object()]
+        assert rlhf.run("reshard", "--help")[0] == 0
+        assert any(found is kept for found in gc.get_objects()), "later objects are looked at"
+    finally:
+        gc.freeze()
 
 
 def test_the_version_is_said_without_importing_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['rlhf', '--version']; from rlhf_lightning.entry import main; main();"
-        "sys.exit('torch' in sys.modules)"
+    program = (
+        "import atexit, os, sys; from rlhf_lightning import entry; sys.argv = ['rlhf', '--version'];"
+        "atexit.register(lambda: 'torch' in sys.modules and os._exit(1)); entry.main()"
     )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert said.stdout == f"rlhf {__version__}\n"
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, f"rlhf {__version__}\n")
