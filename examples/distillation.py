@@ -17,7 +17,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import LambdaCallback
 
-from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning import RLHFAlgorithm
 from rlhf_lightning.algos import SFT
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData

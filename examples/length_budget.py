@@ -15,7 +15,7 @@ from dataclasses import field
 import lightning.pytorch as pl
 import torch
 
-from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import PolicyLoss, leave_one_out, spread

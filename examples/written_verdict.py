@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import prompt_columns
 from rlhf_lightning.functional import PolicyLoss, group_advantages, spread

@@ -1,4 +1,4 @@
-"""The process of the console command."""
+"""The process of the console command, and what the package says without one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import gc
 import subprocess
 import sys
 
-from rlhf_lightning import __version__
+import pytest
+
+import rlhf_lightning
+from rlhf_lightning import __version__, algorithm, strategy
 from tests.unit.rlhf import Rlhf
 
 
@@ -31,3 +34,10 @@ def test_the_version_is_said_without_importing_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, f"rlhf {__version__}\n")
+
+
+def test_the_classes_to_begin_with_are_named_at_the_top() -> None:
+    assert rlhf_lightning.RLHFAlgorithm is algorithm.RLHFAlgorithm
+    assert rlhf_lightning.Strategy is strategy.Strategy
+    with pytest.raises(AttributeError, match="module 'rlhf_lightning' has no attribute 'PPO'"):
+        rlhf_lightning.PPO  # type: ignore[attr-defined]  # noqa: B018
