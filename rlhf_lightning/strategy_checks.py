@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision
 
+from rlhf_lightning.data import row_data
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.output import check_output
 from rlhf_lightning.usage import naming_role
@@ -98,13 +100,15 @@ def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that a first run has trained, and models that are not complete.
+    """Refuse models that a first run has trained, incomplete ones, and a validation that is never reached.
 
     Raises:
-        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it.
+        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it; or
+            an epoch has fewer iterations than lie between two validations.
     """
     _check_restart(algorithm)
     _check_set_up(algorithm)
+    _check_reached(algorithm.trainer)
 
 
 def _check_restart(algorithm: RLHFAlgorithm) -> None:
@@ -155,6 +159,27 @@ def _check_intervals(trainer: Trainer) -> None:
     for name in ("val_check_interval", "check_val_every_n_epoch"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
+
+
+def _check_reached(trainer: Trainer) -> None:
+    """Refuse an interval of more iterations than an epoch has: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: there is such an interval, and it is counted anew in each epoch.
+    """
+    data, interval, limit = row_data(trainer), trainer.val_check_interval, trainer.limit_train_batches
+    validates = trainer.limit_val_batches and trainer.check_val_every_n_epoch
+    if data is None or trainer.state.fn != "fit" or not validates or not isinstance(interval, int):
+        return
+    if (whole := sized_len(data.train_dataloader())) is None:
+        return
+    batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
+    if interval > batches:
+        raise ValueError(
+            f"Trainer(val_check_interval={interval}): an epoch has {batches} iterations, so that it is "
+            "never reached. Add --trainer.check_val_every_n_epoch null, which counts on from epoch to epoch, "
+            f"or type {batches} or less."
+        )
 
 
 def _check_callbacks(trainer: Trainer) -> None:

@@ -187,6 +187,35 @@ def test_a_trainer_that_was_told_what_others_decide(
     assert said in told(Started(), tmp_path, accelerator="cpu", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        ({"val_check_interval": 3}, False),
+        ({"val_check_interval": 2, "limit_train_batches": 1}, False),
+        ({"val_check_interval": 2}, True),
+        ({"val_check_interval": 0.5}, True),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, True),
+        ({"val_check_interval": 3, "limit_val_batches": 0}, True),
+        ({"val_check_interval": 3, "fast_dev_run": True}, True),
+    ],
+    ids=["rows", "limit", "fits", "share", "of-the-run", "unvalidated", "trial"],
+)
+def test_an_interval_beyond_the_epoch_is_refused_before_anything_starts(
+    options: dict[str, object], *, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(strategy: Strategy, roles: object) -> None:
+        raise KeyError("it would start")
+
+    monkeypatch.setattr(Local, "_launch", start)
+    run = trainer(Local(), tmp_path, steps=1, **{"limit_val_batches": 1, **options})
+    with pytest.raises((ValueError, KeyError)) as error:
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
+    said = str(error.value)
+    assert said.startswith("'it would start" if starts else "Trainer(val_check_interval=")
+    assert starts or f"an epoch has {options.get('limit_train_batches', 2)} iterations" in said
+    assert starts or "--trainer.check_val_every_n_epoch null" in said
+
+
 @pytest.mark.parametrize(("interval", "looks", "after"), [(1, 2, True), (1.0, 1, False), (2, 1, True)])
 def test_callbacks_look_after_a_validation_of_every_iteration(
     interval: float, looks: int, *, after: bool, tmp_path: Path
