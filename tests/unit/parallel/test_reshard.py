@@ -89,6 +89,7 @@ def test_deepspeed_chat_gathers_over_replicas_too() -> None:
     plan = opaque(1600, (1, 4, 2), (1, 2), "deepspeed-chat")
     assert {rank.received_bytes for rank in plan.ranks} == {1400}
     assert {rank.redundant_bytes for rank in plan.ranks} == {200}
+    assert plan.table == Overhead(volume=1400, peak=1600, redundant=200)
     assert [receive.source for receive in plan.ranks[3].receives] == [0, 1, 2, 4, 5, 6, 7]
     assert {receive.group for receive in plan.ranks[3].receives} == {tuple(range(8))}
 

@@ -47,8 +47,13 @@ def test_the_best_of_all_orders_is_not_far() -> None:
     assert max(spent(costs, 2)) <= best + 1
 
 
+def test_the_half_that_costs_less_takes_no_more_than_its_number() -> None:
+    assert spent([10, 6, 3, 2], 2) == [12, 9]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "runs"), [([3, 4, 9, 1], [[3, 4], [9], [1]]), ([8, 0, 2], [[8], [0, 2]]), ([], [])]
+    ("sizes", "runs"),
+    [([3, 4, 9, 1], [[3, 4], [9], [1]]), ([8, 0, 2], [[8], [0, 2]]), ([5, 3, 4], [[5], [3, 4]]), ([], [])],
 )
 def test_neighbours_that_fit_stay_together(sizes: list[int], runs: list[list[int]]) -> None:
     assert [sizes[run] for run in fitting_together(sizes, 7)] == runs
