@@ -83,6 +83,7 @@ def test_the_vanilla_rule_has_some_ranks_hold_their_shard_twice() -> None:
     plan = opaque(800, (1, 4, 2), (1, 2), "vanilla")
     assert [rank.redundant_bytes for rank in plan.ranks] == [0, 200, 200, 0, 0, 200, 200, 0]
     assert [rank.kept_bytes for rank in plan.ranks] == [200, 0, 0, 200, 200, 0, 0, 200]
+    assert plan.table == Overhead(volume=600, peak=800, redundant=200)
 
 
 def test_deepspeed_chat_gathers_over_replicas_too() -> None:
@@ -111,6 +112,7 @@ def test_opaque_models_have_exact_shares(d: int) -> None:
         plan = opaque(size, (p, t, d), (pg, tg), "hybridflow")
         assert {r.received_bytes for r in plan.ranks} == {Fraction(size * (t * p - tg * pg), tg * pg * t * p)}
         assert {r.peak_bytes for r in plan.ranks} == {Fraction(size, tg * pg)}
+        assert plan.table == (plan.ranks[0].received_bytes, plan.ranks[0].peak_bytes, 0)
         assert {r.kept_bytes for r in plan.ranks} == {Fraction(size, t * p)}
         assert {r.redundant_bytes for r in plan.ranks} == {0}
 

@@ -13,7 +13,8 @@ FUSED = Sharded("gate and up", (16, 3), 0, 0, (8, 8))
 UNEVEN = Sharded("uneven sections", (12, 2), 0, 0, (8, 4))
 BIAS = Sharded("bias", (8,), 0, 0)
 NORM = Sharded("norm", (5,), 0)
-ALL = (COLUMN, ROW, FUSED, UNEVEN, BIAS, NORM)
+FUSED_ROW = Sharded("fused along its columns", (3, 12), 0, 1, (8, 4))
+ALL = (COLUMN, ROW, FUSED, UNEVEN, BIAS, NORM, FUSED_ROW)
 
 
 def values(param: Sharded) -> torch.Tensor:
