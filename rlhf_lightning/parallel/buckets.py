@@ -120,7 +120,7 @@ def buckets(
         slots = []
         for counterparts in zip_longest(*layer):
             found = [(s, param) for s, param in enumerate(counterparts) if param is not None]
-            if len(found) == members[0] and len({_kind(param) for _, param in found}) == 1:
+            if len({_kind(param) for _, param in found}) == 1:
                 slots.append(_slot([((s,), param) for s, param in found], members, train.t))
             else:
                 slots += [_slot([((s,), param)], members, train.t) for s, param in found]
@@ -144,7 +144,7 @@ def _slot(held: Sequence[tuple[tuple[int, ...], Sharded]], members: tuple[int, i
     owners: list[tuple[int, ...]] = []
     for stages, param in held:
         ranks = [tuple(stage * chunks + chunk for stage in stages) for chunk in range(chunks)]
-        owners += [tuple(sorted(sum(ranks, ())))] if param.dim is None else ranks
+        owners += [sum(ranks, ())] if param.dim is None else ranks
     shape = list(first.shard_shape(t))
     if first.dim is not None:
         shape.insert(0, shape.pop(first.dim))

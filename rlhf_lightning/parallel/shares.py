@@ -47,4 +47,4 @@ def evened(costs: Sequence[float]) -> list[int]:
         half = min(open_, key=lambda half: spent[half])
         halves[half].append(thing)
         spent[half] += costs[thing]
-    return [half[place] for half in map(sorted, halves) for place in evened([costs[thing] for thing in half])]
+    return [half[place] for half in halves for place in evened([costs[thing] for thing in half])]

@@ -103,8 +103,8 @@ class HybridBuffer:
                 store = self._stores.pop(slot.params[0].name, None)
                 trained = self._trained(slot)
                 if store is not None and trained is not None:
-                    param, parameter = trained
-                    parameter.data = param_of(param, stored_as(param, parameter.data).clone())
+                    _, parameter = trained
+                    parameter.data = parameter.data.clone()  # strides stay
 
     def _slots(self) -> Iterable[Slot]:
         return (slot for bucket in self._buckets for slot in bucket)
@@ -117,15 +117,12 @@ class HybridBuffer:
         """Give this rank's parameter of a slot the memory layout that it has in a generation shard."""
         if (trained := self._trained(slot)) is not None:
             param, parameter = trained
-            stored = stored_as(param, parameter.data)
-            if not stored.is_contiguous():
-                parameter.data = param_of(param, stored.contiguous())
+            parameter.data = param_of(param, stored_as(param, parameter.data).contiguous())
 
     def _store(self, slot: Slot) -> Tensor:
         """The memory of a slot, `[pieces, *stored]`, of which this rank's parameter is a view."""
         trained = self._trained(slot)
         if trained is not None and not slot.missing(self._member):
-            self._settle(slot)
             return stored_as(trained[0], trained[1].data).unsqueeze(0)
         name = slot.params[0].name
         if name not in self._stores:
