@@ -255,6 +255,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
         reshard(Weights(norms, interleaved), layout_of((2, 1, 1), (1, 1), "hybridflow"))
     with pytest.raises(ValueError, match=r"layer 7 is on 0 of the stages .* layers 0 to 7 once"):
         Weights(norms, even_stages(7, 2))
+    with pytest.raises(ValueError, match=r"layer 3 is on 2 of the stages"):
+        Weights(norms, ((0, 1, 2, 3), (3, 4, 5, 6, 7)))
     pair, eight = layout_of((1, 2, 1), (1, 1), "hybridflow"), layout_of((1, 8, 1), (1, 1), "hybridflow")
     with pytest.raises(ValueError, match=r"by the rule 'hybridflow'. Give Generation\(rule='vanilla'\)"):
         reshard(Weights.opaque(8, pair), pair, planner="vanilla")

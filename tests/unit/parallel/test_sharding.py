@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlhf_lightning.parallel import Sharded, even_stages, holds
+from rlhf_lightning.parallel.sharding import indivisible
 
 COLUMN = Sharded("column", (8, 3), 0, 0)
 ROW = Sharded("row", (3, 8), 0, 1)
@@ -47,6 +48,23 @@ def test_what_does_not_divide_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("t", "sizes", "reason"),
+    [
+        (4, (8, 4, 16, 64), ""),
+        (4, (8, 1, 16, 64), ""),
+        (2, (8, 1, 3, 64), ""),
+        (3, (8, 2, 16, 63), "t does not divide the 8 attention heads"),
+        (4, (8, 4, 16, 66), "t does not divide the 66 columns of the feed-forward layers"),
+        (6, (12, 4, 16, 60), "t neither divides the 4 key-value heads nor is a multiple of them"),
+        (4, (8, 1, 1, 64), "t does not divide the 10 rows of the fused query, key and value"),
+    ],
+)
+def test_why_ranks_cannot_share_a_layer(t: int, sizes: tuple[int, int, int, int], reason: str) -> None:
+    heads, groups, head_size, inner = sizes
+    assert indivisible(t, heads=heads, groups=groups, head_size=head_size, inner=inner) == reason
+
+
+@pytest.mark.parametrize(
     ("layers", "p", "chunks", "stages"),
     [
         (4, 2, 1, ((0, 1), (2, 3))),
@@ -67,6 +85,8 @@ def test_layers_are_divided_evenly_over_stages_and_chunks(
     [
         (4, 5, 1, {"p": 4}),
         (9, 4, 3, {"p": 3}),
+        (6, 3, 3, {"p": 2}),
+        (6, 6, 4, {"chunks": 1}),
         (6, 2, 8, {"chunks": 3}),
         (6, 2, 4, {"chunks": 3}),
         (6, 9, 4, {"p": 6, "chunks": 1}),
