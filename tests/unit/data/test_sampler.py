@@ -71,6 +71,10 @@ def test_after_a_resume_its_own_count_holds() -> None:
     resumed.set_epoch(1)
     resumed.set_epoch(2)
     assert {key >> 32 for key in islice(resumed, 4)} == {1}, "no row was read between the two calls"
+    again = sampler()
+    again.load_state_dict(resumed.state_dict())
+    again.set_epoch(2)
+    assert len(list(again)) == 6, "the number is one too high, and this epoch under way"
     resumed.set_epoch(3)
     assert {key >> 32 for key in resumed} == {2}, "the epoch before was cut short"
 
@@ -119,6 +123,13 @@ def test_another_seed_or_order_at_a_resume_repeats_and_skips_no_row() -> None:
     resumed = sampler(seed=7)
     resumed.load_state_dict(before)
     assert sorted(first + list(resumed)) == list(range(10)), "a checkpoint that says less"
+
+
+def test_a_seed_that_draws_no_order_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    sampler(seed=8, shuffle=False).load_state_dict(sampler(seed=7, shuffle=False).state_dict())
+    assert not caplog.messages
+    sampler(seed=8).load_state_dict(sampler(seed=7).state_dict())
+    assert caplog.messages == ["rows go on in the order of the checkpoint's seed, 7"]
 
 
 def sampler_at(epoch: int, *, seed: int) -> EpochSampler:
