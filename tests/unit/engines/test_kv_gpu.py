@@ -98,6 +98,30 @@ def test_flash_attention_sees_what_a_mask_shows(
         torch.testing.assert_close(one, other)
 
 
+KINDS = [((2, 2), 0), ((1, 4), 0), ((2, 2), WINDOW), ((2, 2), 2), ((4, 2), 2), ((2, 4), 0)]
+"""Heads with a key, queries of each, and the window of some layers of one model."""
+
+
+@pytest.mark.parametrize("lengths", [[3, 7, 1], [6, 6, 6]])
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "flash"])
+def test_layers_of_one_step_may_differ(lengths: list[int], kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "flash":
+        request.getfixturevalue("flashing")
+    torch.manual_seed(0)
+    shared, places = Cache(3, CAPACITY), torch.tensor(lengths)
+    step_of = on_cpu if kind == "cpu" else GPUDecode
+    layers = [Layer(number, 0.3, window) for number, (_, window) in enumerate(KINDS)]
+    prompts = [turn(sum(lengths), *heads) for heads, _ in KINDS]
+    for layer, prompt in zip(layers, prompts, strict=True):
+        filled(shared, lengths, prompt, layer)
+    step = step_of(shared, places)
+    for layer, prompt, (heads, _) in zip(layers, prompts, KINDS, strict=True):
+        alone, tokens = Cache(3, CAPACITY), turn(3, *heads)
+        filled(alone, lengths, prompt, layer)
+        expected = on_cpu(alone, places).attend_by_token(*tokens, layer)
+        torch.testing.assert_close(step.attend_by_token(*tokens, layer), expected)
+
+
 def test_one_query_a_row_without_a_window_leaves_its_heads_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven times as fast on an H100: kernels take the queries of a group for a sequence only then."""
     windows: list[object] = []

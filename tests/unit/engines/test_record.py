@@ -320,6 +320,27 @@ def test_answers_that_went_on_after_a_pause_are_left_out(
     assert tiny.distance(mine, gradients(plain, whole)) < 1e-5
 
 
+@pytest.mark.parametrize("slots", [0, 1])
+def test_answers_that_are_handed_over_in_parts_are_all_in_it(
+    slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path)
+    engine, plain = made(path), made(path, kept=0)
+    rows = asked(5, 2, 7)
+    ends, config = Ends(pad_token_id=0, eos_token_ids=STOPS), Native(slots=slots)
+    with engine.generating() as decoder:
+        native = NativeGenerator(decoder, device="cpu", ends=ends, config=config)
+        parts = list(native.finished(rows, sampling=DRAWN, seed=3, parts=3))
+    whole = rows[torch.cat([where for where, _ in parts])]
+    whole.update({name: torch.cat([said[name] for _, said in parts]) for name in parts[0][1].keys()})  # noqa: SIM118
+    assert len(set(whole["response_mask"].sum(1).tolist())) > 1
+    whole["advantages"] = torch.ones(3, 9)
+    with products(monkeypatch) as none:
+        mine = gradients(engine, whole)
+    assert none == []
+    assert tiny.distance(mine, gradients(plain, whole)) < 1e-5
+
+
 def test_it_is_freed_as_the_weights_change(tmp_path: Path) -> None:
     engine = made(written(tmp_path))
     rows = generator(engine)(asked(5, 2, 7))
