@@ -106,8 +106,7 @@ class Slots:
         if self.record is None or self.occupants or self.waiting:
             return
         ids, lengths = self.responses.ids.numpy(), self.responses.lengths.tolist()
-        prompts = [prompt[: len(prompt) - n] for prompt, n in zip(self.prompts, self.said, strict=True)]
-        whole = [np.append(prompt, ids[row, : lengths[row]]) for row, prompt in enumerate(prompts)]
+        whole = [np.append(prompt, ids[row, : lengths[row]]) for row, prompt in enumerate(self.prompts)]
         self.record.end([tokens[:-1] for tokens in whole])
 
     def go_on(self, rows: TensorDict) -> None:
