@@ -117,7 +117,7 @@ def _plans(
     got: dict[int, list[Receive]] = {}
     for rank in group:
         more = _sources(shared, owned, distances=_distances(layout, group, rank), rank=rank)
-        found = [alone[s].joined(weights.slices(more.get(s, {}))) for s in sorted(group) if s != rank]
+        found = [alone[s].joined(weights.slices(more.get(s, {}))) for s in group if s != rank]
         got[rank] = [receive for receive in found if receive.slices]
     sent = sent_by(got.values())
     for rank in group:

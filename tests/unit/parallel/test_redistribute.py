@@ -60,6 +60,21 @@ def test_owners_that_are_equally_near_share_the_work() -> None:
     assert {receive.source for receive in plans[4].receives} == {0, 1, 2, 3}
 
 
+def test_the_work_that_they_share_is_counted_in_bytes() -> None:
+    lines = tuple(Sharded(f"layer {i}", (rows, 5), i, 0) for i, rows in enumerate((8, 4, 4)))
+    source, target = placed((1, 1, 2), 0, num_layers=3), placed((1, 1, 1), 2, num_layers=3)
+    plans = redistribute(Weights(lines, source.stages), source, target, devices_per_node=8)
+    assert [plan.sent_bytes for plan in plans] == [80, 80, 0]
+
+
+def test_devices_and_senders_come_in_order() -> None:
+    source = Placement(ParallelLayout(2, 1, 1), even_stages(4, 2), (9, 8))
+    target = placed((1, 1, 1), 1)
+    plans = redistribute(Weights(LINES, source.stages), source, target, devices_per_node=16)
+    assert [plan.device for plan in plans] == [1, 8, 9]
+    assert [receive.source for receive in plans[0].receives] == [8, 9]
+
+
 def test_a_coarser_shard_is_put_together_from_finer_ones() -> None:
     source, target = placed((1, 4, 1), 0), placed((1, 2, 1), 4)
     (first, second) = redistribute(Weights(LINES[:1], ((0,),)), source, target, devices_per_node=8)[4:]

@@ -95,6 +95,14 @@ def test_deepspeed_chat_gathers_over_replicas_too() -> None:
     assert {receive.group for receive in plan.ranks[3].receives} == {tuple(range(8))}
 
 
+def test_nothing_comes_of_what_everybody_holds_or_nobody_has_a_piece_of() -> None:
+    weights = Weights((Sharded("norm", (2,), 0),), ((0,),))
+    plan = reshard(weights, layout_of((1, 2, 1), (1, 1), "hybridflow"))
+    assert [rank.receives for rank in plan.ranks] == [(), ()]
+    parts = [weights.flat_part(4, rank).get("norm") for rank in range(4)]
+    assert parts == [None, [(0, 1)], None, [(1, 2)]]
+
+
 def test_who_gives_what_to_whom() -> None:
     """The drawing at the head of the module."""
     rank = opaque(800, (1, 4, 2), (1, 2), "hybridflow").ranks[5]
