@@ -57,6 +57,11 @@ def test_going_on_in_mid_epoch(file: Path, workers: int) -> None:
     assert_resumes(lambda: mixed(file, num_workers=workers), stops=stops)
 
 
+def test_going_on_where_an_epoch_of_the_second_had_no_rest(file: Path) -> None:
+    second = CompletionData(path=str(file), tokenizer="embedded", batch_size=2, limit=4)
+    assert_resumes(lambda: mixed(file, second), stops=range(5))
+
+
 def test_going_back_in_a_loader_under_way(file: Path) -> None:
     data = mixed(file, TextData(path=str(file), tokenizer="embedded", block_tokens=2, batch_size=1))
     data.setup("fit")

@@ -95,6 +95,21 @@ def test_loader_goes_on_in_mid_epoch_and_over_its_end(numbered: Callable[[int], 
     assert got[: len(expected)] == expected
 
 
+def test_a_run_that_stops_again_goes_on_from_there(numbered: Callable[[int], Path]) -> None:
+    file = numbered(10)
+    straight = prompt_data(file, batch_size=3).train_dataloader()
+    expected = [batch["row_ids"].tolist() for _ in range(2) for batch in straight]
+    got: list[list[int]] = []
+    state: dict[str, object] | None = None
+    for _ in range(6):
+        loader = prompt_data(file, batch_size=3).train_dataloader()
+        if state is not None:
+            loader.load_state_dict(state)
+        got.append(next(iter(loader))["row_ids"].tolist())
+        state = loader.state_dict()
+    assert got == expected[:6]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
