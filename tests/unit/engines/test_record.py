@@ -288,7 +288,7 @@ def test_prompts_of_many_tokens_go_in_parts_and_a_longer_one_is_left_out(
         monkeypatch.setattr(f"rlhf_lightning.engines.native.{module}.MANY_TOKENS", 12)
     path = written(tmp_path)
     engine, plain = made(path), made(path, kept=0)
-    rows = generator(engine)(asked(6, 5, 14, 6))
+    rows = generator(engine)(asked(6, 6, 12, 5))
     short, long = rows[torch.tensor([0, 1, 3])], rows[2:3]
     with products(monkeypatch) as found:
         mine = gradients(engine, short)
@@ -296,6 +296,22 @@ def test_prompts_of_many_tokens_go_in_parts_and_a_longer_one_is_left_out(
         gradients(engine, long)
         assert found
     assert tiny.distance(mine, gradients(plain, short)) < 1e-5
+
+
+def test_steps_of_many_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fused", "slots"):
+        monkeypatch.setattr(f"rlhf_lightning.engines.native.{module}.MANY_TOKENS", 4)
+    path = written(tmp_path)
+    engine, plain = made(path), made(path, kept=0)
+    rows = asked(2, 1, 2, 1)
+    with engine.generating() as decoder:
+        native = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0))
+        rows.update(native.generate(rows, sampling=DRAWN, seed=3))
+    rows["advantages"] = torch.ones(4, 9)
+    with products(monkeypatch) as found:
+        mine = gradients(engine, rows)
+    assert found
+    assert tiny.distance(mine, gradients(plain, rows)) < 1e-5
 
 
 def test_answers_that_went_on_after_a_pause_are_left_out(
