@@ -51,13 +51,10 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
             collate_fn=collate,
             num_workers=num_workers,
         )
-        self._loaded: dict[str, object] | None = None  # a state to resume from, until workers are started
+        self._loaded: dict[str, object] | None = None  # a state to resume from, until a batch is asked for
 
     def __iter__(self) -> Iterator[RowBatch]:
-        return self._from_workers() if self.num_workers else super().__iter__()
-
-    def _from_workers(self) -> Iterator[RowBatch]:
-        """Start the workers at the first batch, not in `iter`: a Trainer tells the epoch in between."""
+        """Begin, and start workers, at the first batch: a Trainer tells the epoch between `iter` and that."""
         self._loaded = None
         yield from super().__iter__()
 
@@ -87,7 +84,7 @@ class RowLoader(StatefulDataLoader):  # type: ignore[misc]  # it comes without t
                     f"Resume with --data.{option} {there}."
                 )
         self.sampler.check(state_dict.get("order", {}))
-        self._loaded = state_dict if self.num_workers else None
+        self._loaded = state_dict
         super().load_state_dict(state_dict)
 
     def close(self) -> None:
