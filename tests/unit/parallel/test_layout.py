@@ -95,7 +95,7 @@ def test_generation_coordinates_there_and_back(order: Order, rule: Rule) -> None
     assert set(places) == set(product(range(2), range(2), range(4), range(2)))
     assert [layout.rank(place) for place in places] == list(range(32))
     assert (layout.num_micro, layout.num_replicas) == (4, 8)
-    assert sorted(layout.replica(rank) for rank in layout.output_ranks) == list(range(8))
+    assert [layout.replica(rank) for rank in layout.output_ranks] == list(range(8))
     for rank in range(32):
         copies = [other for other in range(32) if layout.replica(other) == layout.replica(rank)]
         assert len(copies) == 4
@@ -117,12 +117,18 @@ def test_generation_is_as_training_where_nothing_else_is_said() -> None:
     assert generating.rule == "hybridflow"
 
 
+def test_copies_are_counted_replica_by_replica() -> None:
+    generating = ParallelLayout(1, 2, 2, generation=Generation(1, 1)).generating
+    assert [generating.replica(rank) for rank in range(4)] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: ParallelLayout(1, 4, generation=Generation(1, 3)), "generate t=1 or 2 or 4"),
         (lambda: ParallelLayout(6, 1, generation=Generation(4, 1)), "generate p=1 or 2 or 3 or 6"),
         (lambda: GenerationLayout(ParallelLayout(1, 4), t=8), "train t=4, generate t=8"),
+        (lambda: GenerationLayout(ParallelLayout(1, 4), t=-1), "train t=4, generate t=-1"),
         (lambda: ParallelLayout(0, 1, 1), "ParallelLayout(p=0, t=1, d=1): every size is at least 1"),
         (lambda: Generation(1, 0), "Generation(p=1, t=0): every size is at least 1"),
         (lambda: ParallelLayout(order="dtp"), "tpd (the paper's) or tdp (Megatron's)"),  # type: ignore[arg-type]
