@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.kv import Decode
 from rlhf_lightning.engines.packed import attention, flash
-from rlhf_lightning.engines.packed.attention import IMPLEMENTATION, Packed, use_interface
+from rlhf_lightning.engines.packed.attention import IMPLEMENTATION, Packed, use_interface, why_not_packed
 from rlhf_lightning.engines.packed.layer import Layer
 from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
 from tests.unit.engines.varlen import plain
@@ -156,9 +156,14 @@ def test_call_without_sequences_is_refused() -> None:
 def test_padding_mask_is_refused() -> None:
     module = decoder("llama")
     use_interface(module)
-    mask = torch.zeros(1, 1, 3, 3)
-    with pytest.raises(ValueError, match="a mask of its own"):
-        module(input_ids=torch.zeros(1, 3, dtype=torch.int64), attention_mask=mask, sequences=Packed([3]))
+    for own in ({"attention_mask": torch.zeros(1, 1, 3, 3)}, {"is_causal": False}):
+        with pytest.raises(ValueError, match="a mask of its own"):
+            module(input_ids=torch.zeros(1, 3, dtype=torch.int64), sequences=Packed([3]), **own)
+
+
+def test_a_configuration_that_is_not_causal_is_refused() -> None:
+    assert why_not_packed(AutoConfig.for_model("llama", is_causal=False)) == "is not causal"
+    assert not why_not_packed(AutoConfig.for_model("llama"))
 
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}

@@ -95,6 +95,20 @@ def test_a_mask_of_numbers_is_refused(name: str) -> None:
         pack(ROWS | {name: ROWS[name].long()}, place="before")
 
 
+def test_a_response_without_a_prompt_has_a_place_after_its_tokens_only() -> None:
+    rows = ROWS | {"prompt_mask": _bits("011", "000", "000")}
+    assert pack(rows, place="after").input_ids.tolist() == [[11, 12, 13, 14, 15, 22, 23, 24, 25]]
+    with pytest.raises(ValueError, match=r"^prompt_mask: row 1 has a response but no prompt"):
+        pack(rows, place="before")
+
+
+def test_no_rows_are_filled_up_with_as_many_as_a_loss_compares() -> None:
+    rows = TensorDict({**ROWS, "ref_log_probs": torch.ones(3, 4)}, batch_size=3)
+    filled = select(rows, [], DPOLoss(), device=torch.device("cpu"))
+    assert {len(column) for column in filled.values()} == {2}
+    assert not any(column.any() for column in filled.values())
+
+
 def test_rows_that_a_loss_compares_are_computed_together() -> None:
     rows = TensorDict({"prompt_mask": _bits("11", "11"), "response_mask": _bits("11", "11")}, batch_size=2)
     assert plan(rows, 4, None) == plan(rows, 4, PolicyLoss()) == [[0], [1]]
