@@ -137,7 +137,7 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
         row = int(unpredictable.nonzero()[0])
         raise ValueError(f"prompt_mask: row {row} has a response but no prompt. Add a prompt token.")
     # The last token predicts nothing that is needed: it is packed only where its own output counts.
-    read = ends if place == "after" else (ends - 1).clamp(min=0)
+    read = ends if place == "after" else ends - 1
     present = torch.arange(mask.shape[1], device=mask.device) < read[:, None]
     present = torch.cat([prompt_mask & (ends > 0)[:, None], present], 1)
     lengths = present.sum(1)
