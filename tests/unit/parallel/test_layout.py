@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rlhf_lightning.parallel import Generation, GenerationLayout, ParallelLayout
+from rlhf_lightning.parallel import Generation, GenerationLayout, ParallelLayout, named_groups
 from rlhf_lightning.parallel.layout import Coordinate, Order, Rule
 
 ORDERS: tuple[Order, ...] = ("tpd", "tdp")
@@ -115,6 +115,19 @@ def test_generation_is_as_training_where_nothing_else_is_said() -> None:
     generating = ParallelLayout(2, 4, 2).generating
     assert (generating.p, generating.t, generating.num_micro) == (2, 4, 1)
     assert generating.rule == "hybridflow"
+
+
+def test_groups_go_by_the_names_of_what_they_share() -> None:
+    """The drawing at the head of `groups`, and a pipeline with a stage between its ends."""
+    found = named_groups(ParallelLayout(1, 4, 2, generation=Generation(1, 2)))
+    assert found["tensor"] == groups("0123 4567")
+    assert sorted(found["generation_tensor"]) == groups("02 13 46 57")
+    assert sorted(found["data"]) == groups("04 15 26 37")
+    assert sorted(found["micro"]) == groups("01 23 45 67")
+    for name in ("alone", "pipeline", "ends", "generation_pipeline"):
+        assert sorted(found[name]) == groups(SINGLE)
+    stages = named_groups(ParallelLayout(3, 1, 1))
+    assert (stages["pipeline"], stages["replica"], stages["ends"]) == ([[0, 1, 2]], [[0, 1, 2]], [[0, 2]])
 
 
 def test_copies_are_counted_replica_by_replica() -> None:

@@ -8,15 +8,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
+from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec, subgroups
 
 
 def test_every_group_waits_as_long_as_the_world() -> None:
     world = World.join(0, WorldSpec(size=1, address="", groups=((0,),), timeout_s=77.0), gpu=False)
     try:
-        group = world.groups[0,]
-        assert group is not None
-        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
+        for group in (world.groups[0,], dist.group.WORLD):
+            assert group is not None
+            assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
     finally:
         World.leave()
 
@@ -32,3 +32,9 @@ def test_a_device_adds_up_gradients_with_those_that_hold_the_same_part() -> None
         assert seat.rank == rank - 2
         assert seat.dp_group is groups[(2, 4) if rank in (2, 4) else (3, 5)]
         assert world.seat(ParallelLayout(t=4), devices).dp_group is None
+
+
+def test_groups_of_several_devices_are_made_along_every_axis() -> None:
+    assert subgroups(ParallelLayout(t=2, d=2), (2, 3, 6, 7)) == [(2, 6), (3, 7), (2, 3), (6, 7)]
+    assert subgroups(ParallelLayout(p=2), (5, 4)) == [(5, 4)]
+    assert subgroups(ParallelLayout(), (3,)) == []
