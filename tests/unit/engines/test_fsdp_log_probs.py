@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.packed import log_probs
-from rlhf_lightning.engines.packed.log_probs import token_log_probs
+from rlhf_lightning.engines.packed.log_probs import chunks, token_log_probs
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])
@@ -42,6 +42,11 @@ def test_bfloat16_logits_are_widened_before_anything_is_computed() -> None:
     theirs = token_log_probs(logits.float(), targets, temperature=1.0, entropy=True)
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
+
+
+def test_a_word_list_longer_than_a_chunk_goes_token_by_token() -> None:
+    """On a CPU a chunk has fewer logits than Qwen2 has words."""
+    assert chunks(torch.zeros(2, 151_936)) == [slice(0, 1), slice(1, 2)]
 
 
 def test_no_tokens_have_no_values() -> None:
