@@ -30,8 +30,20 @@ def test_a_device_adds_up_gradients_with_those_that_hold_the_same_part() -> None
         world = World(rank, torch.device("cpu"), groups)
         seat = world.seat(ParallelLayout(t=2, d=2), devices)
         assert seat.rank == rank - 2
+        assert seat.gives_output == (rank in (2, 4))
         assert seat.dp_group is groups[(2, 4) if rank in (2, 4) else (3, 5)]
         assert world.seat(ParallelLayout(t=4), devices).dp_group is None
+
+
+def test_a_link_begins_at_its_first_device_and_has_ends_on_its_own_only() -> None:
+    groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {
+        (3, 1): mock.create_autospec(dist.ProcessGroup, instance=True)
+    }
+    link = World(1, torch.device("cpu"), groups).link((3, 1))
+    assert link is not None
+    assert (link.source, link.group) == (3, groups[3, 1])
+    assert World(0, torch.device("cpu"), groups).link((3, 1)) is None
+    assert World(1, torch.device("cpu"), groups).link((1, 3)) is None
 
 
 def test_groups_of_several_devices_are_made_along_every_axis() -> None:
