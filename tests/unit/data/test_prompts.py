@@ -133,6 +133,15 @@ def test_what_would_repeat_or_skip_rows_is_refused_when_the_state_comes(
         resumed.load_state_dict(stopped.state_dict())
 
 
+def test_lengths_are_those_of_held_out_prompts_and_their_answers_too(write_rows: Writer) -> None:
+    file = write_rows({"prompt": "ab"}, {"prompt": "ab"}, {"prompt": "abcd"})
+    data = prompt_data(file, batch_size=1, val_rows=1)
+    assert (data.prompt_lengths, data.longest_prompt) == ([2, 2], 4)
+    data.check_lengths(positions=7, new_tokens=3, generates=False)
+    with pytest.raises(ValueError, match=r"^sampling\.max_new_tokens=4: with the longest prompt, 4 tokens"):
+        data.check_lengths(positions=7, new_tokens=4, generates=False)
+
+
 def test_states_that_say_less_are_taken(numbered: Callable[[int], Path]) -> None:
     stopped = prompt_data(numbered(10), batch_size=3).train_dataloader()
     next(iter(stopped))
