@@ -11,7 +11,7 @@ from rlhf_lightning.engines.fsdp.base_model import register_adapted
 from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.megatron import Megatron, silence_on_host
+from rlhf_lightning.engines.megatron import Megatron, silence
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.train_config import TrainConfig
@@ -46,8 +46,7 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
 
         return ZeROEngine(model, head=head, seat=seat, config=config)
     assert isinstance(config, Megatron)
-    if seat.device.type == "cpu":
-        silence_on_host()
+    silence(on_host=seat.device.type == "cpu")
     from rlhf_lightning.engines.megatron.engine import MegatronEngine  # noqa: PLC0415
 
     return MegatronEngine(model, head=head, seat=seat, config=config)
