@@ -44,6 +44,14 @@ def test_a_node_that_is_late_is_told(theirs: Exception, told: str, monkeypatch: 
     assert services.ConsolePopen is popen
 
 
+@pytest.fixture(autouse=True)
+def _heeded() -> Iterator[None]:
+    """Ctrl-C has Python's handler; in a process that a shell has put in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What Ray is told as it begins, how it starts processes then, and whose handler SIGTERM has after it."""
@@ -110,6 +118,13 @@ def test_python_handles_sigterm_again(begun: dict[str, Any], begin: Callable[[],
     (number, _), *others = begun["handlers"]
     assert number == signal.SIGINT, "while Ray starts"
     assert others == [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_ctrl_c_that_is_ignored_stays_so(begun: dict[str, Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+        start_ray(1)
+    assert begun["handlers"] == [(signal.SIGTERM, signal.SIG_IGN)]
 
 
 @pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
