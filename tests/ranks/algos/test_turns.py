@@ -257,7 +257,7 @@ def elsewhere(data_source: list[str], solution_str: list[str], ground_truth: lis
         (halves, r"returned '\\ud83d tool', which is no text: .*surrogates not allowed"),
         (numbers, r"returned 1.0, which is no text. Return a text, or None"),
         ("rewards", "environment rewards: it is no dotted path. For your own function give"),
-        ("tests.unit.algos.test_turns.nobody", "defines no 'nobody'"),
+        ("tests.ranks.algos.test_turns.nobody", "defines no 'nobody'"),
         (elsewhere, r"where 'data_source' is another system's.*\(prompts, responses, rows\) -> replies"),
     ],
 )
