@@ -174,7 +174,7 @@ def _check_reached(trainer: Trainer) -> None:
     if (whole := sized_len(data.train_dataloader())) is None:
         return
     batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
-    if interval > batches:
+    if 0 < batches < interval:
         raise ValueError(
             f"Trainer(val_check_interval={interval}): an epoch has {batches} iterations, so that it is "
             "never reached. Add --trainer.check_val_every_n_epoch null, which counts on from epoch to epoch, "

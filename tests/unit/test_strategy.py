@@ -216,6 +216,13 @@ def test_an_interval_beyond_the_epoch_is_refused_before_anything_starts(
     assert starts or "--trainer.check_val_every_n_epoch null" in said
 
 
+def test_a_run_of_no_batches_may_have_any_interval(tmp_path: Path) -> None:
+    options = {"limit_train_batches": 0, "limit_val_batches": 1, "val_check_interval": 3}
+    run = trainer(Local(), tmp_path, steps=1, **options)
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
+    assert run.global_step == 0
+
+
 @pytest.mark.parametrize(("interval", "looks", "after"), [(1, 2, True), (1.0, 1, False), (2, 1, True)])
 def test_callbacks_look_after_a_validation_of_every_iteration(
     interval: float, looks: int, *, after: bool, tmp_path: Path
