@@ -22,6 +22,8 @@ from rlhf_lightning.spec import OptimizerSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's names for the state that it keeps of each parameter."""
+STEPS_TO_TRIM = 50
+"""Optimizer steps from one giving back of freed memory to the next."""
 _BUCKET_BYTES = 1 << 26
 """Most bytes of small tensors that are summed over ranks in one message."""
 
@@ -104,10 +106,6 @@ def add_up(tensors: Iterable[Tensor], *, group: dist.ProcessGroup) -> None:
         dist.all_reduce(flat, group=group)
         totals = flat.split([tensor.numel() for tensor in bucket])
         torch._foreach_copy_(bucket, [total.view_as(t) for total, t in zip(totals, bucket, strict=True)])
-
-
-STEPS_TO_TRIM = 50
-"""Optimizer steps from one giving back of freed memory to the next."""
 
 
 class Counters:
