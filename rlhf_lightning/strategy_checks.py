@@ -17,8 +17,9 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins import Precision
+from lightning.pytorch.trainer.states import TrainerFn
 
-from rlhf_lightning.data import row_data
+from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.output import check_output
 from rlhf_lightning.usage import naming_role
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from rlhf_lightning.engines import TrainConfig
     from rlhf_lightning.strategy import Strategy
     from rlhf_lightning.workers import Role
+
+_READ: Mapping[TrainerFn | None, Sequence[str]] = {
+    TrainerFn.FITTING: ("train", "val"),
+    TrainerFn.VALIDATING: ("val",),
+    TrainerFn.PREDICTING: ("predict",),
+}
+"""The loaders that a trainer's method reads."""
 
 
 def check_options(strategy: Strategy) -> None:
@@ -100,14 +108,15 @@ def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that a first run has trained, incomplete ones, and a validation that is never reached.
+    """Refuse models that a first run has trained, incomplete ones, and limits that do not fit the data.
 
     Raises:
         ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it; or
-            an epoch has fewer iterations than lie between two validations.
+            an epoch has fewer iterations than lie between two validations, or a share of one is no batch.
     """
     _check_restart(algorithm)
     _check_set_up(algorithm)
+    _check_shares(algorithm.trainer)
     _check_reached(algorithm.trainer)
 
 
@@ -159,6 +168,33 @@ def _check_intervals(trainer: Trainer) -> None:
     for name in ("val_check_interval", "check_val_every_n_epoch"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
+
+
+def _check_shares(trainer: Trainer) -> None:
+    """Refuse a share of less than one batch: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: there is such a share.
+    """
+    if (data := row_data(trainer)) is None:
+        return
+    for name in _READ.get(trainer.state.fn, ()):
+        limit = getattr(trainer, option := f"limit_{name}_batches")
+        for batches in _batches(data, name):
+            if isinstance(limit, float) and 0 < limit * batches < 1:
+                raise ValueError(
+                    f"Trainer({option}={limit}): a share of {limit} of {batches} is less than a batch. Type "
+                    f"--trainer.{option} 1 for one batch, or {1 / batches:.3g} or more."
+                )
+
+
+def _batches(data: RowData | MixedData, name: str) -> list[int]:
+    """The batches of each loader of this name."""
+    if name == "train":
+        loaders: Sequence[object] = [data.train_dataloader()]
+    else:
+        loaders = data.val_dataloader() if name == "val" else [data.predict_dataloader()]
+    return [size for loader in loaders if (size := sized_len(loader)) is not None]
 
 
 def _check_reached(trainer: Trainer) -> None:
