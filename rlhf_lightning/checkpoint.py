@@ -34,7 +34,6 @@ from rlhf_lightning.spec import CHECKPOINT
 
 logger = logging.getLogger(__name__)
 
-STATE = CHECKPOINT
 TENSORS = "tensors.safetensors"
 FORMAT = 1
 MODELS = "models"
@@ -150,7 +149,7 @@ def find_complete(target: Path) -> Path | None:
     It is the path itself, or `<name>-replaced` beside it if its writer died between the two renames.
     """
     places = (target, _replaced(target))
-    return next((place for place in places if (place / STATE).is_file()), None)
+    return next((place for place in places if (place / CHECKPOINT).is_file()), None)
 
 
 def find(path: str | os.PathLike[str]) -> Path:
@@ -162,8 +161,8 @@ def find(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if found := find_complete(target):
         return found
-    what = "is not there" if not target.exists() else f"holds no {STATE}"
-    if (target.parent / STATE).is_file():
+    what = "is not there" if not target.exists() else f"holds no {CHECKPOINT}"
+    if (target.parent / CHECKPOINT).is_file():
         raise ValueError(f"{str(path)!r} lies in a checkpoint. Type {target.parent}.")
     held = (*target.glob("*.ckpt"), *target.glob("checkpoints/*.ckpt"))
     if inside := sorted(str(found) for found in held if find_complete(found)):
@@ -176,7 +175,7 @@ def find(path: str | os.PathLike[str]) -> Path:
 
 def _beside_it(target: Path) -> str:
     """The other complete checkpoints of its directory, in words."""
-    others = sorted(path.name for path in target.parent.glob("*.ckpt") if (path / STATE).is_file())
+    others = sorted(path.name for path in target.parent.glob("*.ckpt") if (path / CHECKPOINT).is_file())
     return f"beside it: {[name for name in others if name != target.name] or 'no checkpoint'}."
 
 
@@ -190,7 +189,7 @@ def write_state(directory: Path, state: Mapping[str, object]) -> None:
     plain = {"format": FORMAT, "state": _encode(dict(state), "state", tensors)}
     if tensors:
         save_file(tensors, directory / TENSORS)
-    (directory / STATE).write_text(json.dumps(plain, indent=1))
+    (directory / CHECKPOINT).write_text(json.dumps(plain, indent=1))
 
 
 def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
@@ -220,12 +219,12 @@ def read_state(directory: Path, *, resuming: bool = False) -> dict[str, object]:
         ValueError: a file is damaged, or of another format, or lacks what a fit needs.
     """
     try:
-        plain = json.loads((directory / STATE).read_text())
+        plain = json.loads((directory / CHECKPOINT).read_text())
         tensors = load_file(directory / TENSORS) if (directory / TENSORS).is_file() else {}
     except (OSError, ValueError, SafetensorError) as err:
-        raise ValueError(_unusable(directory, f"{STATE} or {TENSORS} is damaged ({err})")) from err
+        raise ValueError(_unusable(directory, f"{CHECKPOINT} or {TENSORS} is damaged ({err})")) from err
     if not isinstance(plain, dict) or not isinstance(plain.get("state"), dict):
-        raise ValueError(_unusable(directory, f"{STATE} is not the state of a checkpoint"))
+        raise ValueError(_unusable(directory, f"{CHECKPOINT} is not the state of a checkpoint"))
     if plain.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint {directory}: is of format {plain.get('format')}, this version reads {FORMAT}."
@@ -238,7 +237,7 @@ def read_state(directory: Path, *, resuming: bool = False) -> dict[str, object]:
     assert isinstance(state, dict)
     lacking = [name for name in _PARTS if resuming and not isinstance(state.get(name), dict | list)]
     if lacking:
-        why = f"its {STATE} has no {lacking[0]}: it is damaged, or was saved with save_weights_only"
+        why = f"its {CHECKPOINT} has no {lacking[0]}: it is damaged, or was saved with save_weights_only"
         raise ValueError(_unusable(directory, why))
     return state
 

@@ -29,11 +29,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
-from rlhf_lightning.checkpoint import FULL, STATE
+from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.output import check_output, leaves_files
+from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
 from rlhf_lightning.words import resolved
@@ -247,7 +248,7 @@ class CommandLine(LightningCLI):
         """
         given = Path(str(self.config[self.config.subcommand].get("ckpt_path") or ""))
         if given.is_file():
-            inside = f" Type {given.parent}." if (given.parent / STATE).is_file() else ""
+            inside = f" Type {given.parent}." if (given.parent / CHECKPOINT).is_file() else ""
             raise ValueError(f"--ckpt_path {given}: is a file, and a checkpoint a directory.{inside}")
 
     def before_validate(self) -> None:

@@ -18,7 +18,7 @@ from rlhf_lightning import checkpoint
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import CHECKPOINT, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
 from tests.logged import csv_file
@@ -95,7 +95,7 @@ def test_a_file_is_no_checkpoint(rlhf: Rlhf, trained: Path) -> None:
     Path("weights.pt").write_bytes(b"not zipped")
     said = rlhf.refused(*words, "weights.pt")
     assert said == "--ckpt_path weights.pt: is a file, and a checkpoint a directory."
-    inside = trained / checkpoint.STATE
+    inside = trained / CHECKPOINT
     assert rlhf.refused(*words, str(inside)).endswith(f"a checkpoint a directory. Type {trained}.")
 
 

@@ -19,6 +19,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo
 from tests.unit.algos.short import trainer as short
@@ -104,15 +105,15 @@ def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Pa
     with pytest.raises(ValueError, match=r"is not there; beside it: \['last\.ckpt'\]\."):
         files.find(tmp_path / "lost.ckpt")
     write(tmp_path / "last-v1.ckpt", 2)
-    (tmp_path / "last.ckpt" / files.STATE).write_text('{"format": 1, "st')
+    (tmp_path / "last.ckpt" / CHECKPOINT).write_text('{"format": 1, "st')
     instead = r"Copy it again, or type another checkpoint; beside it: \['last-v1\.ckpt'\]\."
     with pytest.raises(ValueError, match=rf"last\.ckpt: .* is damaged \(.*\)\. {instead}"):
         files.read_state(tmp_path / "last.ckpt")
     for other in ('{"format": 1, "state": [1]}', "[]"):
-        (tmp_path / "last.ckpt" / files.STATE).write_text(other)
+        (tmp_path / "last.ckpt" / CHECKPOINT).write_text(other)
         with pytest.raises(ValueError, match=rf"last\.ckpt: .* is not the state of a checkpoint\. {instead}"):
             files.read_state(tmp_path / "last.ckpt")
-    (tmp_path / "last.ckpt" / files.STATE).unlink()
+    (tmp_path / "last.ckpt" / CHECKPOINT).unlink()
     with pytest.raises(
         ValueError, match=r"last\.ckpt' holds no trainer\.json; beside it: \['last-v1\.ckpt'\]\."
     ):
