@@ -114,6 +114,8 @@ def _check_stray_roles(algorithm: RLHFAlgorithm) -> None:
                 f"field(default_factory={role})` in the class, with the type."
             )
         several = value.values() if isinstance(value, dict) else value
+        if name.startswith("_hparams"):  # what the user's own save_hyperparameters() has copied
+            continue
         if isinstance(value, dict | list | tuple) and any(isinstance(item, Role) for item in several):
             raise ValueError(
                 f"{kind.__name__}.{name} holds roles in a {type(value).__name__}, where nothing places them. "
