@@ -13,7 +13,7 @@ from rlhf_lightning.spec import OptimizerSpec
 
 
 class RemoteOptimizer(Optimizer):
-    """Counts iterations for `global_step`, and shows learning rates to LearningRateMonitor; updates nothing.
+    """Counts iterations for `global_step`, and shows LearningRateMonitor its numbers; updates nothing.
 
     It has one parameter group for each trained role, named after it. The rate shown is that of the last
     optimizer step; before any step, that of the first.
@@ -24,10 +24,16 @@ class RemoteOptimizer(Optimizer):
 
     def __init__(self, trained: Mapping[str, OptimizerSpec]) -> None:
         groups = [
-            {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, "lr": learning_rate(spec, 0)}
+            {
+                "params": [torch.nn.Parameter(torch.empty(0))],
+                "name": name,
+                "lr": learning_rate(spec, 0),
+                "betas": spec.betas,
+                "weight_decay": spec.weight_decay,
+            }
             for name, spec in trained.items()
         ]
-        super().__init__(groups, {"lr": 0.0})
+        super().__init__(groups, {"betas": ()})  # by which LearningRateMonitor looks for a momentum
 
     def show(self, rates: Mapping[str, float]) -> None:
         """Take over the learning rates that the roles report."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.strategies import Local
+from tests.logged import csv_file
+from tests.unit.algos.short import grpo, trainer
 
 
 @pytest.mark.parametrize(
@@ -40,3 +49,16 @@ def test_the_rates_that_loggers_see() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
     optimizer.show({"actor": 0.2})
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.5]
+
+
+def test_what_else_monitors_of_rates_log(tmp_path: Path) -> None:
+    shown = LearningRateMonitor(logging_interval="step", log_momentum=True, log_weight_decay=True)
+    logger = CSVLogger(tmp_path, name="", version="")
+    algorithm = grpo()
+    optimizer = OptimizerSpec(betas=(0.8, 0.99), weight_decay=0.25)
+    algorithm.actor = replace(algorithm.actor, optimizer=optimizer)
+    run = trainer(Local(), tmp_path, logger=logger, callbacks=[shown], log_every_n_steps=1)
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4))
+    table = csv_file(tmp_path)
+    assert table["lr-RemoteOptimizer/actor-momentum"] == [0.8]
+    assert table["lr-RemoteOptimizer/actor-weight_decay"] == [0.25]
