@@ -304,7 +304,7 @@ def _flush(*paths: Path) -> None:
 
 
 def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> object:
-    """A value as JSON; what JSON lacks becomes an object with one key: `$tensor`, `$tuple` or `$items`."""
+    """A value as JSON; what that lacks is an object with one key: `$tensor`, `$tuple`, `$set` or `$items`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.integer | np.floating | os.PathLike):
@@ -317,13 +317,14 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
         return {"$tensor": name}
     if isinstance(value, list | tuple | set | frozenset):
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
+        kind = "$set" if isinstance(value, set) else "$tuple"
+        return items if isinstance(value, list) else {kind: items}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     raise TypeError(
         f"a checkpoint cannot hold {where}, a {type(value).__module__}.{type(value).__qualname__}: only "
         "numbers, texts, tensors and containers of them, so that loading runs no code. Turn it into such in "
-        "state_dict()."
+        "state_dict() or on_save_checkpoint()."
     )
 
 
@@ -341,8 +342,9 @@ def _decode(value: object, tensors: Mapping[str, torch.Tensor]) -> object:
         return value
     if "$tensor" in value:
         return tensors[value["$tensor"]]
-    if "$tuple" in value:
-        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    for name, kind in (("$tuple", tuple), ("$set", set)):
+        if name in value:
+            return kind(_decode(item, tensors) for item in value[name])
     if "$items" in value:
         return {_decode(key, tensors): _decode(item, tensors) for key, item in value["$items"]}
     return {key: _decode(item, tensors) for key, item in value.items()}
