@@ -62,7 +62,14 @@ class Batch:
 
         Raises:
             ValueError: the values differ in length, there are none, or one is a single number.
+            TypeError: they have no names, such as what a plain DataLoader yields.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"a {type(values).__name__} is no batch: a batch is columns by name, such as prompt_ids. "
+                "Data modules make them: trainer.fit(..., datamodule=PromptData(path=...)), or of rows in "
+                "memory PromptData.from_rows(rows)."
+            )
         if not values:
             raise ValueError("Batch.of({}): give at least one column, so that the number of rows is known.")
         if single := [name for name, value in values.items() if _is_number(value)]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from torch.utils.data import DataLoader
+
 from rlhf_lightning.algos import GRPO
-from tests.unit.algos.short import grpo, refusal
+from rlhf_lightning.strategies import Local
+from tests.unit.algos.short import grpo, refusal, trainer
 
 
 class Recorded(GRPO):
@@ -23,3 +27,11 @@ def test_an_algorithm_may_save_its_hyperparameters(tmp_path: Path) -> None:
     assert algorithm.hparams["budget"] == 2.0
     assert refusal(algorithm, tmp_path) == "started"
     assert algorithm.hparams["actor"]["sampling"]["max_new_tokens"] == 2
+
+
+def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
+    texts: DataLoader[str] = DataLoader(["Sort 21: ", "Sort 43: "], batch_size=2)  # type: ignore[arg-type]
+    for held_out in (None, texts):
+        run = trainer(Local(), tmp_path, limit_val_batches=1)
+        with pytest.raises(TypeError, match=r"^a list is no batch: .* datamodule=PromptData\(path="):
+            run.fit(grpo(), texts, held_out)
