@@ -14,14 +14,14 @@ import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self, cast, dataclass_transform, final
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, cast, dataclass_transform, final
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning import checks
+from rlhf_lightning import checks, reporting
 from rlhf_lightning.balance import balanced, tokens_of
 from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import RowData, load_tokenizer, row_data
@@ -30,20 +30,6 @@ from rlhf_lightning.functional import Estimator, check_estimator, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
-from rlhf_lightning.reporting import (
-    answers,
-    config_as_dict,
-    part_names,
-    per_token,
-    reset_step_metrics,
-    response_metrics,
-    run_step,
-    service_retries,
-    texts,
-    throughput,
-    timings,
-    warn_of_skipped_steps,
-)
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.workers import Actor, Reference, Reward, Role, seed_of
 
@@ -108,6 +94,14 @@ class RLHFAlgorithm(LightningModule):
         self = super().__new__(cls)
         LightningModule.__init__(self)
         return self
+
+    @classmethod
+    def load_from_checkpoint(cls, *_: object, **__: object) -> NoReturn:
+        """Refuse: the models of a checkpoint are loaded onto devices, which a run has."""
+        raise TypeError(
+            f"{cls.__name__}.load_from_checkpoint: the models are loaded onto devices, within a run. Type "
+            f"trainer.fit({cls.__name__}(...), ckpt_path=PATH), or validate or predict in place of fit."
+        )
 
     @property  # type: ignore[misc]  # nobody may set it
     def automatic_optimization(self) -> bool:
@@ -212,7 +206,7 @@ class RLHFAlgorithm(LightningModule):
             validation = (kind.validation_step, kind.evaluate)
             if validation == (RLHFAlgorithm.validation_step, RLHFAlgorithm.evaluate):
                 checks.check_validation(self)
-        self.save_hyperparameters(config_as_dict(self))
+        self.save_hyperparameters(reporting.config_as_dict(self))
 
     @final
     def configure_optimizers(self) -> RemoteOptimizer | None:
@@ -224,15 +218,15 @@ class RLHFAlgorithm(LightningModule):
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
-        reset_step_metrics(self.trainer)
+        reporting.reset_step_metrics(self.trainer)
         rows, self.ptx_batch = _split_ptx(batch)
-        metrics = run_step(type(self).__name__, self.step, rows)
+        metrics = reporting.run_step(type(self).__name__, self.step, rows)
         self._update_references()
         self.strategy.after_step()
-        numbers = metrics.fetch() | service_retries(self.roles())
-        numbers |= timings(self.strategy.drain()) | self.strategy.metrics()
-        warn_of_skipped_steps(numbers)
-        numbers |= throughput(numbers, rows, seconds=time.perf_counter() - started)
+        numbers = metrics.fetch() | reporting.service_retries(self.roles())
+        numbers |= reporting.timings(self.strategy.drain()) | self.strategy.metrics()
+        reporting.warn_of_skipped_steps(numbers)
+        numbers |= reporting.throughput(numbers, rows, seconds=time.perf_counter() - started)
         for name in self.progress:
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))
@@ -253,17 +247,17 @@ class RLHFAlgorithm(LightningModule):
         scores = rows["scores"].sum(dim=1)
         self.log("val/reward", scores.mean(), batch_size=len(rows), prog_bar=True)
         self.log("val/response_length", rows["response_mask"].sum(dim=1).float().mean(), batch_size=len(rows))
-        samples = texts(rows, self.tokenizer) | {"scores": [float(s) for s in scores]}
-        samples |= {"answers": answers(rows, self.tokenizer), "rows": list(batch["rows"])}
+        samples = reporting.texts(rows, self.tokenizer) | {"scores": [float(s) for s in scores]}
+        samples |= {"answers": reporting.answers(rows, self.tokenizer), "rows": list(batch["rows"])}
         if self.explain_samples:
-            samples |= per_token(self.explain(rows), self.tokenizer)
+            samples |= reporting.per_token(self.explain(rows), self.tokenizer)
         self.strategy.drain()
         return samples
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
         """Answer prompts greedily."""
         rows = Batch.of(batch)
-        return texts(rows | self.main_actor.generate_sequences(rows, greedy=True), self.tokenizer)
+        return reporting.texts(rows | self.main_actor.generate_sequences(rows, greedy=True), self.tokenizer)
 
     def evaluate(self, batch: Batch) -> Batch:
         """Answer prompts greedily and score the answers with the role `reward`."""
@@ -358,7 +352,9 @@ class RLHFAlgorithm(LightningModule):
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """Metrics of a batch after `estimate`: rewards, lengths and, where known, KL and value statistics."""
         self.rollouts = batch if self.keeps_rollouts else None
-        return response_metrics(batch, actor=self.main_actor, parts=part_names(self.roles()))
+        return reporting.response_metrics(
+            batch, actor=self.main_actor, parts=reporting.part_names(self.roles())
+        )
 
     def log_held_out(self, metrics: Metrics, rows: Batch, *, counted: str = "", **over: int) -> None:
         """Log a loss's metrics on held-out rows as `val/<name>` instead of `<group>/<name>`.

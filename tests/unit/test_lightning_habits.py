@@ -35,3 +35,10 @@ def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
         run = trainer(Local(), tmp_path, limit_val_batches=1)
         with pytest.raises(TypeError, match=r"^a list is no batch: .* datamodule=PromptData\(path="):
             run.fit(grpo(), texts, held_out)
+
+
+def test_a_checkpoint_is_loaded_by_a_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"^GRPO\.load_from_checkpoint: .* trainer\.fit\(GRPO\(\.\.\.\), ckpt_path="
+    ):
+        GRPO.load_from_checkpoint(tmp_path / "last.ckpt", map_location="cpu")
