@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from lightning.pytorch import LightningModule
+
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
@@ -39,6 +41,8 @@ _FINAL = {
     "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
 }
 """Lightning's methods that a subclass must not override, and what to write instead."""
+_UNCALLED = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "configure_gradient_clipping")
+"""Lightning's methods that have no effect, since models are not updated by it."""
 
 
 def check_lightning(algorithm: RLHFAlgorithm) -> None:
@@ -62,6 +66,12 @@ def _check_methods(algorithm: RLHFAlgorithm) -> None:
     for name, instead in _FINAL.items():
         if not getattr(getattr(kind, name), "__final__", False):
             raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
+    for name in _UNCALLED:
+        if getattr(kind, name) is not getattr(LightningModule, name):
+            raise ValueError(
+                f"{kind.__name__}.{name} is never called: each model is updated on its devices, as its "
+                "options say. Leave it out; `rlhf fit --algo.actor.help` lists them (optimizer.warmup_steps)."
+            )
     if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
         raise ValueError(
             f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "

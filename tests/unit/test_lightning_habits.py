@@ -42,3 +42,15 @@ def test_a_checkpoint_is_loaded_by_a_run(tmp_path: Path) -> None:
         TypeError, match=r"^GRPO\.load_from_checkpoint: .* trainer\.fit\(GRPO\(\.\.\.\), ckpt_path="
     ):
         GRPO.load_from_checkpoint(tmp_path / "last.ckpt", map_location="cpu")
+
+
+class Warming(GRPO):
+    """Raises the learning rate as Lightning's documentation does."""
+
+    def optimizer_step(self, *_: object, **__: object) -> None:
+        """Nothing that anybody would see."""
+
+
+def test_methods_that_nobody_would_call(tmp_path: Path) -> None:
+    told = refusal(grpo(Warming), tmp_path)
+    assert told.startswith("Warming.optimizer_step is never called: each model is updated on its devices, ")
