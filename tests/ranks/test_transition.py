@@ -96,8 +96,8 @@ def steps(_: dist.ProcessGroup, case: Case) -> None:
         for optimizer in optimizers:
             optimizer.step()
         with torch.inference_mode():
-            buffer.gather()
-        buffer.release()
+            assert not any(tensor.is_inference() for tensor in buffer.gather().values())
+            buffer.release()
         for mine, theirs in zip(ours, plain, strict=True):
             assert not mine.is_inference()
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)  # vectors end elsewhere
@@ -221,10 +221,16 @@ def refused(_: dist.ProcessGroup, case: Case) -> None:
         ValueError, match=re.escape(f"has this rank as {dist.get_rank()} of 2, the layout as")
     ):
         replace(good, rank=1 - dist.get_rank())
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    with pytest.raises(ValueError, match=f"this rank as 0 of 1, the layout as {dist.get_rank()} of 2"):
+        replace(good, group=alone)
     wrong = dict(good.parameters)
     shape = tuple(wrong.pop("1.fc2").shape)
     with pytest.raises(ValueError, match=re.escape(f"1.fc2 is None, and stage 0 trains {shape} (1 such")):
         replace(good, parameters=wrong)
+    more = {**good.parameters, "9.norm": nn.Parameter(torch.zeros(1))}
+    with pytest.raises(ValueError, match=re.escape("9.norm is (1,), and stage 0 trains None (1 such")):
+        replace(good, parameters=more)
     wrong["1.fc2"] = nn.Parameter(good.parameters["1.fc2"].bfloat16())
     with pytest.raises(ValueError, match=re.escape("parameters are torch.bfloat16 on cpu and torch.float32")):
         replace(good, parameters=wrong)

@@ -157,6 +157,8 @@ def _called(func: Callable[..., object], args: Sequence[object], given: dict[str
     kinds = {mark_of(tensor) for tensor in meeting} - {None}
     if len(kinds) > 1:
         raise RuntimeError(f"{func}: Expected all tensors to be on the same device, found cuda:0 and cpu")
+    if "cuda" in kinds and "mkldnn" in str(func):
+        raise NotImplementedError(f"Could not run '{func}' with arguments from the 'CUDA' backend.")
     target = given.get("device")
     if isinstance(target, int | str | torch.device) and _type(target) != "meta":
         given["device"], kinds = _CPU, {_type(target)}

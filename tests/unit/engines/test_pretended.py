@@ -101,10 +101,11 @@ def test_a_gpu_says_what_a_cpu_says(models: dict[str, Path], slots: int, samplin
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["lm", "tied"])
 def test_a_gpu_without_room_for_copies_says_the_same(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = tiny.spec(models["lm"])
+    spec = tiny.spec(models[kind])
     expected = said(spec, CPU, slots=4, sampling=DRAWN)
     fused: list[bool] = []
     compute = FusedDecoder.__call__

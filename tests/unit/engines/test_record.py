@@ -275,7 +275,10 @@ def test_a_generation_that_failed_is_not_in_it(tmp_path: Path, monkeypatch: pyte
         patch.setattr("rlhf_lightning.engines.native.responses.Responses.record", broken)
         with pytest.raises(KeyError):
             generate(asked(5, 2, 7))
+    assert engine._record is not None
+    calls = len(engine._record._logits_of)
     generate(asked(5, 2, 7), Sampling(max_new_tokens=50, temperature=0))
+    assert len(engine._record._logits_of) == calls
     with products(monkeypatch) as found:
         gradients(engine, rows)
     assert found
