@@ -59,7 +59,7 @@ class GatheredShard:
         self.received_bytes = 0
         stores: list[Tensor] = []
         works: list[dist.Work] = []
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False):
             for slot in self._slots:
                 store = self._store(slot)
                 self.received_bytes += store[0].nbytes * len(slot.missing(self._member))

@@ -61,7 +61,7 @@ class HybridBuffer:
         self._member = at.micro
         self._buckets = buckets(self.params, self.stages, self.layout.generating, stage=at.p)
         self._stores: dict[str, Tensor] = {}
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False):
             for slot in self._slots():
                 self._settle(slot)
 
@@ -81,7 +81,7 @@ class HybridBuffer:
         self.received_bytes = 0
         shard: dict[str, Tensor] = {}
         running: deque[list[dist.Work]] = deque()
-        with torch.inference_mode(mode=False), torch.no_grad():  # the parameters are to be trained again
+        with torch.inference_mode(mode=False):  # the parameters are to be trained again
             for bucket in self._buckets:
                 works = []
                 for slot in bucket:
@@ -98,7 +98,7 @@ class HybridBuffer:
 
     def release(self) -> None:
         """Free the other ranks' parts; this rank's part moves into memory of its own."""
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False):
             for slot in self._slots():
                 store = self._stores.pop(slot.params[0].name, None)
                 trained = self._trained(slot)
@@ -124,16 +124,12 @@ class HybridBuffer:
         trained = self._trained(slot)
         if trained is not None and not slot.missing(self._member):
             return stored_as(trained[0], trained[1].data).unsqueeze(0)
-        name = slot.params[0].name
-        if name not in self._stores:
-            like = next(iter(self.parameters.values())).data
-            self._stores[name] = like.new_empty((len(slot.owners), *slot.stored))
-        store, own = self._stores[name], slot.own(self._member)
+        like = next(iter(self.parameters.values())).data
+        store, own = like.new_empty((len(slot.owners), *slot.stored)), slot.own(self._member)
+        self._stores[slot.params[0].name] = store
         if trained is not None and own is not None:
             param, parameter = trained
-            view = param_of(param, store[own])
-            if parameter.data_ptr() != view.data_ptr():
-                parameter.data = view.copy_(parameter.data)
+            parameter.data = param_of(param, store[own]).copy_(parameter.data)
         return store
 
 
@@ -146,8 +142,6 @@ def exchange(slot: Slot, store: Tensor, *, member: int, group: dist.ProcessGroup
         member: this rank's index in the group.
         group: the micro-DP group, in the order of the members.
     """
-    if slot.how == "nothing":
-        return []
     if slot.how == "gather":
         work = dist.all_gather_single(store.flatten(), store[member].flatten(), group=group, async_op=True)
         return [_started(work)]

@@ -80,7 +80,7 @@ class FusedDecoder(WholeDecoder):
         return size + max(cache_bytes, _ROOM_FOR_CACHE * size) <= free_bytes(weights[0].device)
 
     def _fused(self) -> dict[str, Tensor]:
-        theirs = {name: p.detach() for name, p in self.module.named_parameters(remove_duplicate=False)}
+        theirs = {name: p.detach() for name, p in self.module.named_parameters()}
         fused: dict[str, Tensor] = {}
         for param in self._conversion.parameters:
             weight = self._conversion.from_hugging_face(param, theirs.__getitem__)
@@ -96,7 +96,7 @@ def can_fuse(module: PreTrainedModel) -> bool:
     config = module.config
     if config.model_type not in FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         return False
-    weights = dict(module.named_parameters(remove_duplicate=False))
+    weights = dict(module.named_parameters())
     conversion = Conversion(config)
     names = [name for param in conversion.parameters for name in conversion.names(param.name)]
     plain = all(name in weights and weights[name].dtype == weights[names[0]].dtype for name in names)
@@ -104,5 +104,5 @@ def can_fuse(module: PreTrainedModel) -> bool:
 
 
 def decoder_of(module: PreTrainedModel, record: Record | None = None) -> WholeDecoder:
-    """The decoder of a module that `use_interface` has prepared; with a record, `can_fuse` must accept it."""
-    return FusedDecoder(module, record) if record is not None or can_fuse(module) else WholeDecoder(module)
+    """The decoder of a module that `use_interface` has prepared; a `WholeDecoder` records nothing."""
+    return FusedDecoder(module, record) if can_fuse(module) else WholeDecoder(module)
