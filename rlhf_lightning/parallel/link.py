@@ -56,6 +56,7 @@ class Link:
             dist.broadcast(numbers, self.source, group=self.group)
             total += numbers.nbytes * receivers
             largest = max(largest, numbers.nbytes)
+            del numbers  # or the bucket could not grow without a second one beside it
         self._tell((torch.float32, []))
         return Moved(sent_bytes=total, bucket_bytes=largest)
 
@@ -67,7 +68,7 @@ class Link:
             if not parts:
                 return
             sizes = [prod(shape) for _, shape in parts]
-            if sum(sizes) > room.numel() or dtype != room.dtype:
+            if sum(sizes) > room.numel():
                 room = torch.empty(sum(sizes), dtype=dtype, device=self.device)
             numbers = room[: sum(sizes)]
             dist.broadcast(numbers, self.source, group=self.group)

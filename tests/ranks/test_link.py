@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_lightning.parallel import Link, Moved
+from rlhf_lightning.parallel import Link, Moved, link
 from tests.unit import spmd
 from tests.unit.parallel import memory
 
@@ -28,14 +28,14 @@ def sync(
     group: dist.ProcessGroup, *, source: int, bucket_bytes: int, dtype: torch.dtype
 ) -> tuple[Moved, int]:
     """What was moved, and what came over the wire; values are compared here."""
-    link = Link(group, source, torch.device("cpu"))
+    end = Link(group, source, torch.device("cpu"))
     expected = dict(weights(dtype))
     dist.barrier()
     before = memory.received_bytes()
     if group.rank() == source:
-        return link.send(weights(dtype), bucket_bytes=bucket_bytes), 0
+        return end.send(weights(dtype), bucket_bytes=bucket_bytes), 0
     seen = []
-    for name, value in link.receive():
+    for name, value in end.receive():
         assert value.dtype == dtype
         assert torch.equal(value, expected[name]), name
         seen.append(name)
@@ -49,8 +49,8 @@ def test_every_receiver_has_all_weights_once(source: int, bucket_bytes: int, dty
     found = spmd.run(3, sync, source=source, bucket_bytes=bucket_bytes, dtype=dtype)
     sent = NUMBERS * dtype.itemsize
     assert found[source][0].sent_bytes == 2 * sent
-    largest = max(bucket_bytes, 500 * 64 * dtype.itemsize)
-    assert found[source][0].bucket_bytes <= largest
+    largest = NUMBERS if bucket_bytes == 2**20 else 500 * 64
+    assert found[source][0].bucket_bytes == largest * dtype.itemsize
     for rank, (_, wire) in enumerate(found):
         if rank != source:
             # gloo may let one receiver pass the numbers on; headers and notices are a few hundred bytes each.
@@ -60,7 +60,7 @@ def test_every_receiver_has_all_weights_once(source: int, bucket_bytes: int, dty
 def held(group: dist.ProcessGroup) -> int:
     """The most that a rank holds of 20 tensors that travel two by two, each made when it is asked for."""
     gc.freeze()  # what the fork brought along does not count
-    link, most = Link(group, 0, torch.device("cpu")), 0
+    end, most = Link(group, 0, torch.device("cpu")), 0
 
     def many() -> Iterator[tuple[str, Tensor]]:
         nonlocal most
@@ -69,15 +69,34 @@ def held(group: dist.ProcessGroup) -> int:
             yield str(number), torch.full((200, 64), float(number))
 
     if group.rank() == 0:
-        link.send(many(), bucket_bytes=2 * SIZE)
+        end.send(many(), bucket_bytes=2 * SIZE)
     else:
-        for name, value in link.receive():
+        for name, value in end.receive():
             assert bool((value == float(name)).all())
             most = max(most, memory.live_bytes())
     return most
 
 
 SIZE = 200 * 64 * 4
+
+
+def grown(group: dist.ProcessGroup) -> int:
+    """The most that the source holds as a parameter comes that is larger than the buckets before it."""
+    gc.freeze()
+    end = Link(group, 0, torch.device("cpu"))
+    with memory.Peak(link) as peak:
+        if group.rank() == 0:
+            weights = ((str(n), torch.zeros(n * 200, 64)) for n in (1, 1, 6, 1))
+            end.send(weights, bucket_bytes=4 * SIZE)
+        else:
+            for _ in end.receive():
+                pass
+    return peak.size_bytes
+
+
+def test_a_larger_bucket_takes_the_place_of_a_smaller_one() -> None:
+    sender, _ = spmd.run(2, grown)
+    assert sender == (6 + 6) * SIZE  # the parameter and the bucket that it made grow
 
 
 def test_a_bucket_is_all_that_is_held() -> None:
