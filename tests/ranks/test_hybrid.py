@@ -5,9 +5,11 @@ The pairs of layouts are those of HybridFlow's Figure 8 that need eight ranks.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -58,6 +60,10 @@ class Said:
     """Whether in generation every training parameter lay in memory of the generation shard."""
     lends: bool
     """Whether it lends that memory to another engine."""
+    shards_bytes: int
+    """Bytes of what it trains."""
+    left_bytes: int
+    """Bytes that it held after the last transition."""
 
 
 def prompts() -> TensorDict:
@@ -108,10 +114,17 @@ def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout, chun
         held = computed_with(cast(ShardedDecoder, decoder))
         viewed = {p.untyped_storage().data_ptr() for p in engine.shards.values()} <= held
         del decoder
-    lends = engine.lending() is not None
+    moved, hybrid = engine.transition(), engine._hybrid
+    assert hybrid is not None
+    left = hybrid._buffer.size_bytes
+    if (lending := engine.lending()) is not None:
+        with lending as shard:
+            assert shard.tensors
+        assert not shard.tensors  # one that is kept holds no memory
     weights = Weights(tuple(engine.conversion.parameters), engine.stages, element_bytes=4)
     planned = reshard(weights, layout).ranks[seat.rank].received_bytes
-    return Said(answers, engine.transition(), int(planned), engine.give_weights(), viewed, lends)
+    trained, size = engine.give_weights(), sum(shard.nbytes for shard in engine.shards.values())
+    return Said(answers, moved, int(planned), trained, viewed, lending is not None, size, left)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -154,6 +167,24 @@ def test_it_answers_the_same_in_fewer_stages_than_an_interleaved_pipeline(tmp_pa
     torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
 
 
+def let_go(group: dist.ProcessGroup, spec: ModelSpec) -> list[bool]:
+    """Whether the decoder was gone as the memory of other ranks' parts was freed."""
+    engine = three_d.megatron(three_d.seat(group, ParallelLayout()), spec, "lm", Megatron())
+    buffer, found = engine._in_place()._buffer, list[bool]()
+    alive: list[weakref.ref[Decoder]] = []
+    with (
+        mock.patch.object(buffer, "release", side_effect=lambda: found.append(alive[0]() is None)),
+        engine.generating() as decoder,
+    ):
+        alive.append(weakref.ref(decoder))
+        del decoder
+    return found
+
+
+def test_nothing_holds_the_decoder_as_memory_is_freed(tmp_path: Path) -> None:
+    assert spmd.run(1, let_go, write(tmp_path, "llama")) == [[True]]
+
+
 def check(ranks: list[Said], layout: ParallelLayout, expected: list[TensorDict]) -> None:
     """The ranks said what the whole model says, and received what the plan says."""
     copies = layout.generating.output_ranks
@@ -167,4 +198,9 @@ def check(ranks: list[Said], layout: ParallelLayout, expected: list[TensorDict])
     for rank, one in enumerate(ranks):
         copy = layout.generating.replica(rank)
         assert torch.equal(one.answers[1]["response_ids"], ranks[copies[copy]].answers[1]["response_ids"])
-        assert one.transition.received_bytes == one.planned_bytes
+        moved = one.transition
+        assert moved.received_bytes == one.planned_bytes
+        assert one.left_bytes == moved.training_bytes == one.shards_bytes
+        if one.viewed:
+            assert moved.generation_bytes == moved.training_bytes + moved.received_bytes
+        assert moved.seconds > 0

@@ -21,6 +21,7 @@ from rlhf_lightning.engines.native import slots
 from rlhf_lightning.engines.native.cache import Cache, Places
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
+from rlhf_lightning.engines.native.ranks import Ranks
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.sampling import sample
@@ -208,6 +209,22 @@ def test_what_a_copy_has_room_for_is_what_its_last_rank_has() -> None:
         return Case("llama", 2, 2, 1).decoder().least(9 - 2 * dist.get_rank())
 
     assert spmd.run(4, least) == [3] * 4
+
+    def of_its_own(_: dist.ProcessGroup) -> int:
+        group, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+        return Ranks(group).least(9 - 2 * dist.get_rank())
+
+    assert spmd.run(4, of_its_own) == [7, 7, 3, 3]
+
+
+def test_a_rank_counts_its_own_keys_and_is_not_captured() -> None:
+    def said(_: dist.ProcessGroup) -> list[tuple[int, bool]]:
+        decoders = [Case("llama", pg, tg, 1).decoder() for pg, tg in ((2, 2), (1, 4))]
+        return [(decoder.kv_bytes_per_token(None), decoder.capturable) for decoder in decoders]
+
+    layer = 2 * 8 * 4  # a key and a value of one head of 8 numbers
+    first, last = [(2 * layer, False), (3 * layer, False)], [(layer, False), (3 * layer, False)]
+    assert spmd.run(4, said) == [first, first, last, last]
 
 
 def test_one_rank_draws_and_each_keeps_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
