@@ -85,7 +85,7 @@ class Slot:
         """The generation tensors by name: views of the slot's memory, `[pieces, *stored]`."""
         pieces = store.unflatten(0, (len(self.params), -1))
         return {
-            param.name: param_of(param, whole[0] if param.dim is None else whole.flatten(0, 1))
+            param.name: param_of(param, whole.flatten(0, 1))
             for param, whole in zip(self.params, pieces, strict=True)
         }
 
@@ -106,7 +106,7 @@ def buckets(
     """The slots of one generation stage: a bucket for the n-th layer of each training stage, one for ends.
 
     Args:
-        params: all of the model.
+        params: all of the model; its layers have the same ones.
         stages: layers of each training stage.
         generating: under HybridFlow's rule.
         stage: of generation.
@@ -119,11 +119,8 @@ def buckets(
     for layer in zip_longest(*layers, fillvalue=[]):
         slots = []
         for counterparts in zip_longest(*layer):
-            found = [(s, param) for s, param in enumerate(counterparts) if param is not None]
-            if len({_kind(param) for _, param in found}) == 1:
-                slots.append(_slot([((s,), param) for s, param in found], members, train.t))
-            else:
-                slots += [_slot([((s,), param)], members, train.t) for s, param in found]
+            found = [((s,), param) for s, param in enumerate(counterparts) if param is not None]
+            slots.append(_slot(found, members, train.t))
         result.append(slots)
     ends = []
     for param in params:
@@ -134,12 +131,8 @@ def buckets(
     return [*result[:1], ends, *result[1:]]
 
 
-def _kind(param: Sharded) -> tuple[tuple[int, ...], int | None]:
-    return param.shape, param.dim
-
-
 def _slot(held: Sequence[tuple[tuple[int, ...], Sharded]], members: tuple[int, int], t: int) -> Slot:
-    """The slot of parameters of one kind, each with the stages that train it."""
+    """The slot of a parameter and its counterparts, each with the stages that train it."""
     first, chunks = held[0][1], members[1]
     owners: list[tuple[int, ...]] = []
     for stages, param in held:

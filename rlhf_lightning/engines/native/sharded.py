@@ -77,7 +77,7 @@ class ShardedDecoder:
         _check(conversion, weights, stages=layers, stage=stage, t=self._tensor.size)
         self._layers = {number: _Weights.of(weights, number) for number in layers[stage]}
         self._embedding, self._norm = weights.get(EMBEDDING), weights.get("decoder.final_layernorm.weight")
-        self._output = weights.get(OUTPUT, self._embedding if conversion.tied else None)
+        self._output = weights.get(OUTPUT, self._embedding)
         some = next(iter(weights.values()))
         self._dtype, self._device = some.dtype, some.device
         self._rotary, self._norm_of = Rotary(self._config, self._device), Norm(self._config, some)
@@ -94,7 +94,6 @@ class ShardedDecoder:
         """See `Decoder.capturable`."""
         return self._tensor.size == self._pipeline.size == 1 and has_static_angles(self._config)
 
-    @torch.no_grad()
     def __call__(
         self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
     ) -> Output:
@@ -285,7 +284,7 @@ def _runs(layers: Sequence[Sequence[int]], *, stages: int, count: int) -> list[l
         (stage, tuple(numbers))
         for stage, numbers in groupby(range(count), lambda number: owner.get(number, -1))
     ]
-    if len(layers) != stages or sum(map(len, layers)) != count or {s for s, _ in walk} != set(range(stages)):
+    if sum(map(len, layers)) != count or {s for s, _ in walk} != set(range(stages)):
         raise ValueError(
             f"ShardedDecoder(layers={layers}): {stages} stages hold {count} layers, each once. "
             "Take those of even_stages."
