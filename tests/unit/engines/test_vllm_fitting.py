@@ -1,0 +1,28 @@
+"""Weights that vLLM is given are those of its model, each by name and shape; without vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_lightning.engines.vllm.weights import fitting, weight_shapes
+from tests.unit.engines import tiny
+
+
+def test_a_tied_output_layer_may_be_given_too(tmp_path: Path) -> None:
+    shapes = weight_shapes(tiny.spec(tiny.write_causal(tmp_path, tie=True)))
+    assert shapes["lm_head.weight"] == shapes["model.embed_tokens.weight"] == (tiny.VOCABULARY, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "has"),
+    [("b", (2, 3), "no such parameter"), ("a", (3, 2), r"\(2, 3\)"), ("a", (1, 3), r"\(2, 3\)")],
+)
+def test_weights_of_another_architecture_are_refused(name: str, shape: tuple[int, ...], has: str) -> None:
+    given = [("a", torch.zeros(2, 3)), (name, torch.zeros(shape))]
+    taken = fitting(given, {"a": torch.Size([2, 3])}, owner="vLLM of m")
+    assert next(taken)[1] is given[0][1]
+    with pytest.raises(ValueError, match=rf"^vLLM of m: was given {name} .* and has {has}\. Giver"):
+        next(taken)
