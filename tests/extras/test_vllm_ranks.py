@@ -69,6 +69,9 @@ def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
         source = MegatronEngine(spec, seat=seat)
     engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=case.config)
     assert isinstance(engine, VLLMEngine)
+    for one in engine._groups._coordinators:
+        for theirs in (one.cpu_group, one.device_group):
+            assert dist.get_process_group_ranks(theirs) == one.ranks
     sequences = prompts(LENGTHS)
     answers = [engine.generate(table(sequences), sampling=DRAWN, seed=3)]
     generating.learn(source, prompts([5, 3]))

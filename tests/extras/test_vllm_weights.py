@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 from vllm.distributed import parallel_state
+from vllm.v1.engine import core
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
 from rlhf_lightning.engines.sampling import uniform
@@ -268,8 +269,10 @@ def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(spec: ModelSpec) ->
 
 def test_the_world_is_not_vllms_to_end(awake: tuple[Watched, VLLMEngine], spec: ModelSpec) -> None:
     world, other = dist.group.WORLD, vllm_of(FSDPEngine(spec), spec, SMALL)
+    clean = core.cleanup_dist_env_and_memory
     other.close()
     assert dist.group.WORLD is world is not None
+    assert core.cleanup_dist_env_and_memory is clean
     awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)
 
 
