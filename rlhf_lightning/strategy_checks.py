@@ -180,8 +180,9 @@ def _check_shares(trainer: Trainer) -> None:
         return
     for name in _READ.get(trainer.state.fn, ()):
         limit = getattr(trainer, option := f"limit_{name}_batches")
-        for batches in _batches(data, name):
-            if isinstance(limit, float) and 0 < limit * batches < 1:
+        share = isinstance(limit, float) and limit < 1
+        for batches in _batches(data, name) if share else ():
+            if 0 < limit * batches < 1:
                 raise ValueError(
                     f"Trainer({option}={limit}): a share of {limit} of {batches} is less than a batch. Type "
                     f"--trainer.{option} 1 for one batch, or {1 / batches:.3g} or more."
