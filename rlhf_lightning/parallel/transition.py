@@ -142,6 +142,8 @@ def exchange(slot: Slot, store: Tensor, *, member: int, group: dist.ProcessGroup
         member: this rank's index in the group.
         group: the micro-DP group, in the order of the members.
     """
+    if slot.how == "nothing":
+        return []
     if slot.how == "gather":
         work = dist.all_gather_single(store.flatten(), store[member].flatten(), group=group, async_op=True)
         return [_started(work)]
