@@ -44,6 +44,8 @@ _NO_PTX = (
     "ptx_loss.coef is above 0, and the data has no second batch of text for it. "
     "Try --data mixeddata, with `main` and `ptx`."
 )
+PTX = "ptx"
+"""Key under which MixedData puts a batch of pre-training text beside the columns."""
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -389,7 +391,7 @@ class RLHFAlgorithm(LightningModule):
 def _split_ptx(batch: Columns) -> tuple[Batch, Batch | None]:
     """The rows of an iteration, and its pre-training rows where the data has some."""
     given: object = batch  # a plain DataLoader may yield anything
-    ptx = given.get("ptx") if isinstance(given, Mapping) else None
+    ptx = given.get(PTX) if isinstance(given, Mapping) else None
     if not isinstance(ptx, Mapping):
         return Batch.of(batch), None
-    return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)
+    return Batch.of({name: column for name, column in batch.items() if name != PTX}), Batch.of(ptx)

@@ -123,9 +123,9 @@ def _check_stray_roles(algorithm: RLHFAlgorithm) -> None:
                 f"{kind.__name__}.{name} is no field, so nothing places it. Write `{name}: {role} = "
                 f"field(default_factory={role})` in the class, with the type."
             )
-        several = value.values() if isinstance(value, dict) else value
         if name.startswith("_hparams"):  # what the user's own save_hyperparameters() has copied
             continue
+        several = value.values() if isinstance(value, dict) else value
         if isinstance(value, dict | list | tuple) and any(isinstance(item, Role) for item in several):
             raise ValueError(
                 f"{kind.__name__}.{name} holds roles in a {type(value).__name__}, where nothing places them. "
