@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -81,14 +80,10 @@ def held(group: dist.ProcessGroup) -> int:
 SIZE = 200 * 64 * 4
 
 
-def let_go(size_bytes: int) -> None:
-    """Wait up to 5 s until at most one tensor has memory of this size: gloo lets go late of what it sent."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        tensors = [found for found in gc.get_objects() if isinstance(found, Tensor)]
-        if sum(found.untyped_storage().nbytes() == size_bytes for found in tensors) <= 1:
-            return
-        time.sleep(0.01)
+def let_go(size_bytes: int) -> bool:
+    """Whether at most one tensor has memory of this size."""
+    sizes = (tensor.untyped_storage().nbytes() for tensor in memory.live_tensors())
+    return sum(size == size_bytes for size in sizes) <= 1
 
 
 def grown(group: dist.ProcessGroup) -> int:
@@ -98,7 +93,7 @@ def grown(group: dist.ProcessGroup) -> int:
 
     def growing() -> Iterator[tuple[str, Tensor]]:
         for number in (1, 1, 6, 1):
-            let_go(4 * SIZE)
+            memory.settles(lambda: let_go(4 * SIZE))
             yield str(number), torch.zeros(number * 200, 64)
 
     with memory.Peak(link) as peak:

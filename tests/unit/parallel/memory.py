@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -25,15 +25,25 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
+def live_tensors() -> list[Tensor]:
+    """All tensors that Python knows and that were made after `gc.freeze()`."""
+    return [found for found in gc.get_objects() if isinstance(found, Tensor)]
+
+
 def live_bytes() -> int:
-    """Bytes behind all tensors that Python knows and that were made after `gc.freeze()`."""
-    return sum(storages(found for found in gc.get_objects() if isinstance(found, Tensor)).values())
+    """Bytes behind `live_tensors`."""
+    return sum(storages(live_tensors()).values())
 
 
 def settles_at(size_bytes: int) -> bool:
-    """Whether `live_bytes` comes to this within 5 s: a thread of gloo lets go of a tensor after its wait."""
+    """Whether `live_bytes` comes to this; see `settles`."""
+    return settles(lambda: live_bytes() == size_bytes)
+
+
+def settles(holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold within 5 s: a thread of gloo lets go of a tensor after its wait."""
     deadline = time.monotonic() + 5
-    while live_bytes() != size_bytes:
+    while not holds():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
