@@ -31,6 +31,7 @@ from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
 from rlhf_lightning.spec import run_seed
+from rlhf_lightning.trainer_checks import check_lightning
 from rlhf_lightning.workers import Actor, Reference, Reward, Role, seed_of
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class RLHFAlgorithm(LightningModule):
             ValueError: a model directory is missing or damaged, the rows are too long for it, or a reward
                 function does not work.
         """
-        checks.check_lightning(self)
+        check_lightning(self)
         checks.check_fields(self)
         if stage != "predict":
             checks.check_columns(self)

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from lightning.pytorch import LightningModule
-
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
@@ -35,48 +33,6 @@ if TYPE_CHECKING:
     from rlhf_lightning.workers.retelling import Retelling
 
 logger = logging.getLogger(__name__)
-
-_FINAL = {
-    "training_step": "Write step(self, batch): it is called once an iteration.",
-    "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
-}
-"""Lightning's methods that a subclass must not override, and what to write instead."""
-_UNCALLED = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "configure_gradient_clipping")
-"""Lightning's methods that have no effect, since models are not updated by it."""
-
-
-def check_lightning(algorithm: RLHFAlgorithm) -> None:
-    """Refuse Lightning's own strategies, which place no models, and overridden methods that run an algorithm.
-
-    Raises:
-        ValueError: the trainer's strategy places no models, or a method that must stay is overridden.
-    """
-    strategy = algorithm.trainer.strategy
-    if not hasattr(strategy, "settings"):
-        raise ValueError(
-            f"{type(algorithm).__name__}: its models are placed by a strategy of rlhf_lightning.strategies, "
-            f"and the trainer has {type(strategy).__name__}. Type Trainer(strategy=Colocated(), ...), or "
-            "Local() for one process without Ray."
-        )
-    _check_methods(algorithm)
-
-
-def _check_methods(algorithm: RLHFAlgorithm) -> None:
-    kind = type(algorithm)
-    for name, instead in _FINAL.items():
-        if not getattr(getattr(kind, name), "__final__", False):
-            raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
-    for name in _UNCALLED:
-        if getattr(kind, name) is not getattr(LightningModule, name):
-            raise ValueError(
-                f"{kind.__name__}.{name} is never called: each model is updated on its devices, as its "
-                "options say. Leave it out; `rlhf fit --algo.actor.help` lists them (optimizer.warmup_steps)."
-            )
-    if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
-        raise ValueError(
-            f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "
-            "-> Metrics` in the class, or extend an algorithm that has one, such as PPO."
-        )
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:

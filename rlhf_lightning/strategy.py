@@ -35,7 +35,8 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.strategy_checks import check_layouts, check_options, check_start, check_trainer
+from rlhf_lightning.strategy_checks import check_layouts, check_options, check_start
+from rlhf_lightning.trainer_checks import check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback, ModelSummary
 from torch.utils.data import DataLoader
 
 from rlhf_lightning.algos import GRPO
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, refusal, trainer
 
@@ -51,6 +54,39 @@ class Warming(GRPO):
         """Nothing that anybody would see."""
 
 
-def test_methods_that_nobody_would_call(tmp_path: Path) -> None:
-    told = refusal(grpo(Warming), tmp_path)
-    assert told.startswith("Warming.optimizer_step is never called: each model is updated on its devices, ")
+class Clipping(GRPO):
+    """Looks at gradients as Lightning's documentation does."""
+
+    def on_before_optimizer_step(self, *_: object) -> None:
+        """Nothing that anybody would see."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(Warming, "optimizer_step"), (Clipping, "on_before_optimizer_step")]
+)
+def test_methods_that_nobody_would_call(kind: type[GRPO], method: str, tmp_path: Path) -> None:
+    told = refusal(grpo(kind), tmp_path)
+    assert told.startswith(f"{kind.__name__}.{method} is never called: each model is updated on its devices, ")
+
+
+class GradientNorms(Callback):
+    """Looks at gradients, and at metrics."""
+
+    def on_after_backward(self, *_: object) -> None:
+        """Nothing that anybody would see."""
+
+    def on_train_batch_end(self, *_: object) -> None:
+        """What is called."""
+
+
+def test_a_callback_is_told_which_hooks_are_not_called(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = LambdaCallback(on_before_zero_grad=lambda *_: None, on_train_start=lambda *_: None)
+    run = trainer(Local(), tmp_path, steps=1, callbacks=[GradientNorms(), plain, ModelSummary()])
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    told = [record.getMessage().split(":")[0] for record in caplog.records if "never" in record.getMessage()]
+    assert told == [
+        "GradientNorms.on_after_backward is never called",
+        "LambdaCallback.on_before_zero_grad is never called",
+    ]

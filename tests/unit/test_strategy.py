@@ -8,17 +8,22 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     BatchSizeFinder,
     EarlyStopping,
     EMAWeightAveraging,
+    GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.plugins import AsyncCheckpointIO
 from lightning.pytorch.tuner.tuning import Tuner
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -256,11 +261,28 @@ def test_callbacks_look_after_a_validation_of_every_iteration(
     assert late._check_on_train_epoch_end
 
 
-def test_averages_of_a_module_without_weights_are_refused(tmp_path: Path) -> None:
-    for callback in (EMAWeightAveraging(), StochasticWeightAveraging(0.1)):
-        said = told(Started(), tmp_path, accelerator="cpu", callbacks=callback)
-        assert said.startswith(f"{type(callback).__name__}: it averages the controller's module")
-        assert "Leave it out; --algo.reference.decay" in said
+@pytest.mark.parametrize(
+    ("callback", "instead"),
+    [
+        (EMAWeightAveraging(), "it averages the controller's module. Try --algo.reference.decay"),
+        (StochasticWeightAveraging(0.1), "Try --algo.reference.decay"),
+        (ModelPruning("l1_unstructured"), "Prune the model that `rlhf export` writes"),
+        (BackboneFinetuning(), "Try --algo.actor.lora.rank"),
+        (GradientAccumulationScheduler({1: 2}), "Try --algo.mini_batch_size"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_callbacks_on_a_module_without_weights_are_refused(
+    callback: Callback, instead: str, tmp_path: Path
+) -> None:
+    said = told(Started(), tmp_path, accelerator="cpu", callbacks=callback)
+    assert said.startswith(f"{type(callback).__name__}: weights and gradients are on the devices; ")
+    assert instead in said
+
+
+def test_a_way_to_write_checkpoints_that_nobody_would_take(tmp_path: Path) -> None:
+    said = told(Started(), tmp_path, accelerator="cpu", plugins=AsyncCheckpointIO())
+    assert said.startswith("Trainer(plugins=AsyncCheckpointIO()): it would write nothing")
 
 
 def test_what_an_error_leaves_is_not_saved(tmp_path: Path) -> None:

@@ -1,0 +1,295 @@
+"""Checks of what is asked of Lightning before any worker starts: its trainer's options, callbacks and hooks."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.trainer.states import TrainerFn
+
+from rlhf_lightning.data import MixedData, RowData, row_data
+from rlhf_lightning.output import check_output
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from rlhf_lightning.algorithm import RLHFAlgorithm
+    from rlhf_lightning.engines import TrainConfig
+    from rlhf_lightning.strategy import Strategy
+
+logger = logging.getLogger(__name__)
+
+_READ: Mapping[TrainerFn | None, Sequence[str]] = {
+    TrainerFn.FITTING: ("train", "val"),
+    TrainerFn.VALIDATING: ("val",),
+    TrainerFn.PREDICTING: ("predict",),
+}
+"""The loaders that a trainer's method reads."""
+_FINAL = {
+    "training_step": "Write step(self, batch): it is called once an iteration.",
+    "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
+}
+"""Lightning's methods that a subclass must not override, and what to write instead."""
+_UNCALLED_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+"""Hooks of modules and callbacks around updates, which Lightning does not make."""
+_UNCALLED = (
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "lr_scheduler_step",
+    "configure_gradient_clipping",
+    *_UNCALLED_HOOKS,
+)
+"""Methods of modules that have no effect for the same reason."""
+_WITHOUT_EFFECT: Mapping[type[Callback], str] = {
+    WeightAveraging: "it averages the controller's module. Try --algo.reference.decay, which averages the reference",
+    StochasticWeightAveraging: "it averages the controller's module. Try --algo.reference.decay",
+    ModelPruning: "it prunes the controller's module. Prune the model that `rlhf export` writes",
+    BaseFinetuning: "it freezes parts of the controller's module. Try --algo.actor.lora.rank, for adapters",
+    GradientAccumulationScheduler: "an update is over a whole mini-batch. Try --algo.mini_batch_size",
+}
+"""Callbacks that work on the module that has the weights, which are on the devices; and what to do instead."""
+
+
+def check_lightning(algorithm: RLHFAlgorithm) -> None:
+    """Refuse Lightning's own strategies, which place no models, and overridden methods that run an algorithm.
+
+    Raises:
+        ValueError: the trainer's strategy places no models, or a method that must stay is overridden.
+    """
+    strategy = algorithm.trainer.strategy
+    if not hasattr(strategy, "settings"):
+        raise ValueError(
+            f"{type(algorithm).__name__}: its models are placed by a strategy of rlhf_lightning.strategies, "
+            f"and the trainer has {type(strategy).__name__}. Type Trainer(strategy=Colocated(), ...), or "
+            "Local() for one process without Ray."
+        )
+    _check_methods(algorithm)
+
+
+def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
+    """Refuse trainer options that the strategy or the models decide: they would have no effect.
+
+    Raises:
+        ValueError: an option of the trainer would have no effect, or could not work with remote models.
+    """
+    connector = trainer._accelerator_connector
+    flag = connector._devices_flag
+    devices = flag if isinstance(flag, int) else len(flag)
+    if devices not in (1, connector.accelerator.auto_device_count(), strategy.devices):
+        takes = "devices" in inspect.signature(type(strategy)).parameters
+        name = type(strategy).__name__ if takes else "Colocated"
+        raise ValueError(
+            f"Trainer(devices={devices}): the strategy divides the devices. Type "
+            f"Trainer(strategy={name}(devices={devices})) instead."
+        )
+    if (nodes := connector._num_nodes_flag) != 1:
+        raise ValueError(
+            f"Trainer(num_nodes={nodes}): the nodes are those of the Ray cluster. Leave num_nodes out, and "
+            'type Trainer(strategy=Colocated(address="HOST:PORT")) for a cluster that runs.'
+        )
+    if type(trainer.precision_plugin) is not Precision:
+        raise ValueError(
+            f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
+            'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
+        )
+    if (plugin := connector.checkpoint_io) is not None:
+        raise ValueError(
+            f"Trainer(plugins={type(plugin).__name__}()): it would write nothing, since each device writes its "
+            "share of a checkpoint itself. Leave it out."
+        )
+    _check_intervals(trainer)
+    _check_callbacks(trainer)
+    _check_checkpoints(trainer)
+    _check_gradients(trainer, strategy.settings.training)
+
+
+def check_batches(trainer: Trainer) -> None:
+    """Refuse limits and intervals that do not fit the batches of the data.
+
+    Raises:
+        ValueError: an epoch has fewer iterations than lie between two validations, or a share is no batch.
+    """
+    _check_shares(trainer)
+    _check_reached(trainer)
+
+
+def _check_methods(algorithm: RLHFAlgorithm) -> None:
+    kind = type(algorithm)
+    for name, instead in _FINAL.items():
+        if not getattr(getattr(kind, name), "__final__", False):
+            raise ValueError(f"{kind.__name__}.{name} replaces what runs an algorithm. {instead}")
+    for name in _UNCALLED:
+        if getattr(kind, name) is not getattr(LightningModule, name):
+            raise ValueError(
+                f"{kind.__name__}.{name} is never called: each model is updated on its devices, as its "
+                "options say. Leave it out; `rlhf fit --algo.actor.help` lists them (optimizer.warmup_steps)."
+            )
+    if algorithm.trainer.state.fn == "fit" and getattr(kind.step, "__isabstractmethod__", False):
+        raise ValueError(
+            f"{kind.__name__} has no step, so nothing would be learned. Write `def step(self, batch: Batch) "
+            "-> Metrics` in the class, or extend an algorithm that has one, such as PPO."
+        )
+
+
+def _check_intervals(trainer: Trainer) -> None:
+    """Refuse a validation interval of 0, by which Lightning would divide.
+
+    Raises:
+        ValueError: an interval is 0.
+    """
+    for name in ("val_check_interval", "check_val_every_n_epoch"):
+        if getattr(trainer, name) == 0:
+            raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
+
+
+def _check_callbacks(trainer: Trainer) -> None:
+    """Refuse callbacks that cannot work on remote models, or would save a state that no run can resume.
+
+    Warns of a callback's hooks that are never called.
+
+    Raises:
+        ValueError: there is such a callback.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        name = type(callback).__name__
+        _check_hooks(callback)
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            callbacks.remove(callback)  # a tuner adds it to the trainer, where it would stay after this error
+            raise ValueError(
+                f"{name}: its trials train the models, and leave them so. Leave it out; type "
+                "--data.batch_size ROWS and --algo.actor.optimizer.lr RATE."
+            )
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            raise ValueError(
+                f"{name}(train_time_interval=...): Lightning would never save, since the models step by "
+                "themselves. Type every_n_train_steps=N, in iterations."
+            )
+        on_exception = isinstance(callback, ModelCheckpoint) and callback.save_on_exception
+        if on_exception or isinstance(callback, OnExceptionCheckpoint):
+            callbacks.remove(callback)  # else it would save at this error, and its own error be shown
+            raise ValueError(
+                f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
+                "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
+                "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
+            )
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Refuse callbacks whose work would be lost, and warn of hooks that are never called.
+
+    Raises:
+        ValueError: the callback works on weights, which are on the devices.
+    """
+    name = type(callback).__name__
+    for kind, why in _WITHOUT_EFFECT.items():
+        if isinstance(callback, kind):
+            raise ValueError(f"{name}: weights and gradients are on the devices; {why}.")
+    for hook in _UNCALLED_HOOKS:
+        if getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook):
+            logger.warning(
+                "%s.%s is never called: models are updated on their devices. on_train_batch_end follows each "
+                "iteration, and norms of gradients are metrics (actor/grad_norm).",
+                name,
+                hook,
+            )
+
+
+def _check_checkpoints(trainer: Trainer) -> None:
+    """Refuse a run whose checkpoints could not be written.
+
+    Raises:
+        ValueError: the directory of one takes no files.
+    """
+    for keeper in trainer.checkpoint_callbacks if trainer.state.fn == "fit" else ():
+        if isinstance(keeper, ModelCheckpoint) and keeper.dirpath:
+            check_output(trainer, Path(keeper.dirpath), name=type(keeper).__name__)
+
+
+def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
+    """Refuse gradient options of the trainer: the models' own optimizers clip and accumulate gradients.
+
+    Raises:
+        ValueError: the trainer is to clip or to accumulate gradients.
+    """
+    if clip := trainer.gradient_clip_val:
+        raise ValueError(
+            f"Trainer(gradient_clip_val={clip}): each model has an optimizer of its own, which clips. Type "
+            f"--algo.actor.optimizer.grad_clip {clip}, in Python "
+            f"Actor(optimizer=OptimizerSpec(grad_clip={clip}))."
+        )
+    if (count := trainer.accumulate_grad_batches) != 1:
+        field = training.option.rpartition(".")[2]
+        raise ValueError(
+            f"Trainer(accumulate_grad_batches={count}): an optimizer step is over a whole mini-batch, which "
+            "is computed in micro-batches of as many tokens as fit. Type --algo.mini_batch_size ROWS, and "
+            f"--{training.option}.max_tokens_per_micro_batch TOKENS, in Python "
+            f"Settings({field}={type(training).__name__}(max_tokens_per_micro_batch=TOKENS))."
+        )
+
+
+def _check_shares(trainer: Trainer) -> None:
+    """Refuse a share of less than one batch: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: there is such a share.
+    """
+    if (data := row_data(trainer)) is None:
+        return
+    for name in _READ.get(trainer.state.fn, ()):
+        limit = getattr(trainer, option := f"limit_{name}_batches")
+        share = isinstance(limit, float) and limit < 1
+        for batches in _batches(data, name) if share else ():
+            if 0 < limit * batches < 1:
+                raise ValueError(
+                    f"Trainer({option}={limit}): a share of {limit} of {batches} is less than a batch. Type "
+                    f"--trainer.{option} 1 for one batch, or {1 / batches:.3g} or more."
+                )
+
+
+def _batches(data: RowData | MixedData, name: str) -> list[int]:
+    """The batches of each loader of this name."""
+    if name == "train":
+        loaders: Sequence[object] = [data.train_dataloader()]
+    else:
+        loaders = data.val_dataloader() if name == "val" else [data.predict_dataloader()]
+    return [size for loader in loaders if (size := sized_len(loader)) is not None]
+
+
+def _check_reached(trainer: Trainer) -> None:
+    """Refuse an interval of more iterations than an epoch has: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: there is such an interval, and it is counted anew in each epoch.
+    """
+    data, interval, limit = row_data(trainer), trainer.val_check_interval, trainer.limit_train_batches
+    validates = trainer.limit_val_batches and trainer.check_val_every_n_epoch
+    if data is None or trainer.state.fn != "fit" or not validates or not isinstance(interval, int):
+        return
+    if (whole := sized_len(data.train_dataloader())) is None:
+        return
+    batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
+    if 0 < batches < interval:
+        raise ValueError(
+            f"Trainer(val_check_interval={interval}): an epoch has {batches} iterations, so that it is "
+            "never reached. Add --trainer.check_val_every_n_epoch null, which counts on from epoch to epoch, "
+            f"or type {batches} or less."
+        )
