@@ -103,5 +103,3 @@ def _how_to_continue(trainer: Trainer, called: str) -> str:
     if best := [keeper.best_model_path for keeper in keepers if keeper.best_model_path]:
         return f'Go on from a checkpoint: trainer.{called}(..., ckpt_path="{best[-1]}")'
     return 'No checkpoint was kept: train with Trainer(callbacks=[LastCheckpoint("checkpoints")])'
-
-

@@ -1,4 +1,4 @@
-"""Checks of what is asked of Lightning before any worker starts: its trainer's options, callbacks and hooks."""
+"""Checks of what is asked of Lightning: options and callbacks of its trainer, and hooks of an algorithm."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ _FINAL = {
     "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
 }
 """Lightning's methods that a subclass must not override, and what to write instead."""
-_UNCALLED_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+_UNCALLED_HOOKS = (
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+)
 """Hooks of modules and callbacks around updates, which Lightning does not make."""
 _UNCALLED = (
     "backward",
@@ -59,13 +64,13 @@ _UNCALLED = (
 )
 """Methods of modules that have no effect for the same reason."""
 _WITHOUT_EFFECT: Mapping[type[Callback], str] = {
-    WeightAveraging: "it averages the controller's module. Try --algo.reference.decay, which averages the reference",
+    WeightAveraging: "it averages the controller's module. Try --algo.reference.decay",
     StochasticWeightAveraging: "it averages the controller's module. Try --algo.reference.decay",
     ModelPruning: "it prunes the controller's module. Prune the model that `rlhf export` writes",
     BaseFinetuning: "it freezes parts of the controller's module. Try --algo.actor.lora.rank, for adapters",
     GradientAccumulationScheduler: "an update is over a whole mini-batch. Try --algo.mini_batch_size",
 }
-"""Callbacks that work on the module that has the weights, which are on the devices; and what to do instead."""
+"""Callbacks that work on a module with weights, why they have no effect, and what to do instead."""
 
 
 def check_lightning(algorithm: RLHFAlgorithm) -> None:
@@ -112,8 +117,8 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
         )
     if (plugin := connector.checkpoint_io) is not None:
         raise ValueError(
-            f"Trainer(plugins={type(plugin).__name__}()): it would write nothing, since each device writes its "
-            "share of a checkpoint itself. Leave it out."
+            f"Trainer(plugins={type(plugin).__name__}()): it would write nothing, since each device writes "
+            "its share of a checkpoint itself. Leave it out."
         )
     _check_intervals(trainer)
     _check_callbacks(trainer)

@@ -66,7 +66,9 @@ class Clipping(GRPO):
 )
 def test_methods_that_nobody_would_call(kind: type[GRPO], method: str, tmp_path: Path) -> None:
     told = refusal(grpo(kind), tmp_path)
-    assert told.startswith(f"{kind.__name__}.{method} is never called: each model is updated on its devices, ")
+    assert told.startswith(
+        f"{kind.__name__}.{method} is never called: each model is updated on its devices, "
+    )
 
 
 class GradientNorms(Callback):
