@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import cast
@@ -21,9 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.headers import read_header
 
 _FILE = "engine.json"
@@ -135,13 +138,32 @@ def check_files(directory: Path) -> None:
         )
 
 
-def load_checkpoint(
-    directory: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None
-) -> None:
-    """Fill tensors, whole or sharded, in place."""
-    reader = HuggingFaceStorageReader(str(directory))
-    with _without_warning_of_one_process(), _named_failures():
-        load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
+class CheckpointReader:
+    """Fills tensors from a checkpoint; the headers of its files are read once, for however many calls.
+
+    Args:
+        directory: of a complete checkpoint (`read_state`).
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._storage = _Storage(str(directory))
+
+    def fill(self, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None) -> None:
+        """Fill tensors, whole or sharded, in place; all ranks of a group call it."""
+        with _without_warning_of_one_process(), _named_failures():
+            load(dict(tensors), storage_reader=self._storage, process_group=group, no_dist=group is None)
+
+
+class _Storage(HuggingFaceStorageReader):
+    """Torch's reader, which opens every file at each load to learn what there is."""
+
+    @cached_property
+    def _metadata(self) -> Metadata:
+        return super().read_metadata()
+
+    def read_metadata(self) -> Metadata:
+        """What the headers of all files say."""
+        return self._metadata
 
 
 def _begin(directory: Path) -> None:
@@ -163,11 +185,14 @@ def _file_name(rank: int, number: int) -> str:
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number of each tensor's file; files are small since the writer assembles each in memory."""
+    """The number of each tensor's file; files are small since the writer assembles each in memory.
+
+    Each rank has a file of its own of each number, so shards are counted, not the tensors that they are of.
+    """
     files, size = {}, 0
     for name, tensor in tensors.items():
         files[name] = 1 + size // _FILE_BYTES
-        size += tensor.numel() * tensor.element_size()
+        size += local(tensor).nbytes
     return files
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_gathered
+from rlhf_lightning.engines.checkpoint import CheckpointReader, read_state, save_gathered
 from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.optimizer import MOMENTS, Counters
 
@@ -46,11 +46,12 @@ def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool
     restored = counters.restore(state, known=masters.shapes)
     moments = restored if trained else {}
     masters.make_moments(max(moments.values(), default=None))
+    reader = CheckpointReader(directory)
     for name, shape in masters.shapes.items():
         kinds: dict[str, str | None] = {f"model.{name}": None}
         kinds |= {f"{moment}.{name}": moment for moment in MOMENTS if name in moments}
         tensors = {key: torch.empty(shape) for key in kinds}
-        load_checkpoint(directory, tensors, group=None)
+        reader.fill(tensors)
         for key, moment in kinds.items():
             masters.write(name, tensors[key], moment)
 

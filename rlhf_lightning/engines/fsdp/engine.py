@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_checkpoint
+from rlhf_lightning.engines.checkpoint import CheckpointReader, read_state, save_checkpoint
 from rlhf_lightning.engines.dtensor import gather
 from rlhf_lightning.engines.exchange import average_weights, copy_weights, flattened
 from rlhf_lightning.engines.fsdp.compilation import compile_layers, uncompiled
@@ -180,14 +180,14 @@ class FSDPEngine(TrainEngine):
         """See `TrainEngine.load`."""
         self._offloaded.refuse("parameters", "optimizer")
         self._optimizer.restore(self._state_of(directory))
-        load_checkpoint(directory, self._saved(), group=self._group)
+        CheckpointReader(directory).fill(self._saved(), group=self._group)
         self._changed()
 
     def load_weights(self, directory: Path) -> None:
         """See `TrainEngine.load_weights`."""
         self._offloaded.refuse("parameters")
         self._state_of(directory)
-        load_checkpoint(directory, self._saved_weights(), group=self._group)
+        CheckpointReader(directory).fill(self._saved_weights(), group=self._group)
         self._changed()
 
     def export(self, directory: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_lightning.engines.checkpoint import load_checkpoint, read_state, save_gathered
+from rlhf_lightning.engines.checkpoint import CheckpointReader, read_state, save_gathered
 from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
 from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.optimizer import MOMENTS
@@ -51,12 +51,13 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained:
     moments = restored if trained else {}
     optimizer.make_moments(max(moments.values(), default=None))
     kinds: dict[str, str | None] = {"model": None, **{moment: moment for moment in MOMENTS if moments}}
+    reader = CheckpointReader(directory)
     for _, group in groupby(weights.held, key=lambda param: param.place):
         params = list(group)
         names = [name for param in params for name in weights.conversion.names(param.name)]
         tensors = {f"{kind}.{name}": torch.zeros(weights.shapes[name]) for kind in kinds for name in names}
         stored = {name for name in tensors if name.startswith("model.") or name.partition(".")[2] in moments}
-        load_checkpoint(directory, {name: tensors[name] for name in sorted(stored)}, group=None)
+        reader.fill({name: tensors[name] for name in sorted(stored)})
         for param, (kind, moment) in product(params, kinds.items()):
             read = {name: tensors[f"{kind}.{name}"] for name in weights.conversion.names(param.name)}
             weights.fill(param, read.__getitem__, moment)
