@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional.masked import at_last_valid, last_valid, zero_masked
+from rlhf_lightning.functional.masked import at_last_valid, by_position, last_valid, zero_masked
 from rlhf_lightning.functional.moments import NOISE
 
 Gap = Literal["carry", "zero"]
@@ -56,15 +56,17 @@ def gae(
     if gap not in get_args(Gap):
         raise ValueError(f"gae(gap={gap!r}): unknown. Try 'carry' or 'zero'.")
     rewards, values = zero_masked(rewards, mask), zero_masked(values, mask)
-    advantages = torch.zeros_like(values)
+    reward_at, value_at, valid_at = by_position(rewards), by_position(values), by_position(mask)
+    advantage_at = torch.zeros_like(value_at)
     next_value = next_advantage = values.new_zeros(values.shape[0])
     for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        delta = reward_at[t] + gamma * next_value - value_at[t]
         advantage = delta + gamma * lam * next_advantage
-        counts = mask[:, t] if gap == "carry" else torch.ones_like(mask[:, t])
-        next_value = torch.where(counts, values[:, t], next_value)
+        counts = valid_at[t] if gap == "carry" else torch.ones_like(valid_at[t])
+        next_value = torch.where(counts, value_at[t], next_value)
         next_advantage = torch.where(counts, advantage, next_advantage)
-        advantages[:, t] = torch.where(mask[:, t], advantage, 0.0)
+        advantage_at[t] = torch.where(valid_at[t], advantage, 0.0)
+    advantages = by_position(advantage_at)
     return advantages, advantages + values
 
 

@@ -36,6 +36,14 @@ def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
+def by_position(values: Tensor) -> Tensor:
+    """[B, R] as [R, B], or back, for what is computed position by position.
+
+    The numbers of a position lie side by side then; in [B, R] each lies in another line of the cache.
+    """
+    return values.t().contiguous()
+
+
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum over the valid entries of one dimension, or of all."""
     return zero_masked(x, mask).sum() if dim is None else zero_masked(x, mask).sum(dim)

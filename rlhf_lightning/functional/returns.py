@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional.masked import widened, zero_masked
+from rlhf_lightning.functional.masked import by_position, widened, zero_masked
 
 ReturnGap = Literal["carry", "zero", "forget"]
 
@@ -29,15 +29,15 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float, gap: Retu
     Returns:
         [B, R].
     """
-    rewards = zero_masked(rewards, mask)
-    returns = torch.zeros_like(rewards)
+    reward_at, valid_at = by_position(zero_masked(rewards, mask)), by_position(mask)
+    return_at = torch.zeros_like(reward_at)
     following = rewards.new_zeros(rewards.shape[0])
     for t in reversed(range(rewards.shape[1])):
-        reward_to_go = rewards[:, t] + gamma * following
+        reward_to_go = reward_at[t] + gamma * following
         kept = {"carry": following, "zero": reward_to_go, "forget": torch.zeros_like(following)}[gap]
-        following = torch.where(mask[:, t], reward_to_go, kept)
-        returns[:, t] = torch.where(mask[:, t], reward_to_go, 0.0)
-    return returns
+        following = torch.where(valid_at[t], reward_to_go, kept)
+        return_at[t] = torch.where(valid_at[t], reward_to_go, 0.0)
+    return by_position(return_at)
 
 
 def remax_advantages(
