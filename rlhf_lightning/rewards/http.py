@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from random import Random
 from string import Template
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -35,7 +36,9 @@ RETRIES: Counter[str] = Counter()
 MAX_CONNECT_S = 5.0
 """Longest wait for a connection: a running service accepts it at once."""
 MAX_PAUSE_S = 60.0
-"""Longest pause before a retry."""
+"""Longest pause before a retry, before it is spread."""
+_SPREAD = Random()  # noqa: S311
+"""Lengthens pauses, so that workers which were refused at once do not come back at once; no seed moves it."""
 _CHUNK = 1 << 16
 
 
@@ -56,7 +59,7 @@ class HTTPOptions:
     retries: int = 3
     """Retries of a request after a time-out, a lost connection, 429 or 500 to 599."""
     backoff_s: float = 0.5
-    """Pause before the first retry; it doubles from one to the next, up to a minute."""
+    """Pause before the first retry; it doubles, up to a minute, and up to as much is added."""
     batch_size: int = 256
     """Most rows in a request."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -154,6 +157,7 @@ class Service:
             if not answer.may_pass:
                 return answer
             pause_s = min(self.options.backoff_s * 2 ** min(number - 1, 30), MAX_PAUSE_S)
+            pause_s *= _SPREAD.uniform(1, 2)
             RETRIES[self.url] += 1
             logger.warning(
                 "%s: try %d of %d failed (%s); next in %.1f s", self.url, number, tries, answer.said, pause_s

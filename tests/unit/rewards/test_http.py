@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import socket
 import time
 from datetime import date
@@ -116,6 +117,21 @@ def test_the_pause_grows() -> None:
         with pytest.raises(ValueError, match="500"):
             asked_for(asked.url, ["yes"], http=http)
         assert time.monotonic() - started >= 0.03 * (1 + 2 + 4)
+
+
+def test_pauses_are_spread_whatever_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of workers ask at once after a generation, and would be refused at once again."""
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)
+    monkeypatch.setattr("rlhf_lightning.rewards.http.time", clock)
+    http = HTTPOptions(timeout_s=5.0, retries=2, backoff_s=4.0)
+    with service(BROKEN) as asked:
+        for _ in range(3):
+            random.seed(0)
+            with pytest.raises(ValueError, match="500"):
+                asked_for(asked.url, ["yes"], http=http)
+    assert len(set(pauses)) == 6
+    assert all(4 <= first < 8 <= second < 16 for first, second in zip(pauses[::2], pauses[1::2], strict=True))
 
 
 @pytest.mark.parametrize(
