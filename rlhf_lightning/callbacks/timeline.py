@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlhf_lightning.controller import CallReport
@@ -13,7 +13,9 @@ CONTROLLER = "controller"
 _MICRO = 1e6
 
 
-def trace_events(calls: Sequence[CallReport], iterations: Sequence[tuple[float, float]]) -> list[object]:
+def trace_events(
+    calls: Sequence[CallReport], iterations: Sequence[tuple[float, float]]
+) -> Iterator[dict[str, object]]:
     """Events of the Trace Event Format: a track for each device, and one for the iterations.
 
     Args:
@@ -22,17 +24,14 @@ def trace_events(calls: Sequence[CallReport], iterations: Sequence[tuple[float, 
     """
     devices = sorted({call.rank for call in calls})
     names = {0: CONTROLLER, **{1 + device: f"device {device}" for device in devices}}
-    events: list[object] = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": track, "args": {"name": name}}
-        for track, name in names.items()
-    ]
+    for track, name in names.items():
+        yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": track, "args": {"name": name}}
     for number, (started, seconds) in enumerate(iterations):
-        events.append(_complete(f"iteration {number}", started, seconds, track=0, more={}))
+        yield _complete(f"iteration {number}", started, seconds, track=0, more={})
     for call in calls:
         more = {"rows": call.num_rows, "peak_memory_bytes": call.memory_bytes}
         name = f"{call.role}.{call.method}"
-        events.append(_complete(name, call.started_s, call.seconds, track=1 + call.rank, more=more))
-    return events
+        yield _complete(name, call.started_s, call.seconds, track=1 + call.rank, more=more)
 
 
 def _complete(
@@ -51,6 +50,10 @@ def _complete(
 
 
 def write_trace(path: Path, calls: Sequence[CallReport], iterations: Sequence[tuple[float, float]]) -> None:
-    """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+    """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, event by event."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"traceEvents": trace_events(calls, iterations), "displayTimeUnit": "ms"}))
+    with path.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for number, event in enumerate(trace_events(calls, iterations)):
+            file.write(",\n" * (number > 0) + json.dumps(event))
+        file.write("\n]}\n")
