@@ -54,6 +54,18 @@ def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
     return TensorDict(columns, batch_size=[call.num_rows])
 
 
+def allow_files(most: int = 65536) -> None:
+    """Let this process have as many open files as the node allows: gloo keeps one for each pair of devices.
+
+    Args:
+        most: no more than this.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 @contextmanager
 def unwritten(rows: TensorDict) -> Iterator[None]:
     """Refuse a method that writes into its input columns, whose memory other calls read.
@@ -111,6 +123,7 @@ class Device:
                 "node's Ray with --num-gpus 0 to compute on CPUs."
             )
         torch.set_num_threads(num_threads)
+        allow_files()
         self.offload = offload
         self.world = World.join(self.rank, spec, gpu=self.gpu)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import weakref
 
 import pytest
@@ -12,9 +13,10 @@ import torch.distributed as dist
 
 from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.controller.cluster import DeviceActor
-from rlhf_lightning.controller.device import Device, Placement
+from rlhf_lightning.controller.device import Device, Placement, allow_files
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
 from tests.ray.echo import Echo
+from tests.unit import spmd
 
 
 @pytest.mark.parametrize(("told", "seen"), [("1", "5"), ("true", "5"), ("0", "0,1"), (None, "0,1")])
@@ -55,3 +57,20 @@ def test_a_device_that_closes_lets_its_roles_go_and_leaves_the_world() -> None:
     device.close()
     assert left() is None
     assert not dist.is_initialized()
+
+
+def limits(group: dist.ProcessGroup) -> tuple[tuple[int, int], ...]:
+    """Of a process that was allowed 256 open files, once it has joined a world; then once told of less."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    Device(group.rank(), gpu=False).join(WorldSpec(1, "", (), 60.0), 1)
+    joined = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_files(most=300)
+    return joined, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_a_device_may_be_connected_to_a_thousand_others() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    [(joined, later)] = spmd.run(1, limits)
+    assert joined == (min(hard, 65536), hard)
+    assert later == joined, "what is allowed already stays"
