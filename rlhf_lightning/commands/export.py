@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning.engines import ADAPTER_CONFIG, FSDPEngine, check_checkpoint, check_model, saved_lora
+from rlhf_lightning.engines import (
+    ADAPTER_CONFIG,
+    FSDPEngine,
+    check_checkpoint,
+    check_model,
+    export_checkpoint,
+    saved_lora,
+)
 from rlhf_lightning.spec import ModelSpec
 
 ADAPTERS = "--adapters"
@@ -62,9 +69,10 @@ def run(arguments: Sequence[str]) -> None:
     if alone and spec.lora is None:
         raise ValueError(f"checkpoint {arguments[0]}: {role} was trained without lora. Leave {ADAPTERS} out.")
     with files.adding(out, last=CONFIG[alone], replaces=WEIGHTS[alone]) as fresh:
-        engine = FSDPEngine(spec, head=head)
-        engine.load_weights(directory / role)
-        (engine.export_adapters if alone else engine.export)(fresh)
+        if alone or not export_checkpoint(directory / role, fresh, spec=spec, head=head):
+            engine = FSDPEngine(spec, head=head)
+            engine.load_weights(directory / role)
+            (engine.export_adapters if alone else engine.export)(fresh)
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
 
 

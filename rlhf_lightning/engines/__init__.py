@@ -16,6 +16,7 @@ from rlhf_lightning.engines.huggingface.architecture import (
     check_language,
     check_packed,
 )
+from rlhf_lightning.engines.huggingface.export import export_checkpoint
 from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.engines.huggingface.source import (
     ADAPTER_CONFIG,
@@ -60,6 +61,7 @@ __all__ = [
     "check_packed",
     "check_vllm",
     "deterministic_here",
+    "export_checkpoint",
     "generation_engine",
     "has_tokenizer",
     "located",

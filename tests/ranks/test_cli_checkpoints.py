@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_lightning import checkpoint
 from rlhf_lightning.algos import PPO
@@ -134,6 +135,14 @@ def test_a_checkpoint_is_no_model(rlhf: Rlhf, trained: Path) -> None:
     for role in ("actor", "reward"):
         said = rlhf.refused(*FIT, *SHORT, f"--algo.{role}.path", str(trained))
         assert said.endswith(f" It is a checkpoint: type OUT after `rlhf export {trained} OUT`."), said
+
+
+def test_an_export_builds_no_engine(rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_lightning.commands.export.FSDPEngine", lambda *_, **__: pytest.fail("it does"))
+    for role in ("actor", "critic"):
+        assert rlhf.run("export", str(trained), role, role)[0] == 0
+    assert AutoModelForCausalLM.from_pretrained("actor").config.vocab_size
+    assert AutoModelForSequenceClassification.from_pretrained("critic").score.weight.shape[0] == 1
 
 
 def test_an_option_that_export_does_not_have(rlhf: Rlhf, trained: Path) -> None:

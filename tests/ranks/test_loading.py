@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rlhf_lightning.engines import FSDP, FSDPEngine
+from rlhf_lightning.engines import FSDP, FSDPEngine, export_checkpoint
 from rlhf_lightning.engines.host_memory import give_back_freed_memory
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec
@@ -114,12 +114,8 @@ def peaks(group: dist.ProcessGroup, spec: ModelSpec, t: int, directory: Path) ->
     return loading, giving, exporting, len(given)
 
 
-@pytest.mark.parametrize("t", [1, 2])
-def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
-    """Four of them: a whole model in float32 is four times what each keeps, and one gives it to others.
-
-    No parameter is large beside a part: a few of them are on their way at a time, and freed ones linger.
-    """
+def broad(directory: Path) -> LlamaForCausalLM:
+    """A model in bfloat16, none of whose parameters is large beside the whole; it is also written."""
     config = LlamaConfig(
         hidden_size=512,
         intermediate_size=1536,
@@ -128,8 +124,18 @@ def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
         vocab_size=1024,
         max_position_embeddings=64,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path)
+    model: LlamaForCausalLM = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
+    """Four of them: a whole model in float32 is four times what each keeps, and one gives it to others.
+
+    No parameter is large beside a part: a few of them are on their way at a time, and freed ones linger.
+    """
+    model = broad(tmp_path)
     size = sum(weight.numel() for weight in model.parameters())
     part = 4 * size / 4
     results = spmd.run(4, peaks, tiny.spec(tmp_path), t, tmp_path / "export")
@@ -140,3 +146,28 @@ def test_a_rank_takes_memory_for_its_part_alone(tmp_path: Path, t: int) -> None:
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").state_dict()
     for name, weight in model.state_dict().items():
         assert torch.equal(exported[name], weight.float())
+
+
+def exported_at_most(_: dist.ProcessGroup, spec: ModelSpec, checkpoint: Path, directory: Path) -> int:
+    """Bytes that an export from a checkpoint takes, in a process that has built no engine."""
+    written, taken = most_during(lambda: export_checkpoint(checkpoint, directory, spec=spec, head="lm"))
+    assert written
+    return taken
+
+
+def saved(_: dist.ProcessGroup, spec: ModelSpec, directory: Path) -> None:
+    FSDPEngine(spec).save(directory)
+
+
+def test_an_export_takes_memory_for_what_it_writes(tmp_path: Path) -> None:
+    """Not for masters and the model that they began as besides: three times as much in bfloat16."""
+    model = broad(tmp_path / "model")
+    spec = tiny.spec(tmp_path / "model", dtype="bfloat16")
+    spmd.run(1, saved, spec, tmp_path / "checkpoint")
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        file.unlink()  # nothing of it is wanted
+    [taken] = spmd.run(1, exported_at_most, spec, tmp_path / "checkpoint", tmp_path / "export")
+    assert taken < 1.6 * sum(weight.nbytes for weight in model.parameters())
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(exported[name], weight)
