@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -10,8 +11,10 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import DP, DP_METRIC, Batch, WorkerError, WorkerGroup, register
+from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.in_process import InProcessTransport
+from rlhf_lightning.controller.worker_group import INLINE_BYTES
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
@@ -77,6 +80,16 @@ def test_a_chain_fetches_only_what_is_read(role: Careless) -> None:
     assert role.group.transport.fetched_bytes == 0
     assert batch["x"].tolist() == (8 * numbers(5)["x"]).tolist()
     assert role.group.transport.fetched_bytes == 5 * 2 * 8
+
+
+def test_a_large_column_goes_with_its_batch(role: Careless) -> None:
+    batch = numbers(INLINE_BYTES)
+    block = batch.column("x").pieces[0].source
+    assert isinstance(block, Block)
+    doubled, seen = role.double(batch), weakref.ref(block)
+    assert doubled["x"][1].tolist() == [4, 6]
+    del batch, block
+    assert seen() is None
 
 
 def test_drain_reports_every_call_once(role: Careless) -> None:
