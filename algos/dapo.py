@@ -87,12 +87,12 @@ class DAPO(GRPO):
         checkpoint[HELD] = self._held.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Hold the groups that were held.
+        """Hold the groups that were held, if the run is to learn from them.
 
         Raises:
             ValueError: they are of another size, or their answers of another width.
         """
         super().on_load_checkpoint(checkpoint)
         new_tokens = self.main_actor.sampling.max_new_tokens
-        if HELD in checkpoint:
+        if self.trainer.state.fn == "fit" and HELD in checkpoint:
             self._held.restore(cast(Waited, checkpoint[HELD]), new_tokens=new_tokens)

@@ -52,11 +52,11 @@ def dapo(model: str, *, group_size: int = GROUP, new_tokens: int = 4) -> Seen:
     )
 
 
-def prompts(directory: Path, every: list[bool], *, rows: int = ROWS) -> PromptData:
+def prompts(directory: Path, every: list[bool], *, rows: int = ROWS, held_out: int = 0) -> PromptData:
     """Of four neighbours those that are said teach; prompts of all lengths, in the order of the file."""
     every_row = [{"prompt": "a" * (1 + n % 7), "number": n, "teaches": every[n % BATCH]} for n in range(rows)]
     path = write_rows(directory / "prompts.jsonl", list(every_row))
-    return PromptData(path=path, batch_size=BATCH, val_rows=0, shuffle=False)
+    return PromptData(path=path, batch_size=BATCH, val_rows=held_out, shuffle=False)
 
 
 def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) -> None:
@@ -90,10 +90,9 @@ def test_nothing_is_learned_where_all_scores_are_the_same(model: str, tmp_path: 
     assert torch.equal(kept.first["actor"]["lm_head.weight"], kept.weights["actor"]["lm_head.weight"])
 
 
-def fit(algorithm: DAPO, data: PromptData, root: Path, *, steps: int, resumed: str | None = None) -> Keep:
-    """Run until so many steps, with checkpoints."""
-    kept = Keep()
-    trainer = pl.Trainer(
+def trainer(root: Path, *, steps: int, kept: Keep) -> pl.Trainer:
+    """One that ends after so many steps, and keeps checkpoints."""
+    return pl.Trainer(
         strategy=Local(),
         accelerator="cpu",
         max_steps=steps,
@@ -101,7 +100,12 @@ def fit(algorithm: DAPO, data: PromptData, root: Path, *, steps: int, resumed: s
         logger=False,
         enable_progress_bar=False,
     )
-    trainer.fit(algorithm, datamodule=data, ckpt_path=resumed)
+
+
+def fit(algorithm: DAPO, data: PromptData, root: Path, *, steps: int, resumed: str | None = None) -> Keep:
+    """Run until so many steps, with checkpoints."""
+    kept = Keep()
+    trainer(root, steps=steps, kept=kept).fit(algorithm, datamodule=data, ckpt_path=resumed)
     return kept
 
 
@@ -132,6 +136,14 @@ def test_groups_that_cannot_wait_with_others(
     fit(dapo(model), data, tmp_path, steps=1)
     with pytest.raises(ValueError, match=told):
         fit(dapo(model, **changed), data, tmp_path, steps=2, resumed="last")
+
+
+def test_held_groups_are_no_business_of_a_validation(model: str, tmp_path: Path) -> None:
+    data = prompts(tmp_path, [False, True, False, False], held_out=2)
+    fit(dapo(model), data, tmp_path, steps=1)
+    alone = trainer(tmp_path, steps=1, kept=Keep())
+    (found,) = alone.validate(dapo(model, group_size=4, new_tokens=6), datamodule=data, ckpt_path="last")
+    assert 0 < found["val/response_length"] <= 6
 
 
 def test_a_second_run_begins_with_no_groups(model: str, tmp_path: Path) -> None:
