@@ -35,7 +35,7 @@ from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.strategy_checks import check_layouts, check_options, check_start
+from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
@@ -109,7 +109,7 @@ class Strategy(SingleDeviceStrategy):
         """Say which roles share which devices.
 
         Args:
-            roles: names of the roles in `models`.
+            roles: names of the roles in `models`; each stands in one pool, and no other does.
             devices: number of devices; None lets the strategy take as few as it can.
 
         Raises:
@@ -235,7 +235,9 @@ class Strategy(SingleDeviceStrategy):
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
         """The pools, reduced to the given roles: each has the devices on which it would train."""
-        pools = self.place(tuple(self.models()), self.devices or num_gpus() or None)
+        every = tuple(self.models())
+        pools = self.place(every, self.devices or num_gpus() or None)
+        check_placed([pool.roles for pool in pools], every, where=f"{type(self).__name__}.place")
         kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
         return [dataclasses.replace(pool, roles=names) for pool, names in kept if names]
 

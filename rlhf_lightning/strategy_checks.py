@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.field_types import check_types
+from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.trainer_checks import check_batches
 from rlhf_lightning.usage import naming_role
 
@@ -38,6 +38,31 @@ def check_options(strategy: Strategy) -> None:
             "strategy.settings.vllm.sleep=false with strategy.offload=true: vLLM is to keep its memory, and "
             "to make room for other models. Leave one of them out."
         )
+
+
+def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where: str) -> None:
+    """Refuse pools that do not hold each role once, or hold what is none.
+
+    Args:
+        pools: the names in each pool.
+        roles: names of the roles to place.
+        where: what says so, for the error.
+
+    Raises:
+        ValueError: a role has no pool or two, or a name is none of a role.
+    """
+    for pool in pools:
+        check_names("ResourcePool", "roles", pool)
+    named = [role for pool in pools for role in pool]
+    if unknown := sorted(set(named) - set(roles)):
+        raise ValueError(f"{where}: the algorithm has no {', '.join(unknown)}. It has {', '.join(roles)}.")
+    if missing := [role for role in roles if role not in named]:
+        raise ValueError(
+            f"{where}, pools of {', '.join(named) or 'nothing'}: lacks {', '.join(missing)}. Add each to one "
+            "pool."
+        )
+    if twice := [role for role in roles if named.count(role) > 1]:
+        raise ValueError(f"{where}: {', '.join(twice)} stand in two pools. Keep one.")
 
 
 def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:

@@ -27,6 +27,7 @@ from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies.hybrid3d import Sizes
 from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.strategy_checks import check_placed
 from rlhf_lightning.workers import Actor, Role, Settings
 
 
@@ -168,7 +169,9 @@ class Auto(Strategy):
 
     def _given(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         pools = self.mapping.pools
-        self._check_roles(roles)
+        check_placed([pool.roles for pool in pools], roles, where="Auto(mapping.pools)")
+        if unsized := sorted({name for pool in pools for name in pool.sizes} - set(roles)):
+            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unsized)}): no pool has such a role.")
         total = sum(pool.devices for pool in pools)
         if empty := [", ".join(pool.roles) for pool in pools if pool.devices < 1]:
             raise ValueError(f"Auto(mapping.pools): {empty[0]} has no devices. Give each pool at least 1.")
@@ -179,24 +182,6 @@ class Auto(Strategy):
             )
         self._sizes = {name: sizes for pool in pools for name, sizes in pool.sizes.items()}
         return [ResourcePool(pool.roles[0], pool.devices, pool.roles) for pool in pools if pool.roles]
-
-    def _check_roles(self, roles: Sequence[str]) -> None:
-        """Refuse pools that do not hold every role once, and sizes of others."""
-        pools = self.mapping.pools
-        named = [role for pool in pools for role in pool.roles]
-        if unknown := sorted(set(named) - set(roles)):
-            raise ValueError(
-                f"Auto(mapping.pools): the algorithm has no {', '.join(unknown)}. It has {', '.join(roles)}."
-            )
-        if missing := [role for role in roles if role not in named]:
-            raise ValueError(
-                f"Auto(mapping.pools of {', '.join(named)}): "
-                f"lacks {', '.join(missing)}. Add each to one pool."
-            )
-        if twice := sorted({role for role in named if named.count(role) > 1}):
-            raise ValueError(f"Auto(mapping.pools): {', '.join(twice)} stand in two pools. Keep one.")
-        if unsized := sorted({name for pool in pools for name in pool.sizes} - set(named)):
-            raise ValueError(f"Auto(mapping.pools.sizes of {', '.join(unsized)}): no pool has such a role.")
 
 
 def _sizes(found: DeviceMapping) -> dict[str, RoleSizes]:

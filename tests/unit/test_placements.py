@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import product
+from typing import ClassVar
 
 import pytest
 import ray
 
 from rlhf_lightning.algos import PPO, RewardModel
+from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.engines import Megatron
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import (
@@ -69,6 +72,50 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_that_cannot_be_divided(strategy: Strategy, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         prepare(strategy)
+
+
+class Own(Strategy):
+    """The placement that it is given."""
+
+    pools: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+        """Whatever they are."""
+        del devices
+        return [ResourcePool(str(number), 1, names) for number, names in enumerate(self.pools)]
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        (
+            (("actor", "critic", "reference"), ("rewards",)),
+            "Own.place: the algorithm has no rewards. It has actor, critic, reference, reward.",
+        ),
+        (
+            (("actor", "critic"),),
+            "Own.place, pools of actor, critic: lacks reference, reward. Add each to one pool.",
+        ),
+        ((), "Own.place, pools of nothing: lacks actor, critic, reference, reward. Add each to one pool."),
+        (
+            (("actor", "critic", "reference", "reward"), ("reward",)),
+            "Own.place: reward stand in two pools. Keep one.",
+        ),
+        ((("actor", "critic", "reference"), "reward"), "ResourcePool.roles='reward': is one text, "),
+    ],
+    ids=["unknown", "missing", "nothing", "twice", "text"],
+)
+def test_a_placement_of_ones_own_has_each_role_once(
+    pools: tuple[tuple[str, ...], ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Own, "pools", pools)
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        prepare(Own())
+
+
+def test_a_placement_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "pools", (("actor", "reward"), ("reference", "critic")))
+    prepare(Own())
 
 
 @pytest.mark.parametrize(("devices", "generator"), product((2, 5, 8, 9, 23), (-1, 0, 1, 2, 7, 22, 23)))
