@@ -131,10 +131,11 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
     if missing:
         others = "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
         unread = missing == {"safe"}
+        fields = f"Type --{data.typed}.safe_fields '[A, B]'."
         raise ValueError(
             f"{name} learns from the columns {', '.join(algorithm.needs)}, and "
             f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
-            + ("Type --data.safe_fields '[A, B]'." if unread else f"Try other data: --data {others}.")
+            + (fields if unread else f"Try other data: --data {others}.")
         )
 
 
@@ -146,8 +147,8 @@ def check_held_out(data: RowData | MixedData, *, what: str) -> None:
     """
     if not data.held_out_rows:
         raise ValueError(
-            f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try data.val_rows, "
-            "data.num_val_rows or data.val_path, whichever it has."
+            f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try "
+            f"{data.typed}.val_rows, {data.typed}.num_val_rows or {data.typed}.val_path, whichever it has."
         )
 
 

@@ -72,9 +72,9 @@ class OneStepOff(OpenRLHF):
             ends = reached > whole and not 0 <= trainer.max_steps <= whole
             if rest and ends and not data.drop_last:
                 raise ValueError(
-                    f"data.batch_size={data.batch_size}: an epoch of {len(data.train_rows)} rows ends with a "
-                    f"batch of {rest}, and generation that is a batch ahead needs batches of one size. Try "
-                    "--data.drop_last true."
+                    f"{data.typed}.batch_size={data.batch_size}: an epoch of {len(data.train_rows)} rows "
+                    f"ends with a batch of {rest}, and generation that is a batch ahead needs batches of one "
+                    f"size. Try --{data.typed}.drop_last true."
                 )
 
     def make_generation(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> Ahead:

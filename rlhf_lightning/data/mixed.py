@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from lightning.pytorch import LightningDataModule, Trainer
 
@@ -99,6 +99,9 @@ class MixedData(LightningDataModule):
     """What the run trains on: it counts the epochs, and is validated and predicted on."""
     ptx: RowData
     """Rows with responses, such as those of TextData or CompletionData; they begin again when they end."""
+
+    typed: ClassVar[str] = "data.main"
+    """How options of `main` begin where they are typed."""
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -52,6 +52,8 @@ class RowData(LightningDataModule, ABC):
 
     unit: ClassVar[str] = "rows"
     """What `batch_size` counts."""
+    typed: ClassVar[str] = "data"
+    """How its options begin where they are typed."""
 
     def __post_init__(self) -> None:
         super().__init__()

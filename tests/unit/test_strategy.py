@@ -29,7 +29,7 @@ from lightning.pytorch.tuner.tuning import Tuner
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO, SFT
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.data import RowData, TaskData
+from rlhf_lightning.data import MixedData, RowData, TaskData
 from rlhf_lightning.engines import FSDP, VLLM, Megatron, Native, ZeRO
 from rlhf_lightning.strategies import (
     Colocated,
@@ -136,6 +136,15 @@ def test_a_smaller_last_batch_is_refused_before_anything_starts(max_staleness: i
     data = TaskData(batch_size=3, num_rows=7, num_val_rows=0)
     with pytest.raises(ValueError, match=r"7 rows ends with a batch of 1.*Try --data.drop_last true"):
         trainer(strategy, tmp_path, steps=3).fit(grpo(), datamodule=data)
+
+
+def test_what_is_advised_for_it_is_an_option_of_the_data(tmp_path: Path) -> None:
+    given = TaskData(batch_size=1, num_rows=1, num_val_rows=0, completions=True)
+    data = MixedData(main=TaskData(batch_size=3, num_rows=7, num_val_rows=0), ptx=given)
+    with pytest.raises(ValueError, match=r"^data\.main\.batch_size=3: .*Try --data\.main\.drop_last true\."):
+        trainer(OneStepOff(), tmp_path, steps=3).fit(grpo(), datamodule=data)
+    with pytest.raises(ValueError, match=r"^validate: MixedData .* Try data\.main\.val_rows, data\.main\."):
+        trainer(Local(), tmp_path).validate(grpo(), datamodule=data)
 
 
 @pytest.mark.parametrize(
