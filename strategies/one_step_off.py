@@ -107,6 +107,11 @@ class OneStepOff(OpenRLHF):
                 "openrlhf, which answers at once."
             )
 
+    def teardown(self) -> None:
+        """See `Strategy.teardown`; prompts of a checkpoint that no run has answered are forgotten."""
+        self._restored = None
+        super().teardown()
+
     def metrics(self) -> dict[str, float]:
         """`response/staleness`; with partial rollouts also how much was carried over."""
         return {} if self.generation is None else self.generation.metrics()

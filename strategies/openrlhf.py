@@ -79,6 +79,11 @@ class OpenRLHF(Strategy):
         if self.generation is not None:
             self.generation.synchronize()
 
+    def teardown(self) -> None:
+        """See `Strategy.teardown`; what generated goes with its devices."""
+        self.generation = None
+        super().teardown()
+
     def make_generation(
         self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
     ) -> SeparateGeneration:

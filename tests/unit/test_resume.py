@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import lightning.pytorch as pl
 import pytest
@@ -14,11 +15,13 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning import resume
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.checkpoint import columns_of
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import Batch, WorkerGroup
 from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.strategies import Local, OneStepOff
-from rlhf_lightning.workers import Role
+from rlhf_lightning.workers import Ahead, Role
 from tests.unit.algos.short import Started, grpo, trainer
 
 
@@ -100,6 +103,18 @@ def test_a_run_that_is_done_starts_nothing(written: Path, tmp_path: Path) -> Non
         trainer(Starting(), tmp_path, steps=2).fit(grpo(), datamodule=rows(), ckpt_path=written)
 
 
+@pytest.fixture
+def ahead(written: Path, tmp_path: Path) -> Path:
+    """A checkpoint with eight prompts in flight, of partial rollouts."""
+    path = tmp_path / "ahead.ckpt"
+    shutil.copytree(written, path)
+    flying = Batch.of({"prompt_ids": torch.ones(8, 1, dtype=torch.long)})
+    files.write_state(
+        path, {**files.read_state(path), "in_flight": columns_of(flying, what="x"), "max_staleness": 2}
+    )
+    return path
+
+
 class StartedAhead(OneStepOff):
     """Fails once it is to start."""
 
@@ -121,19 +136,36 @@ class StartedAhead(OneStepOff):
     ],
 )
 def test_other_prompts_than_those_in_flight(
-    written: Path, group_size: int, max_staleness: int, says: str, tmp_path: Path
+    ahead: Path, group_size: int, max_staleness: int, says: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "ahead.ckpt"
-    shutil.copytree(written, path)
-    flying = Batch.of({"prompt_ids": torch.ones(8, 1, dtype=torch.long)})
-    files.write_state(
-        path, {**files.read_state(path), "in_flight": columns_of(flying, what="x"), "max_staleness": 2}
-    )
     algorithm = grpo()
     algorithm.group_size = group_size
     run = trainer(StartedAhead(max_staleness=max_staleness), tmp_path, steps=3)
     with pytest.raises((ValueError, RuntimeError), match=says):
-        run.fit(algorithm, datamodule=rows(), ckpt_path=path)
+        run.fit(algorithm, datamodule=rows(), ckpt_path=ahead)
+
+
+class Generating(StartedAhead):
+    """Fails once its generator is there."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Make what generates, and refuse."""
+        self.generation = generation(self)
+        super().setup(trainer)
+
+
+def generation(strategy: OneStepOff) -> Ahead:
+    """What a run under this strategy would generate with."""
+    nowhere = WorkerGroup("actor", cast(Transport, None), ParallelLayout(), (0,))
+    return strategy.make_generation(nowhere, nowhere, recompute_log_probs=False)
+
+
+def test_a_run_leaves_nothing_in_flight_to_the_next_one(ahead: Path, tmp_path: Path) -> None:
+    for strategy in (StartedAhead(max_staleness=3), Generating(max_staleness=3)):
+        with pytest.raises(RuntimeError, match="started"):
+            trainer(strategy, tmp_path, steps=3).fit(grpo(), datamodule=rows(), ckpt_path=ahead)
+        assert strategy.metrics() == {}
+        assert generation(strategy).in_flight is None
 
 
 def test_a_checkpoint_without_a_model_that_the_algorithm_trains(tmp_path: Path) -> None:
