@@ -178,7 +178,7 @@ class Device:
         role = self.roles[call.role]
         method = methods_of(type(role))[call.method]
         arguments = dict(call.arguments)
-        with self.residents.computing(call) if self.offload else nullcontext():
+        with self.residents.computing(call) if self.offload and method.computes else nullcontext():
             if not method.takes_rows:
                 value = method.function(role, **arguments)
             else:

@@ -45,6 +45,8 @@ class Method:
     """Columns that it returns; empty for a plain value."""
     takes_rows: bool
     """Whether it has the parameter `rows`."""
+    computes: bool = True
+    """Whether it needs the role's model on the device; a question about a role needs none, and moves none."""
 
 
 class Caller(Protocol):
@@ -164,14 +166,18 @@ def register(
 ]: ...
 @overload
 def register(
-    *, transfer: EveryRankTransfer
+    *, transfer: EveryRankTransfer, computes: bool = True
 ) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], Gathered[T]]]: ...
 @overload
 def register(
-    *, transfer: SingleTransfer
+    *, transfer: SingleTransfer, computes: bool = True
 ) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], Value[T]]]: ...
 def register(
-    *, transfer: Transfer, reads: tuple[str, ...] | None = None, returns: tuple[str, ...] | None = None
+    *,
+    transfer: Transfer,
+    reads: tuple[str, ...] | None = None,
+    returns: tuple[str, ...] | None = None,
+    computes: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a method callable on the controller.
 
@@ -182,6 +188,7 @@ def register(
         transfer: how data reach the ranks and how results come back.
         reads: columns that the method reads, besides the `columns` of arguments such as a loss; None: all.
         returns: columns that it returns, where its result is a Batch; empty: those that an argument names.
+        computes: whether it needs the role's model on the device; see `Method`.
 
     Raises:
         ValueError: its result is a Batch without columns, or a text stands in the place of names.
@@ -197,7 +204,7 @@ def register(
                 'returns=("values",), or take DP_METRIC for metrics.'
             )
         takes_rows = "rows" in inspect.signature(function).parameters
-        method = Method(function.__name__, function, transfer, reads, returns or (), takes_rows)
+        method = Method(function.__name__, function, transfer, reads, returns or (), takes_rows, computes)
         return cast(Callable[..., object], RemoteMethod(method))
 
     return decorate

@@ -202,7 +202,7 @@ class Actor(Role):
         found = self.engine.infer(rows, temperature=self.sampling.temperature, keep=True)
         return cast(Tensor, found["log_probs"])
 
-    @register(transfer=ONE_TO_ALL)
+    @register(transfer=ONE_TO_ALL, computes=False)
     def transition(self) -> Transition:
         """Seconds and bytes of the last transition from training to generation, on each rank."""
         return self.engine.transition()

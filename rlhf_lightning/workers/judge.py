@@ -100,7 +100,7 @@ class Judge(Remote):
         """A copy with absolute paths."""
         return replace(self, path=located(self.path), tokenizer=located(self.tokenizer))
 
-    @register(transfer=ONE_TO_ALL)
+    @register(transfer=ONE_TO_ALL, computes=False)
     def count_retries(self) -> int:
         """Repeated requests to services of this role, counted from the start of each rank's process."""
         return sum(RETRIES[name] for name in self.spec.names())

@@ -373,7 +373,7 @@ class Role(ModelSpec, Remote):
         """
         check_checkpoint(self, self.head, directory)
 
-    @register(transfer=ONE_TO_ALL)
+    @register(transfer=ONE_TO_ALL, computes=False)
     def memory(self) -> Mapping[str, int]:
         """Bytes of parameters, gradients, optimizer state and offloaded parts on each rank."""
         return self.engine.memory()

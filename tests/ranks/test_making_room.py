@@ -13,7 +13,7 @@ import torch
 from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.engines import PARTS, FSDPEngine
 from rlhf_lightning.spec import LoRA
-from rlhf_lightning.workers import Actor, Role
+from rlhf_lightning.workers import Actor, Reward, Role
 from tests.unit.engines import tiny
 from tests.unit.pretended import GPU, Stream, pretended
 from tests.unit.workers.rooms import MODEL_BYTES, Held, Job
@@ -74,6 +74,24 @@ def test_what_lies_in_a_model_makes_no_room_for_it(
         job.came.clear()
         job.iteration()
         assert sorted(job.came) == (["critic", "reference"] if lora is None else ["critic"])
+
+
+def test_questions_about_models_move_none(model: Path, tmp_path: Path) -> None:
+    judge = Reward(path=str(tiny.write_scalar(tmp_path)), functions="exact_match")
+    with closing(Job(model, None, gauge=None)) as job:
+        reward, hosted = job.host("reward", judge), job.device.roles["reward"]
+        hosted.reload()
+        hosted.offload()
+        job.iteration()
+        job.came.clear()
+        (critic,), (actor,) = job.critic.memory().fetch(), job.actor.memory().fetch()
+        assert critic["host"] > sum(critic[part] for part in PARTS) == 0
+        assert sum(actor[part] for part in PARTS) > actor["host"] == 0
+        assert reward.count_retries().fetch() == [0]
+        assert (hosted.reload_bytes() > 0, job.came) == (True, [])
+        job.critic.compute_values(job.rows())
+        job.actor.transition().fetch()
+        assert job.critic.memory().fetch()[0]["host"] == 0
 
 
 def test_a_loss_that_looks_for_what_is_not_there_is_told_so_where_nothing_is_learned(model: Path) -> None:
