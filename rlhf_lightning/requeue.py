@@ -1,6 +1,7 @@
 """Slurm's warning signal before a job ends: the checkpoint that it asks for waits for the iteration's end.
 
     iteration 7  [ generate ... signal ... update ]  -> checkpoint of 7 iterations, `scontrol requeue`
+    validation after it         [ ... signal ... ]   -> the same
 Nothing is saved in the middle of an iteration, whatever asks for it.
 """
 
@@ -17,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 
 
 class Requeue(Callback):
-    """Calls Lightning's handler of the signal, which saves and requeues the job, when an iteration has ended.
+    """Calls Lightning's handler of the signal, which saves and requeues the job, between two iterations.
 
     A checkpoint in the middle of an iteration would hold models after a part of its updates, and count all of
     its rows as read.
@@ -46,6 +47,14 @@ class Requeue(Callback):
 
     def on_train_batch_end(self, *_: object, **__: object) -> None:
         """Call Lightning's handler if the signal has come."""
+        self._heed()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same, so that a signal of this time does not wait for a whole further iteration."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step:
+            self._heed()
+
+    def _heed(self) -> None:
         if self._signalled:
             self._signalled = False
             self._handle()

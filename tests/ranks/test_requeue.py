@@ -58,6 +58,31 @@ class Ended(Warned):
         return super().step(batch)
 
 
+class Validated(Noted):
+    """Keeps after how many iterations it was validated."""
+
+    def on_fit_start(self) -> None:
+        """Begin."""
+        super().on_fit_start()
+        self.after: list[int] = []
+
+    def on_validation_start(self) -> None:
+        """Count."""
+        self.after.append(self.trainer.global_step)
+
+
+class WarnedLater(Validated):
+    """Slurm warns in the validation after so many iterations."""
+
+    at = 2
+
+    def on_validation_start(self) -> None:
+        """As `sbatch --signal=USR1@90` does."""
+        super().on_validation_start()
+        if self.after[-1] == self.at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
 class Impatient(Noted):
     """Saves itself."""
 
@@ -71,33 +96,56 @@ def fit(
 ) -> Noted:
     algorithm = grpo(kind)
     assert isinstance(algorithm, kind)
-    data = TaskData(batch_size=2, num_rows=8, num_val_rows=0)
+    data = TaskData(batch_size=2, num_rows=8, num_val_rows=2 * issubclass(kind, Validated))
     kept: dict[str, Any] = {"callbacks": [last], "enable_checkpointing": True} if last else {}
+    if data.num_val_rows:
+        kept |= {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 1}
     trainer(Local(), root, steps=steps, **kept).fit(algorithm, datamodule=data, ckpt_path=resume or None)
     return algorithm
 
 
-def test_slurms_warning_waits_for_the_end_of_the_iteration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, asked = tmp_path / "run", tmp_path / "asked"
-    command = tmp_path / "scontrol"
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a job of Slurm, which the test now is, has asked `scontrol` for."""
+    command, asked = tmp_path / "scontrol", tmp_path / "asked"
     command.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
     command.chmod(0o755)
-    uninterrupted = fit(Noted, tmp_path / "other", steps=4)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name, value in JOB.items():
+    for name, value in {"PATH": f"{tmp_path}:{os.environ['PATH']}", **JOB}.items():
         monkeypatch.setenv(name, value)
-    before = signal.getsignal(signal.SIGUSR1)
+    return asked
 
+
+def saved(checkpoint: Path) -> object:
+    """The iterations before it."""
+    return json.loads((checkpoint / "trainer.json").read_text())["state"]["global_step"]
+
+
+def test_slurms_warning_waits_for_the_end_of_the_iteration(tmp_path: Path, asked: Path) -> None:
+    root, before = tmp_path / "run", signal.getsignal(signal.SIGUSR1)
+    uninterrupted = fit(Noted, tmp_path / "other", steps=4)
     fit(Warned, root)
-
     assert signal.getsignal(signal.SIGUSR1) is before
     assert asked.read_text() == "requeue 77\n"
-    saved = json.loads((root / "hpc_ckpt_1.ckpt" / "trainer.json").read_text())["state"]
-    assert saved["global_step"] == 2
+    assert saved(root / "hpc_ckpt_1.ckpt") == 2
     repeated = fit(Noted, root, steps=4)  # Lightning finds that checkpoint by itself
     assert repeated.rows == uninterrupted.rows[2:]
+
+
+@pytest.mark.parametrize("at", [2, 4], ids=["within an epoch", "at its end"])
+def test_slurms_warning_waits_for_the_end_of_a_validation_alone(
+    at: int, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    monkeypatch.setattr(WarnedLater, "at", at)
+    uninterrupted = fit(Validated, tmp_path / "other", steps=6)
+    assert isinstance(uninterrupted, Validated)
+    assert uninterrupted.after == [0, 2, 4, 6]
+    fit(WarnedLater, root, steps=5)
+    assert asked.read_text() == "requeue 77\n"
+    assert saved(root / "hpc_ckpt_1.ckpt") == at
+    repeated = fit(Validated, root, steps=6)
+    assert isinstance(repeated, Validated)
+    assert (repeated.rows, repeated.after) == (uninterrupted.rows[at:], [*range(at + 2, 7, 2)])
 
 
 def test_a_trainer_that_fits_again_heeds_each_warning_once(tmp_path: Path) -> None:
@@ -118,17 +166,11 @@ def test_a_warning_that_the_job_ignores_is_left_so(tmp_path: Path, monkeypatch: 
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_last_is_what_the_warning_has_left_where_that_is_newer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("asked")
+def test_last_is_what_the_warning_has_left_where_that_is_newer(tmp_path: Path) -> None:
     """As in the script of docs/cluster.md; of itself Lightning looks at `last.ckpt` alone."""
-    root, command = tmp_path / "run", tmp_path / "scontrol"
-    command.write_text("#!/bin/sh\n")
-    command.chmod(0o755)
+    root = tmp_path / "run"
     uninterrupted = fit(Noted, tmp_path / "other", steps=5)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name, value in JOB.items():
-        monkeypatch.setenv(name, value)
 
     def go_on(kind: type[Noted], *, steps: int) -> list[list[int]]:
         last = LastCheckpoint(root / "checkpoints")
