@@ -82,13 +82,19 @@ class HybridEngine3D(Strategy):
         """All devices, or as few as the sizes need, for all roles.
 
         Raises:
-            ValueError: `roles` names one that the algorithm does not have.
+            ValueError: `roles` names one that the algorithm does not have, or divides one without a model.
         """
         known = self.models()
         if unknown := sorted(set(self.parallel.roles) - set(known)):
             raise ValueError(
                 f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role. "
                 f"It has {', '.join(known)}."
+            )
+        divided = [name for name, sizes in self.parallel.roles.items() if sizes.ranks > 1]
+        if whole := [name for name in divided if not known[name].path]:
+            raise ValueError(
+                f"{type(self).__name__}(parallel.roles={whole}): these have functions only, and no model to "
+                "divide. Leave them out."
             )
         return [ResourcePool("all", devices or self._fewest_devices(roles), tuple(roles))]
 

@@ -37,10 +37,16 @@ class OpenRLHF(Strategy):
         """Give the generator its devices, and divide the others evenly.
 
         Raises:
-            ValueError: the devices do not divide by the number of roles, or none is left for them.
+            ValueError: the devices do not divide by the number of roles, none is left for them, or some are
+                given to a generator where nothing generates.
         """
         wanted = self.generator_devices
-        if wanted is None or GENERATOR not in roles:
+        if wanted is not None and GENERATOR not in roles:
+            raise ValueError(
+                f"{type(self).__name__}(generator_devices={wanted}): nothing reads it, since the algorithm "
+                f"has no actor that would generate, only {', '.join(roles)}. Leave it out."
+            )
+        if wanted is None:
             return one_each(roles, devices, name=type(self).__name__)
         others = [role for role in roles if role != GENERATOR]
         total = wanted + len(others) if devices is None else devices

@@ -22,9 +22,16 @@ class Split(Strategy):
         """Halve the devices, or give the actor's side as many as asked for.
 
         Raises:
-            ValueError: a side would have no device, or the halves would differ and none was asked for.
+            ValueError: a side would have no device, the halves would differ and none was asked for, or one
+                was asked for where there are no sides.
         """
-        return two_sides(roles, devices, actor_devices=self.actor_devices, name=type(self).__name__)
+        pools = two_sides(roles, devices, actor_devices=self.actor_devices, name=type(self).__name__)
+        if self.actor_devices is not None and len(pools) == 1:
+            raise ValueError(
+                f"{type(self).__name__}(actor_devices={self.actor_devices}): nothing reads it, since the "
+                f"algorithm has one side alone ({', '.join(roles)}), on all devices. Leave it out."
+            )
+        return pools
 
 
 def two_sides(

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import ray
 
+from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO, RewardModel
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.engines import Megatron
@@ -29,9 +30,9 @@ from rlhf_lightning.workers import Actor, Settings
 from tests.unit.rlhf import refuse_to_start
 
 
-def prepare(strategy: Strategy) -> None:
+def prepare(strategy: Strategy, algorithm: RLHFAlgorithm | None = None) -> None:
     """What the trainer asks of a strategy before it reads data."""
-    strategy.connect(PPO())
+    strategy.connect(algorithm or PPO())
     strategy.setup_environment()
 
 
@@ -133,6 +134,30 @@ def test_what_is_advised_for_a_generator_can_be_placed(devices: int, generator: 
             OpenRLHF(generator_devices=int(wanted or kept)).place(roles, number)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (
+            Split(actor_devices=1),
+            "Split(actor_devices=1): nothing reads it, since the algorithm has one side alone (reward), on",
+        ),
+        (
+            OpenRLHF(devices=4, generator_devices=3),
+            "OpenRLHF(generator_devices=3): nothing reads it, since the algorithm has no actor",
+        ),
+        (Pipelined(generator_devices=1), "no actor that would generate, only reward. Leave it out."),
+    ],
+)
+def test_devices_for_what_the_algorithm_does_not_have(strategy: Strategy, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        prepare(strategy, RewardModel())
+
+
+@pytest.mark.parametrize("strategy", [Split(), NeMoAligner(), OpenRLHF(), OneStepOff(), HybridEngine3D()])
+def test_an_algorithm_of_one_model(strategy: Strategy) -> None:
+    prepare(strategy, RewardModel())
+
+
 def test_nemo_aligner_generates_as_it_trains() -> None:
     strategy = NeMoAligner(parallel=Sizes(p=2, t=4))
     assert strategy.parallel == Parallel3D(p=2, t=4, generate=Generation(2, 4))
@@ -181,6 +206,10 @@ def test_one_side_alone_takes_any_number_of_devices() -> None:
         (
             HybridEngine3D(parallel=Parallel3D(roles={"judge": Sizes(t=2)})),
             "HybridEngine3D(parallel.roles=['judge']): the algorithm has no such role",
+        ),
+        (
+            HybridEngine3D(parallel=Parallel3D(roles={"reward": Sizes(t=2)})),
+            "HybridEngine3D(parallel.roles=['reward']): these have functions only, and no model to divide",
         ),
     ],
 )
