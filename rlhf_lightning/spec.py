@@ -20,6 +20,10 @@ CHECKPOINT = "trainer.json"
 """The file by which a checkpoint is recognised."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Keys of a config.json that mark a mixture of experts, where they are not 0."""
+_CONVERTED = ("llama", "qwen2")
+"""Values of `model_type` that the Megatron engine has."""
+_ROPES = ("default", "linear", "llama3")
+"""Kinds of rotary embeddings that the Megatron engine has."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -120,6 +124,23 @@ def export_first(path: str) -> str:
     """What to type where a directory is a checkpoint, and has to be a model; empty for any other."""
     held = (Path(path).expanduser() / CHECKPOINT).is_file()
     return f"It is a checkpoint: type OUT after `rlhf export {path} OUT`." if held else ""
+
+
+def why_not_megatron(family: str, *, mlp_bias: bool = False, rope: str = "default") -> str:
+    """Why the Megatron engine does not take a model, however it is divided; empty where it does.
+
+    Args:
+        family: `model_type` of its config.json.
+        mlp_bias: whether its feed-forward layers have biases.
+        rope: kind of its rotary embedding.
+    """
+    if family not in _CONVERTED:
+        return f"model_type={family!r}: Megatron takes {' and '.join(_CONVERTED)} only"
+    if mlp_bias:
+        return "mlp_bias=true: the Megatron engine takes no biases in MLPs"
+    if rope not in _ROPES:
+        return f"rope_type={rope!r}: the Megatron engine has the rotary embeddings {', '.join(_ROPES)} only"
+    return ""
 
 
 def run_seed() -> int:

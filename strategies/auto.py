@@ -114,7 +114,8 @@ class Auto(Strategy):
         if sizes.ranks > 1 and not self.settings.training.takes_sizes:
             raise ValueError(
                 f"Auto(mapping.pools): {name} has p={sizes.p}, t={sizes.t}, and strategy.settings.engine="
-                f"{self.settings.engine} takes replicas only here. Add --strategy.settings.engine megatron."
+                f"{self.settings.engine} takes replicas only here. Add --strategy.settings.engine megatron, "
+                "or leave the sizes out."
             )
         d = sizes.replicas(devices, whose=f"Auto(mapping.pools): {name}")
         generate = sizes.generate if isinstance(role, Actor) else None

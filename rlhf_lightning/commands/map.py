@@ -86,12 +86,14 @@ def _heading(found: Plan, options: argparse.Namespace) -> str:
     every = [work for stage in found.costs.dataflow.stages for work in stage.work]
     updates = [(work.calls, math.ceil(work.rows / work.calls)) for work in every if work.kind == "train"]
     number, rows = max(updates, default=(0, 0))
+    replicas = report.only_replicas(found)
     return (
         f"# rlhf fit -c {options.yaml} --data ...\n"
         "# Write the directory or hub name of a model in the place of each path.\n"
         f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
         f"--algo.actor.sampling.max_new_tokens {options.response}\n"
         f"# in {number} updates of {rows} rows (--algo.mini_batch_size)"
+        + (f"\n# {replicas}" if replicas else "")
     )
 
 
@@ -109,6 +111,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     kinds = cluster.load(options.hardware, options.devices)
     roles = algorithm.roles()
     loaded = {n: shapes.load(source, head=roles[n].head) for n, source in sources.items() if source}
+    whole = any(shape.undivided for shape in loaded.values())
     workload = Workload(
         prompt=options.prompt,
         response=options.response,
@@ -116,11 +119,15 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         mini_batches=1,
         real_prompt=options.real_prompt,
         max_resident=options.max_resident,
+        sharding="full" if whole else "states",
         held_once=False,  # its YAML asks for Megatron's distributed optimizer
     )
     algorithm.bind({n: replace(role, path=sources[n]) for n, role in roles.items()})
     flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)
-    every = [(SimulatedCosts(on, flow, loaded, workload=workload), devices) for on, devices in kinds]
+    every = [
+        (SimulatedCosts(on, flow, loaded, workload=workload, data_parallel_only=whole), devices)
+        for on, devices in kinds
+    ]
     return plan(
         *every[0], baselines=baselines(flow.roles), count=max(options.top, options.pick), others=every[1:]
     )

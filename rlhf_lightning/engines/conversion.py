@@ -22,9 +22,8 @@ from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.parallel.sharding import Place, Sharded
+from rlhf_lightning.spec import why_not_megatron
 
-FAMILIES = ("llama", "qwen2")
-"""Values of `model_type` that can be converted."""
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 _LAYER = "decoder.layers."
@@ -45,15 +44,8 @@ class Conversion:
     """
 
     def __init__(self, config: PreTrainedConfig, *, head: Head = "lm", vocabulary_multiple: int = 1) -> None:
-        if config.model_type not in FAMILIES:
-            raise ValueError(
-                f"model_type={config.model_type!r}: Megatron takes {' and '.join(FAMILIES)} only. "
-                "Take such a model, or the FSDP engine."
-            )
-        if getattr(config, "mlp_bias", False):
-            raise ValueError(
-                "mlp_bias=true: the Megatron engine takes no biases in MLPs. Take the FSDP engine."
-            )
+        if reason := why_not_megatron(config.model_type, mlp_bias=getattr(config, "mlp_bias", False)):
+            raise ValueError(f"{reason}. Take another model, or the FSDP engine.")
         self.config, self.head = config, head
         self.tied = bool(config.tie_word_embeddings) and head == "lm"
         self.heads: int = config.num_attention_heads

@@ -136,7 +136,8 @@ def plan(
     search = Search(kinds, roles)
     found = search.best(count)
     if not found:
-        raise ValueError(_missing(costs, devices) if not others else _missing_of_all(clusters))
+        missing = _missing(costs, devices) if not others else _missing_of_all(clusters)
+        raise ValueError(f"{missing} {_only_replicas(costs)}".rstrip())
     compared = {name: search.best_of(sets) for name, sets in (baselines or {}).items()}
     return Plan(clusters, tuple(found), compared, time.perf_counter() - started)
 
@@ -195,6 +196,14 @@ def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
     """The same for a cluster of several kinds, each of which might hold a part of the models."""
     alone = "; ".join(_missing(costs, devices) for costs, devices in clusters)
     return f"no division of the models over {cluster_text(clusters)} holds them. Each kind alone: {alone}."
+
+
+def _only_replicas(costs: SimulatedCosts) -> str:
+    """That models could not be divided, where they could not."""
+    if not costs.data_parallel_only:
+        return ""
+    why = costs.undivided or "the engine takes nothing else here"
+    return f"Only replicas of whole models were looked at: {why}."
 
 
 def _smallest(costs: SimulatedCosts) -> str:

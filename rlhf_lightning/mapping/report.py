@@ -86,6 +86,7 @@ def as_text(plan: Plan, request: Request) -> str:
         f"{flow.rows} rows of {workload.prompt} + {workload.response} tokens; "
         f"searched {len(flow.roles)} models in {plan.search_s:.2f} s",
     ]
+    lines += [replicas] if (replicas := only_replicas(plan)) else []
     for rank, mapping in enumerate(plan.mappings, start=1):
         lines += ["", *table(plan, mapping, rank)]
         if rank == request.pick:
@@ -103,6 +104,12 @@ def as_text(plan: Plan, request: Request) -> str:
                 f"  {name:<12} {tokens:>9,.0f} tokens/s   the best mapping is {best / tokens:.2f} x as fast"
             )
     return "\n".join(lines) + "\n"
+
+
+def only_replicas(plan: Plan) -> str:
+    """That every model trains on FSDP, in replicas of the whole, and why; empty where Megatron takes them."""
+    why = plan.costs.undivided
+    return f"no tensor shards and stages, but replicas on FSDP: {why}" if why else ""
 
 
 def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_lightning.parallel.sharding import indivisible
-from rlhf_lightning.spec import EMBEDDED, EXPERTS
+from rlhf_lightning.spec import EMBEDDED, EXPERTS, why_not_megatron
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class ModelShape:
     """Three matrices in the feed-forward layer, as in Llama, rather than two, as in GPT."""
     qkv_bias: bool = False
     """Biases of queries, keys and values, as in Qwen2."""
+    undivided: str = ""
+    """Why the Megatron engine does not take it, so that it has neither shards nor stages; empty: it does."""
 
     @property
     def query_width(self) -> int:
@@ -211,4 +214,11 @@ def _read(path: Path) -> ModelShape:
         head_dim=optional(0, "head_dim"),
         gated=family not in _PLAIN,
         qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
+        undivided=why_not_megatron(family, mlp_bias=bool(config.get("mlp_bias")), rope=_rope(config)),
     )
+
+
+def _rope(config: Mapping[str, Any]) -> str:
+    """The kind of rotary embedding; older files call its key `rope_scaling`, and `type` what it is."""
+    said = config.get("rope_parameters") or config.get("rope_scaling")
+    return str(said.get("rope_type", said.get("type", "default"))) if isinstance(said, dict) else "default"

@@ -88,6 +88,12 @@ class SimulatedCosts:
         return replace(self.workload, batch=max(work.rows, updates), mini_batches=updates, epochs=1)
 
     @property
+    def undivided(self) -> str:
+        """The first model that the Megatron engine does not take, and why; empty where it takes all."""
+        found = ((role, shape.undivided) for role, shape in self.shapes.items() if shape.undivided)
+        return next((f"{role} has {why}" for role, why in found), "")
+
+    @property
     def capacity(self) -> float:
         """Bytes of a device that tensors can take."""
         return self.hardware.usable_bytes

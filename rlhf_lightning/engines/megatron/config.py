@@ -13,9 +13,7 @@ from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.parallel import ParallelLayout, Sharding, even_stages
 from rlhf_lightning.parallel.sharding import indivisible
-from rlhf_lightning.spec import ModelSpec
-
-_ROPES = ("default", "linear", "llama3")
+from rlhf_lightning.spec import ModelSpec, why_not_megatron
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +105,5 @@ def _indivisible(conversion: Conversion, t: int) -> str:
 
 def _check_rope(config: PreTrainedConfig) -> None:
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if kind not in _ROPES:
-        raise ValueError(
-            f"rope_type={kind!r}: the Megatron engine has the rotary embeddings {', '.join(_ROPES)} only. "
-            "Take another model, or the FSDP engine."
-        )
+    if reason := why_not_megatron(config.model_type, rope=kind):
+        raise ValueError(f"{reason}. Take another model, or the FSDP engine.")

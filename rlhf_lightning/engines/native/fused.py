@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.conversion import EMBEDDING, FAMILIES, OUTPUT, Conversion
+from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.host_linear import MANY_TOKENS, can_reorder, reordered
 from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.kv_gpu import free_bytes
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.record import Record
+from rlhf_lightning.spec import why_not_megatron
 
 _ROOM_FOR_CACHE = 3
 """A GPU must have room for the copies and, beside them, so many times the weights for keys and values."""
@@ -94,7 +95,8 @@ class FusedDecoder(WholeDecoder):
 def can_fuse(module: PreTrainedModel) -> bool:
     """Whether a model is a Llama or Qwen2 whose parameters are whole, of one dtype, and have no adapters."""
     config = module.config
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+    mlp_bias = getattr(config, "mlp_bias", False)
+    if why_not_megatron(config.model_type, mlp_bias=mlp_bias) or config.hidden_act != "silu":
         return False
     weights = dict(module.named_parameters())
     conversion = Conversion(config)
