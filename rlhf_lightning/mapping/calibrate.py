@@ -108,7 +108,7 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
         overhead=Overhead(**dict.fromkeys(_LAUNCHES, 1e-4), transition=1e-3, call=_CALL_S),
     )
     seconds = {key: max(p.probes[key] for p in peaks) for key in peaks[0].probes}
-    return refine(rough, probe.observations(seconds))
+    return refine(rough, probe.observations(seconds, gpu=cuda))
 
 
 def refine(

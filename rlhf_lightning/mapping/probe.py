@@ -1,4 +1,7 @@
-"""Probes: small runs of the project's own engines to be timed, and predictions of the same runs."""
+"""Probes: small runs of the project's own engines to be timed, and predictions of the same runs.
+
+They compute as the peak was measured that their shares are of: in bfloat16 on a GPU, in float32 on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,16 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+    from rlhf_lightning.engines.fsdp.engine import FSDPEngine
+
 Clock = Callable[[Callable[[], object]], float]
 """Times a call, in seconds."""
 
 _SIZES = ((64, 2), (128, 6), (384, 3))
 """Hidden size and layers of the models."""
 _ROWS = (4, 24)
+_GPU_SIZES, _GPU_ROWS = (*_SIZES, (4096, 2)), (4, 128)
+"""On a GPU a larger model and more rows, whose products take longer than their launches."""
 _PROMPT, _RESPONSE = 16, 32
 _VOCAB = 256
 _KINDS = ("infer", "train", "generate")
@@ -38,6 +45,7 @@ class _Probe:
     hidden: int
     layers: int
     rows: int
+    gpu: bool
 
     @property
     def shape(self) -> ModelShape:
@@ -48,25 +56,28 @@ class _Probe:
 
     @property
     def workload(self) -> Workload:
-        """What the engines do on one device in float32: one update, all rows at once, nothing recomputed."""
+        """What the engines do on one device: one update, all rows at once, nothing recomputed."""
         return Workload(
             prompt=_PROMPT, real_prompt=_PROMPT, response=_RESPONSE, batch=self.rows, mini_batches=1,
-            packed=True, max_resident=0, micro_batch_tokens=2**20, recompute=False, element=4, masters=False,
+            packed=True, max_resident=0, micro_batch_tokens=2**20, recompute=False,
+            element=2 if self.gpu else 4, masters=self.gpu,
         )  # fmt: skip
 
 
-def _probes() -> dict[str, _Probe]:
-    found = [_Probe(hidden, layers, rows) for (hidden, layers), rows in product(_SIZES, _ROWS)]
+def _probes(*, gpu: bool) -> dict[str, _Probe]:
+    sizes, many = (_GPU_SIZES, _GPU_ROWS) if gpu else (_SIZES, _ROWS)
+    found = [_Probe(hidden, layers, rows, gpu) for (hidden, layers), rows in product(sizes, many)]
     return {f"{probe.shape.name}x{probe.rows}": probe for probe in found}
 
 
-def observations(seconds: Mapping[str, float]) -> list[Observation]:
+def observations(seconds: Mapping[str, float], *, gpu: bool) -> list[Observation]:
     """The seconds that `run` has measured, each with its prediction.
 
     Args:
         seconds: by name of the probe, as `run` returns them.
+        gpu: whether they are a GPU's.
     """
-    probes = _probes()
+    probes = _probes(gpu=gpu)
     found = []
     for key, value in seconds.items():
         kind, _, name = key.partition(" ")
@@ -94,7 +105,7 @@ def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]
         Seconds by `<kind> <hidden>x<layers>x<rows>`.
     """
     seconds = {}
-    for name, probe in _probes().items():
+    for name, probe in _probes(gpu=device.type == "cuda").items():
         for kind, call in zip(_KINDS, _calls(probe, directory / name, device), strict=True):
             seconds[f"{kind} {name}"] = clock(call)
     return seconds
@@ -102,14 +113,10 @@ def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]
 
 def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callable[[], object]]:
     from rlhf_lightning.engines import Ends, NativeGenerator  # noqa: PLC0415
-    from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine  # noqa: PLC0415
     from rlhf_lightning.functional import Counts, PolicyLoss  # noqa: PLC0415
-    from rlhf_lightning.spec import ModelSpec, Sampling  # noqa: PLC0415
+    from rlhf_lightning.spec import Sampling  # noqa: PLC0415
 
-    _write_config(probe.shape, directory)
-    engine = FSDPEngine(
-        ModelSpec(path=str(directory)), device=device, config=FSDP(max_tokens_per_micro_batch=65536)
-    )
+    engine = _engine(probe, directory, device)
     rows = _rows(probe, device)
     loss, counts = PolicyLoss(), Counts.of(rows["response_mask"])
 
@@ -126,6 +133,15 @@ def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callabl
             generator.generate(rows, sampling=Sampling(max_new_tokens=_RESPONSE), seed=0)
 
     return [infer, train, generate]
+
+
+def _engine(probe: _Probe, directory: Path, device: torch.device) -> FSDPEngine:
+    from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine  # noqa: PLC0415
+    from rlhf_lightning.spec import ModelSpec  # noqa: PLC0415
+
+    _write_config(probe.shape, directory)
+    model = ModelSpec(path=str(directory), dtype="bfloat16" if probe.gpu else "float32")
+    return FSDPEngine(model, device=device, config=FSDP(max_tokens_per_micro_batch=65536))
 
 
 def _rows(probe: _Probe, device: torch.device) -> TensorDict:

@@ -12,24 +12,42 @@ import torch
 from rlhf_lightning.mapping import calibrate, probe
 from rlhf_lightning.mapping.fit import Key, fit, get, mean_square, replaced
 from rlhf_lightning.mapping.hardware import CPU, Hardware
+from tests.unit.pretended import GPU, pretended
 
 pytestmark = pytest.mark.unit
+
+
+def once(call: Callable[[], object]) -> float:
+    """Seconds of a call, without a warm-up."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def test_the_engines_are_probed_and_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_SIZES", ((64, 1),))
     monkeypatch.setattr(probe, "_ROWS", (2,))
 
-    def once(call: Callable[[], object]) -> float:
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
-
     seconds = probe.run(tmp_path, torch.device("cpu"), once)
     assert sorted(seconds) == ["generate 64x1x2", "infer 64x1x2", "train 64x1x2"]
-    observations = probe.observations(seconds)
+    observations = probe.observations(seconds, gpu=False)
     refined = calibrate.refine(CPU, observations)
     assert mean_square(observations)(refined) < mean_square(observations)(CPU)
+
+
+def test_a_gpu_is_probed_in_the_type_of_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peak is that of a product in bfloat16. This GPU is pretended: its seconds say nothing."""
+    monkeypatch.setattr(probe, "_GPU_SIZES", ((64, 1),))
+    monkeypatch.setattr(probe, "_GPU_ROWS", (2,))
+    (found,) = probe._probes(gpu=True).values()
+    assert (found.workload.element, found.workload.masters) == (2, True)
+    with pretended():
+        assert probe._engine(found, tmp_path, GPU)._dtype == torch.bfloat16
+        seconds = probe.run(tmp_path, GPU, once)
+    assert [o.name for o in probe.observations(seconds, gpu=True)] == list(seconds)
+    assert {(p.workload.element, p.workload.masters) for p in probe._probes(gpu=False).values()} == {
+        (4, False)
+    }
 
 
 def test_a_refined_machine_predicts_what_made_the_seconds() -> None:
@@ -38,9 +56,9 @@ def test_a_refined_machine_predicts_what_made_the_seconds() -> None:
     truth = dataclasses.replace(
         CPU, efficiency=efficiency, overhead=dataclasses.replace(CPU.overhead, layer=3e-3, decode_layer=2e-3)
     )
-    names = [f"{kind} {name}" for name in probe._probes() for kind in ("infer", "train", "generate")]
-    made = [o.predict(truth) for o in probe.observations(dict.fromkeys(names, 1.0))]
-    observations = probe.observations(dict(zip(names, made, strict=True)))
+    names = [f"{kind} {name}" for name in probe._probes(gpu=False) for kind in ("infer", "train", "generate")]
+    made = [o.predict(truth) for o in probe.observations(dict.fromkeys(names, 1.0), gpu=False)]
+    observations = probe.observations(dict(zip(names, made, strict=True)), gpu=False)
     assert math.sqrt(mean_square(observations)(CPU)) > 0.3
     refined = calibrate.refine(CPU, observations)
     assert math.sqrt(mean_square(observations)(refined)) < 0.03
