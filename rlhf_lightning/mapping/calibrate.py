@@ -78,6 +78,7 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
         devices: how many; 0: every GPU, or two processes on a CPU.
 
     Raises:
+        ValueError: there are fewer GPUs than devices.
         RuntimeError: a process failed, or did not answer in time.
     """
     import torch  # noqa: PLC0415
@@ -85,7 +86,13 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
     import rlhf_lightning.engines.fsdp.engine  # noqa: F401, PLC0415 - once, for all processes forked from this one
 
     cuda = torch.cuda.is_available()
-    devices = devices or (torch.cuda.device_count() if cuda else 2)
+    here = torch.cuda.device_count() if cuda else 0
+    if cuda and devices > here:
+        raise ValueError(
+            f"--devices {devices}: this machine has {here} GPU{'s' if here > 1 else ''}. Try --devices "
+            f"{here}, or leave it out, which measures them all."
+        )
+    devices = devices or here or 2
     peaks = _run(devices, cuda=cuda)
     base = H100 if cuda else CPU
     memory = torch.cuda.get_device_properties(0).total_memory if cuda else host_memory() / devices

@@ -50,6 +50,18 @@ def test_processes_that_do_not_answer(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "x.yaml").exists()
 
 
+@pytest.mark.parametrize(("here", "counted"), [(2, "2 GPUs"), (1, "1 GPU")])
+def test_more_devices_than_gpus(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: int, counted: str
+) -> None:
+    """Each process without a GPU would die, and the others wait for it."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: here)
+    monkeypatch.setattr(calibrate, "_run", lambda *_, **__: pytest.fail("it was measured"))
+    said = rlhf.refused("calibrate", str(tmp_path / "x.yaml"), "--devices", "4")
+    assert said.startswith(f"--devices 4: this machine has {counted}. Try --devices {here}, or leave it out")
+
+
 def test_what_one_node_cannot_measure_is_said(
     rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
