@@ -153,6 +153,10 @@ class Strategy(SingleDeviceStrategy):
             return self.settings.training.layout(devices, name=name)
         return ParallelLayout(d=devices)
 
+    def settings_of(self, name: str) -> Settings:
+        """How a role's model computes: by default all as `settings` says."""
+        return self.settings.completed()
+
     # ---- set-up and end ------------------------------------------------------------------------------------
 
     @property
@@ -272,12 +276,13 @@ class Strategy(SingleDeviceStrategy):
         """The placement of each role, and the global ranks of every process group that the job needs."""
         placements: dict[str, Placement] = {}
         groups: list[tuple[int, ...]] = []
-        settings, first = self.settings.completed(), 0
+        first = 0
         for pool in pools:
             members = tuple(range(first, first + pool.num_devices))
             for name in pool.roles:
                 layout = self.layout(roles[name], name, pool.num_devices)
-                groups += settings.training.groups(layout, members)
+                groups += self.settings.training.groups(layout, members)
+                settings = self.settings_of(name)
                 placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, settings)
             first += pool.num_devices
         links = self.links({name: placement.devices for name, placement in placements.items()})

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
-from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.machine import this_machine
@@ -121,17 +119,10 @@ class Auto(Strategy):
         generate = sizes.generate if isinstance(role, Actor) else None
         return ParallelLayout(sizes.p, sizes.t, d, generation=generate)
 
-    def placements(
-        self, roles: Mapping[str, Role], pools: Sequence[ResourcePool]
-    ) -> tuple[dict[str, Placement], list[tuple[int, ...]]]:
-        """See `Strategy.placements`; models decode as many rows at once as the search found room for."""
-        placements, groups = super().placements(roles, pools)
-        for name, slots in self._slots.items():
-            if name in placements:
-                settings = cast(Settings, placements[name].settings)
-                fewer = replace(settings, generate=replace(settings.generate, slots=slots))
-                placements[name] = replace(placements[name], settings=fewer)
-        return placements, groups
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`; models decode as many rows at once as the search found room for."""
+        settings, slots = super().settings_of(name), self._slots.get(name)
+        return replace(settings, generate=replace(settings.generate, slots=slots)) if slots else settings
 
     def plan(self, devices: int) -> Plan:
         """Search for the best mapping of the trainer's algorithm and data, and say which, once.

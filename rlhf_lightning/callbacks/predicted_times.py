@@ -87,7 +87,7 @@ class PredictedTimes(Callback):
             strategy.models(),
             strategy.workers,
             models=self._models,
-            settings=strategy.settings,
+            settings={name: strategy.settings_of(name) for name in strategy.workers},
             lengths=lengths,
         )
         iteration = Iteration(

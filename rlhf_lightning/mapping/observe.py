@@ -89,7 +89,7 @@ def phases(
     workers: Mapping[str, WorkerGroup],
     *,
     models: Mapping[str, ModelShape],
-    settings: Settings,
+    settings: Mapping[str, Settings],
     lengths: Lengths,
 ) -> tuple[Phase, ...]:
     """The phases of an iteration: the methods that ran a model over the iteration's rows.
@@ -99,7 +99,7 @@ def phases(
         roles: by name.
         workers: each role's worker group.
         models: sizes of the models; roles without one are left out.
-        settings: of the engines.
+        settings: by role, how its model computes.
         lengths: of the iteration's rows.
     """
     found = []
@@ -121,7 +121,9 @@ def phases(
                 devices=group.devices,
                 shape=models[name],
                 layout=group.layout,
-                workload=_workload(role, settings, lengths, rows=_total(rows, kind, group.layout, calls)),
+                workload=_workload(
+                    role, settings[name], lengths, rows=_total(rows, kind, group.layout, calls)
+                ),
                 rescored=kind == "generate" and isinstance(role, Actor) and role.recompute_log_probs,
             )
         )

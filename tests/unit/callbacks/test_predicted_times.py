@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -13,11 +14,12 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import PredictedTimes
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, measured
 from rlhf_lightning.mapping.hardware import CPU
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers import Actor, Settings
 from tests.logged import csv_file
 from tests.unit.algos.small import write_model
 
@@ -30,12 +32,28 @@ METHODS = (
 )
 
 
+class Bounded(Local):
+    """Bounds the rows of the actor's generation, as `Auto` does by its search."""
+
+    strategy_name = "bounded"
+
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`."""
+        return replace(super().settings_of(name), generate=Native(slots=3 if name == "actor" else 0))
+
+
 def fit(
-    root: Path, algorithm: RLHFAlgorithm, callback: PredictedTimes, *, steps: int = 3, checkpoint: str = ""
+    root: Path,
+    algorithm: RLHFAlgorithm,
+    callback: PredictedTimes,
+    *,
+    steps: int = 3,
+    checkpoint: str = "",
+    strategy: type[Local] = Local,
 ) -> None:
     trainer = pl.Trainer(
         default_root_dir=root,
-        strategy=Local(),
+        strategy=strategy(),
         accelerator="cpu",
         max_steps=steps,
         callbacks=[callback, ModelCheckpoint(root, filename="{step}", save_top_k=-1, every_n_train_steps=1)],
@@ -86,6 +104,14 @@ def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path) -> None:
     assert {phase.workload.batch for phase in kept[0].phases} == {16}
     fit(tmp_path, GRPO(actor=actor(tmp_path), group_size=2), PredictedTimes(), steps=1)
     assert [one.step for one in measured.read(tmp_path)[1]] == [1]
+
+
+def test_each_model_is_predicted_as_it_was_told_to_compute(tmp_path: Path) -> None:
+    algorithm = PPO(actor=actor(tmp_path))
+    fit(tmp_path, algorithm, PredictedTimes("cpu"), steps=1, strategy=Bounded)
+    (one,) = measured.read(tmp_path)[1]
+    bounds = {phase.name: phase.workload.max_resident for phase in one.phases}
+    assert (bounds["actor.generate_sequences"], bounds["critic.compute_values"]) == (3, 0)
 
 
 def test_lengths_of_given_answers(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def observed(
     roles["generator"] = Generator.of(algorithm.actor)
     models = {name: shape_of(role) for name, role in roles.items() if role.path}
     workers = dict.fromkeys(roles, group)
-    found = phases(reports, roles, workers, models=models, settings=Settings(), lengths=LENGTHS)
+    found = phases(
+        reports, roles, workers, models=models, settings=dict.fromkeys(roles, Settings()), lengths=LENGTHS
+    )
     return {phase.name: phase for phase in found}
 
 

@@ -104,6 +104,7 @@ def test_an_actor_decodes_as_many_rows_at_once_as_have_room(
     settings = placed["actor"].settings
     assert isinstance(settings, Settings)
     assert settings.generate.slots == slots
+    assert strategy.settings_of("actor") == settings, "which is what predictions of the run read"
     text = report.as_yaml(plan := strategy.plan(1), plan.mappings[0], Request("dapo", {}, "auto"))
     assert (f"generate: {{slots: {slots}}}" in text) == (slots > 0)
 
