@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.trainer_checks import check_batches
 from rlhf_lightning.usage import naming_role
@@ -66,17 +67,37 @@ def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where:
 
 
 def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
-    """Refuse models that their devices cannot be divided among.
+    """Refuse models that their devices cannot be divided among, or whose kept passes are freed before use.
 
     Raises:
-        ValueError: a model does not divide so, or its engine cannot train it so.
+        ValueError: a model does not divide so, or its engine cannot train it so; or `offload` frees what
+            `kept_tokens` keeps.
     """
+    _check_kept(strategy, roles, pools)
     for pool in pools:
         for name in pool.roles:
             layout = strategy.layout(roles[name], name, pool.num_devices)
             if roles[name].path:
                 with naming_role(name):
                     roles[name].check_layout(layout, strategy.settings)
+
+
+def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
+    """Refuse to keep passes where every call of another role frees them; on a GPU, only a lack of room does.
+
+    Raises:
+        ValueError: a role that trains shares the devices of a CPU with others, and they make room.
+    """
+    kept = strategy.settings.training.kept_tokens
+    if not (strategy.offload and kept) or num_gpus():
+        return
+    for pool in pools:
+        if len(pool.roles) > 1 and (trained := [name for name in pool.roles if roles[name].trains]):
+            raise ValueError(
+                f"{strategy.settings.training.option}.kept_tokens={kept} with strategy.offload=true: on a "
+                f"CPU every call of another role on the devices of {trained[0]} frees what is kept before "
+                "the update takes it, and offloading saves no memory there. Leave strategy.offload out."
+            )
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:

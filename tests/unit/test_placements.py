@@ -10,12 +10,14 @@ from typing import ClassVar
 import pytest
 import ray
 
+from rlhf_lightning import strategy_checks
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import PPO, RewardModel
+from rlhf_lightning.algos import PPO, SFT, RewardModel
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.engines import Megatron
+from rlhf_lightning.engines import FSDP, Megatron
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import (
+    Colocated,
     HybridEngine3D,
     NeMoAligner,
     OneStepOff,
@@ -216,6 +218,25 @@ def test_one_side_alone_takes_any_number_of_devices() -> None:
 def test_impossible_layouts(strategy: Strategy, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         prepare(strategy)
+
+
+KEEPING = Settings(train=FSDP(kept_tokens=64, shard=1))
+
+
+def test_passes_are_not_kept_where_others_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU no bytes move, but each call of another role frees what a model has kept."""
+    monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 0)
+    said = r"train\.kept_tokens=64 with strategy\.offload=true: .* of another role on the devices of actor"
+    for strategy in (Colocated(offload=True, settings=KEEPING), Split(offload=True, settings=KEEPING)):
+        with pytest.raises(ValueError, match=rf"{said} .* Leave strategy\.offload out"):
+            prepare(strategy)
+    prepare(Colocated(settings=KEEPING))
+    prepare(Colocated(offload=True))
+    alone = Colocated(offload=True, settings=KEEPING)
+    alone.connect(SFT())
+    alone.setup_environment()
+    monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 1)
+    prepare(Colocated(offload=True, settings=KEEPING))
 
 
 @pytest.mark.parametrize(
