@@ -18,6 +18,8 @@ from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.workers import Actor, Generator, Role, Settings
 
+_OTHERS = ("accumulate", "start", "hold", "carry")
+"""How methods begin whose work is not that on the iteration's rows alone."""
 _SAMPLE = 64
 """Most lengths of responses that are kept of an iteration."""
 
@@ -148,11 +150,11 @@ def _by_rank(
 def _kind(role: Role, method: str) -> Kind | None:
     """The kind of a method's work; None where it does not run the model over the iteration's rows.
 
-    `accumulate_actor` reads other text, with other lengths; `start_sequences` only starts the generation that
-    `next_sequences` continues.
+    `accumulate_actor` reads other text, with other lengths. `start_sequences` and `hold_sequences` only begin
+    generations, which `next_sequences` and `carry_sequences` continue, the latter with other rows too.
     """
     known = methods_of(type(role)).get(method)
-    if known is None or not known.takes_rows or method.startswith(("accumulate", "start")):
+    if known is None or not known.takes_rows or method.startswith(_OTHERS):
         return None
     return kind_of(method) if known.reads is None or "prompt_ids" in known.reads else None
 

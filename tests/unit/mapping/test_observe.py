@@ -88,6 +88,8 @@ def test_a_generator_is_a_model_of_its_own() -> None:
         ("reference", "follow"),
         ("generator", "start_sequences"),  # a generation in parts: each is a call of its own
         ("generator", "next_sequences"),
+        ("generator", "hold_sequences"),  # partial rollouts: some answers began in other iterations
+        ("generator", "carry_sequences"),
         ("actor", "unheard_of"),
         ("nobody", "compute_values"),
     ],
