@@ -176,15 +176,16 @@ def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]
     """The part of the configuration that differs between mappings."""
     total = sum(pool.devices for pool in mapping.pools)
     lines = ["strategy:", f"  class_path: {request.strategy}", "  init_args:", f"    devices: {total}"]
-    workload, settings = plan.costs.workload, []
+    workload = plan.costs.workload
+    at_once = f"max_tokens_per_micro_batch: {workload.micro_batch_tokens}"
+    settings = [f"train: {{{at_once}}}"]
     if any(map(_is_divided, (layout for pool in mapping.pools for layout in pool.layouts))):
         shared = str(workload.sharding == "states").lower()
-        settings += ["engine: megatron", f"megatron: {{distributed_optimizer: {shared}}}"]
+        settings = ["engine: megatron", f"megatron: {{distributed_optimizer: {shared}, {at_once}}}"]
     # The generation engine may not admit more rows than the prediction has room for.
     if slots := max((task.rows_at_once for pool in mapping.pools for task in plan.tasks(pool)), default=0):
         settings.append(f"generate: {{slots: {slots}}}")
-    lines += [f"    settings: {{{', '.join(settings)}}}"] if settings else []
-    lines += ["    mapping:", "      pools:"]
+    lines += [f"    settings: {{{', '.join(settings)}}}", "    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}
     for pool in mapping.pools:
         # Roles that no step calls, or that have no model (a reward of functions), join the first pool.

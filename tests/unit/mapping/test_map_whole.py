@@ -67,7 +67,8 @@ def test_what_is_written_runs_and_says_why_nothing_is_divided(
     command.run(("--algo", "ppo", "--devices", "16", "--model", path, "--yaml", str(file), "--top", "1"))
     assert says in capsys.readouterr().out
     assert f"# no tensor shards and stages, but replicas on FSDP: {says}" in file.read_text()
-    assert accepted(file).settings.engine == "fsdp"
+    settings = accepted(file).settings
+    assert (settings.engine, settings.train.max_tokens_per_micro_batch) == ("fsdp", 8192), "as predicted"
 
 
 def test_one_such_model_decides_for_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -280,6 +280,7 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     given = parser.parse_object({"strategy": config["strategy"]["init_args"]})
     strategy = parser.instantiate_classes(given)["strategy"]
     assert strategy.settings.engine == "megatron"
+    assert strategy.settings.megatron.max_tokens_per_micro_batch == Workload().micro_batch_tokens
     assert 0 < strategy.settings.generate.slots < 256  # which would not have room
     placed = strategy.place(("actor", "reference", "reward"), 16)
     assert sorted(r for pool in placed for r in pool.roles) == ["actor", "reference", "reward"]
