@@ -6,13 +6,11 @@ import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
-from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.dataflow import Dataflow
-from rlhf_lightning.mapping.machine import this_machine
+from rlhf_lightning.mapping.machine import of_a_run
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.report import table
@@ -142,12 +140,7 @@ class Auto(Strategy):
     def _search(
         self, devices: int, workload: Workload, flow: Dataflow, shapes: dict[str, ModelShape]
     ) -> Plan:
-        if num_gpus() and not torch.cuda.is_available() and not self.mapping.hardware:
-            raise ValueError(
-                f"strategy.mapping.hardware: the cluster has {num_gpus()} GPUs, and this process sees none. "
-                f"Say of which kind they are: {', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`."
-            )
-        machine = hardware.load(self.mapping.hardware) if self.mapping.hardware else this_machine(devices)
+        machine = of_a_run(self.mapping.hardware, devices, option="strategy.mapping.hardware")
         costs = SimulatedCosts(
             machine,
             flow,

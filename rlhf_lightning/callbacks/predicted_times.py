@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.mapping import hardware as clusters
 from rlhf_lightning.mapping import measured
-from rlhf_lightning.mapping.machine import this_machine
+from rlhf_lightning.mapping.machine import of_a_run
 from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_of
 from rlhf_lightning.mapping.phases import Iteration
 from rlhf_lightning.output import check_output, leaves_files, output_path
@@ -51,11 +51,11 @@ class PredictedTimes(Callback):
         """Refuse a GPU without a known description, and a directory that cannot be written.
 
         Raises:
-            ValueError: the GPU is of an unknown kind, or nothing can be written there.
+            ValueError: the GPU is of an unknown kind, or on other machines; or nothing can be written there.
         """
         if stage == "fit":
-            self._cluster = (
-                clusters.load(self.hardware) if self.hardware else this_machine(os.cpu_count() or 1)
+            self._cluster = of_a_run(
+                self.hardware, os.cpu_count() or 1, option="PredictedTimes(hardware=...)"
             )
             check_output(trainer, self._file(trainer).parent, name="PredictedTimes")
 

@@ -35,6 +35,31 @@ def this_machine(devices: int) -> Hardware:
     return dataclasses.replace(hardware.CPU, gpus_per_node=devices, memory_bytes=host_memory() / devices)
 
 
+def of_a_run(named: str, devices: int, *, option: str) -> Hardware:
+    """The hardware of a run: what is named, or else this machine.
+
+    Args:
+        named: a known name, a file, or empty.
+        devices: see `this_machine`.
+        option: what names it, for messages.
+
+    Raises:
+        ValueError: nothing is named, and the GPUs are of an unknown kind, or not on this machine.
+    """
+    if named:
+        return hardware.load(named)
+    import torch  # noqa: PLC0415
+
+    from rlhf_lightning.controller.cluster import num_gpus  # noqa: PLC0415
+
+    if num_gpus() and not torch.cuda.is_available():
+        raise ValueError(
+            f"{option}: the cluster has {num_gpus()} GPUs, and this process sees none. Say of which kind "
+            f"they are: {', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`."
+        )
+    return this_machine(devices)
+
+
 def host_memory() -> float:
     """Bytes of the machine's memory."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import PredictedTimes
+from rlhf_lightning.controller import cluster
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, measured
@@ -121,6 +123,15 @@ def test_lengths_of_given_answers(tmp_path: Path) -> None:
     assert [phase.name for phase in one.phases] == ["actor.update_actor"]
     assert one.phases[0].workload.response > 1
     assert not (tmp_path / measured.FILE).exists()
+
+
+def test_gpus_of_other_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They would be predicted as CPUs."""
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = r"^PredictedTimes\(hardware=...\): the cluster has 16 GPUs, and this process sees none.* a100-80gb"
+    with pytest.raises(ValueError, match=said):
+        fit(tmp_path, SFT(actor=actor(tmp_path)), PredictedTimes(), steps=1)
 
 
 def test_unknown_hardware() -> None:

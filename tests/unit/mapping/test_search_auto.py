@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO, RewardModel
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import Batch, Metrics, cluster
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, report
@@ -129,7 +129,7 @@ def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_cluster_whose_gpus_this_process_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "num_gpus", lambda: 16)
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"mapping.hardware: the cluster has 16 GPUs.*a100-80gb"):
         attached(Auto(), PPO()).place(ROLES, 16)
