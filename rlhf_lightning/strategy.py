@@ -58,8 +58,7 @@ class Strategy(SingleDeviceStrategy):
     devices: int | None = None
     """Devices of the job; by default all GPUs, or on a CPU as few as the placement needs."""
     address: str | None = None
-    """host:port of a Ray cluster's head, `auto` for one that runs on this machine, or `local` to start Ray
-    here; by default RAY_ADDRESS, else `local`."""
+    """host:port of a head, `auto` (one that runs here), `local` (a new one); else RAY_ADDRESS or local."""
     settings: Settings = unless_given(factory=Settings)
     """How the models compute."""
     offload: bool = False
@@ -239,9 +238,8 @@ class Strategy(SingleDeviceStrategy):
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
         """The pools, reduced to the given roles: each has the devices on which it would train."""
-        every = tuple(self.models())
-        pools = self.place(every, self.devices or num_gpus() or None)
-        check_placed([pool.roles for pool in pools], every, where=f"{type(self).__name__}.place")
+        pools = self.place(tuple(self.models()), self.devices or num_gpus() or None)
+        check_placed([pool.roles for pool in pools], [*self.models()], where=f"{type(self).__name__}.place")
         kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
         return [dataclasses.replace(pool, roles=names) for pool, names in kept if names]
 
@@ -280,10 +278,10 @@ class Strategy(SingleDeviceStrategy):
         for pool in pools:
             members = tuple(range(first, first + pool.num_devices))
             for name in pool.roles:
+                role, settings = dataclasses.replace(roles[name]), self.settings_of(name)
                 layout = self.layout(roles[name], name, pool.num_devices)
-                groups += self.settings.training.groups(layout, members)
-                settings = self.settings_of(name)
-                placements[name] = Placement(dataclasses.replace(roles[name]), layout, members, settings)
+                groups += settings.training.groups(layout, members)
+                placements[name] = Placement(role, layout, members, settings)
             first += pool.num_devices
         links = self.links({name: placement.devices for name, placement in placements.items()})
         for name, link in links.items():
