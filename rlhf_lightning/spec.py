@@ -153,7 +153,8 @@ class ModelSpec:
     """One model of the dataflow: where its weights come from, and how they are trained."""
 
     path: str = EMBEDDED
-    """A Hugging Face directory (with weights, or with a config.json alone), a hub name, or `embedded`."""
+    """A Hugging Face directory (with weights, or with a config.json alone), a hub name with safetensors, or
+    `embedded`."""
     dtype: Dtype | None = None
     """Type of the computation; master weights, gradients and optimizer state stay float32. None: the actor's
     type if the role has the actor's path, else float32."""

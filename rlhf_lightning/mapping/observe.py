@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlhf_lightning.controller import CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.engines.huggingface.source import resolve
+from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.mapping import shapes
 from rlhf_lightning.mapping.dataflow import Kind, kind_of
 from rlhf_lightning.mapping.phases import Phase
@@ -82,7 +82,7 @@ def shape_of(role: Role) -> ModelShape:
     Raises:
         ValueError: its config.json cannot be read.
     """
-    return shapes.load(str(resolve(role)), head=role.head)
+    return shapes.load(str(config_source(role)), head=role.head)
 
 
 def phases(

@@ -16,7 +16,12 @@ from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD, check_adapter_files
 from rlhf_lightning.engines.huggingface.adapters import adapt, check_lora
 from rlhf_lightning.engines.huggingface.models import empty_model
-from rlhf_lightning.engines.huggingface.source import config_directory, resolve, weight_files
+from rlhf_lightning.engines.huggingface.source import (
+    config_directory,
+    config_source,
+    resolve,
+    weight_files,
+)
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
 from rlhf_lightning.extras import import_extra
@@ -127,7 +132,7 @@ def _headers(spec: ModelSpec) -> list[dict[str, tuple[int, ...]]]:
 
 def _meta_model(spec: ModelSpec, head: Head) -> PreTrainedModel:
     """The model on the meta device, with adapters if the spec has any."""
-    module = empty_model(AutoConfig.from_pretrained(resolve(spec), local_files_only=True), head)
+    module = empty_model(AutoConfig.from_pretrained(config_source(spec), local_files_only=True), head)
     if spec.lora is not None:
         with torch.device("meta"):
             adapt(module, spec.lora, seed=0)

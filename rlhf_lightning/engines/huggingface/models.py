@@ -28,6 +28,7 @@ from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.adapters import adapt
 from rlhf_lightning.engines.huggingface.source import (
     check_model,
+    config_source,
     copy_tokenizer,
     resolve,
     stored_type,
@@ -164,7 +165,8 @@ def read_config(spec: ModelSpec) -> PreTrainedConfig:
     Raises:
         ValueError: the directory cannot be loaded.
     """
-    return _config(_checked(spec))
+    check_model(spec)
+    return _config(config_source(spec))
 
 
 def _load(

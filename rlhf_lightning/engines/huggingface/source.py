@@ -31,7 +31,7 @@ def resolve(spec: ModelSpec) -> Path:
     """The directory of the model's files; a hub name is taken from the cache, or else downloaded.
 
     Raises:
-        ValueError: there is no such directory, and no such name on the hub.
+        ValueError: there is no such directory, and no such name on the hub, or no safetensors under it.
     """
     if spec.path == EMBEDDED:
         return _EMBEDDED_DIRECTORY
@@ -39,7 +39,13 @@ def resolve(spec: ModelSpec) -> Path:
     if directory.is_dir():
         return directory
     if _is_hub_name(spec.path):
-        return _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
+        found = _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
+        if not weight_files(found):
+            raise ValueError(
+                f"path={spec.path}: the hub, or its cache here, has no safetensors of it. Save it with "
+                "save_pretrained, and type the directory."
+            )
+        return found
     raise ValueError(f"path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
 
 
@@ -61,12 +67,9 @@ def check_model(spec: ModelSpec) -> None:
         ValueError: config.json is missing or names no causal language model, a weight file is missing,
             truncated or corrupt, or the hub does not have the name.
     """
-    if _is_hub_name(spec.path) and not Path(spec.path).is_dir():
-        _check_config(_from_hub(spec, "config.json", *_TOKENIZER_FILES))
-        return
-    directory = resolve(spec)
+    directory = config_source(spec)
     _check_config(directory)
-    for file in weight_files(directory):
+    for file in weight_files(directory) if not _on_hub(spec) else ():
         read_header(file)
 
 
@@ -133,7 +136,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 def copy_tokenizer(spec: ModelSpec, directory: Path) -> None:
     """Copy the files of a model's tokenizer and generation_config.json to another directory."""
-    for file in tokenizer_files(resolve(spec)):
+    for file in tokenizer_files(config_source(spec)):
         shutil.copy(file, directory / file.name)
 
 
@@ -146,13 +149,22 @@ def has_tokenizer(spec: ModelSpec) -> bool:
 
 
 def config_directory(spec: ModelSpec) -> Path | None:
-    """The directory with the model's configuration and tokenizer; None: the hub does not give the name."""
-    if not _is_hub_name(spec.path) or Path(spec.path).is_dir():
+    """The directory of `config_source`; None: the hub does not give the name."""
+    if not _on_hub(spec):
         return resolve(spec)
     try:
-        return _from_hub(spec, "config.json", *_TOKENIZER_FILES)
+        return config_source(spec)
     except ValueError:  # `check_model` reports it
         return None
+
+
+def config_source(spec: ModelSpec) -> Path:
+    """The directory with the model's configuration and tokenizer; of a hub name no weights are fetched.
+
+    Raises:
+        ValueError: there is no such directory, and no such name on the hub.
+    """
+    return _from_hub(spec, "config.json", *_TOKENIZER_FILES) if _on_hub(spec) else resolve(spec)
 
 
 def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
@@ -164,6 +176,10 @@ def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
             f"path={spec.path}: no such directory here, and the hub does not give it ({reason}). Type the "
             "path of a Hugging Face directory."
         ) from err
+
+
+def _on_hub(spec: ModelSpec) -> bool:
+    return _is_hub_name(spec.path) and not Path(spec.path).is_dir()
 
 
 def _is_hub_name(path: str) -> bool:

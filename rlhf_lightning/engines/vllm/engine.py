@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.generation import GenerationEngine
-from rlhf_lightning.engines.huggingface.source import resolve
+from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.training import WeightSource
 from rlhf_lightning.engines.vllm.config import VLLM
@@ -191,7 +191,7 @@ class VLLMEngine(GenerationEngine):
     def _arguments(self) -> EngineArgs:
         config = self._config
         return EngineArgs(
-            model=str(resolve(self._spec)),
+            model=str(config_source(self._spec)),
             dtype=self._spec.computes_in,
             skip_tokenizer_init=True,
             load_format="dummy",

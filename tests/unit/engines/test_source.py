@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from rlhf_lightning.data.tokenizer import embedded_directory
-from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions
+from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions, read_config
 from rlhf_lightning.engines.huggingface import source
+from rlhf_lightning.engines.huggingface.models import load_causal_lm, load_scalar
 from rlhf_lightning.spec import ModelSpec
 
 
 def hub_with(directory: Path, *files: str) -> None:
     """A cache of the hub in which the model `some/model` has these files of the embedded one."""
     model = directory / "models--some--model"
-    (model / "refs").mkdir(parents=True)
+    (model / "refs").mkdir(parents=True, exist_ok=True)
     (model / "refs" / "main").write_text("0" * 40)
-    (model / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (model / "snapshots" / ("0" * 40)).mkdir(parents=True, exist_ok=True)
     for file in files:
         shutil.copy(embedded_directory() / file, model / "snapshots" / ("0" * 40))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a hub that is not asked."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
 
 
 @pytest.mark.parametrize(
     ("files", "has"), [(("config.json", "tokenizer.json"), True), (("config.json",), False)]
 )
-def test_a_hub_name_is_looked_up(
-    files: tuple[str, ...], has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub_with(tmp_path, *files)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def test_a_hub_name_is_looked_up(files: tuple[str, ...], has: bool, hub: Path) -> None:
+    hub_with(hub, *files)
     assert has_tokenizer(ModelSpec(path="some/model")) == has
     assert max_positions(ModelSpec(path="some/model")) == max_positions(ModelSpec())
     assert not has_tokenizer(ModelSpec(path="some/other"))
@@ -40,6 +46,21 @@ def test_a_hub_name_is_looked_up(
     check_model(ModelSpec(path="some/model"))
     with pytest.raises(ValueError, match=r"^path=some/other: no such directory here, and the hub does not"):
         check_model(ModelSpec(path="some/other"))
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
+def test_weights_of_a_hub_name_are_never_made_up(
+    load: Callable[[ModelSpec], object], hub: Path, tmp_path: Path
+) -> None:
+    spec = ModelSpec(path="some/model")
+    hub_with(hub, "config.json", "tokenizer.json")
+    with pytest.raises(ValueError, match=r"^path=some/model: the hub, or its cache here, has no safetensors"):
+        load(spec)
+    assert read_config(spec).model_type == read_config(ModelSpec()).model_type
+    source.copy_tokenizer(spec, tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    hub_with(hub, "model.safetensors")
+    load(spec)
 
 
 def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +71,7 @@ def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.
         return str(embedded_directory())
 
     monkeypatch.setattr(source, "snapshot_download", fetched)
-    for check in (check_model, check_packed):
+    for check in (check_model, check_packed, read_config):
         check(ModelSpec(path="some/model"))
         assert "config.json" in asked
     assert [pattern for pattern in asked if "safetensors" in pattern] == []
