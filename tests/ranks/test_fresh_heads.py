@@ -14,6 +14,7 @@ from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Reward
 from tests.unit import spmd
 from tests.unit.engines import three_d, tiny
 
@@ -33,6 +34,25 @@ def heads(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[tuple[Parall
             if OUTPUT in shards:
                 found.append((layout, number, shards[OUTPUT].detach().clone()))
     return found
+
+
+def refused(group: dist.ProcessGroup, judge: Reward) -> list[str]:
+    """What is said of a reward model in each layout, where the last stage is on this rank."""
+    found = []
+    for layout in LAYOUTS:
+        seat = three_d.seat(group, layout)
+        try:
+            MegatronEngine(judge, head="reward", seat=seat)
+        except ValueError as err:
+            found.append(str(err))
+    return found
+
+
+def test_a_head_that_nothing_trains_is_not_made_up(tmp_path: Path) -> None:
+    path = three_d.write(tmp_path, "qwen")
+    found = [said for rank in spmd.run(4, refused, Reward(path=str(path))) for said in rank]
+    assert len(found) == sum(4 // layout.p for layout in LAYOUTS)
+    assert all("score.weight, the head of a reward or cost model, and a fresh one would" in s for s in found)
 
 
 @pytest.mark.parametrize("weights", [True, False], ids=["of-a-language-model", "of-nothing"])

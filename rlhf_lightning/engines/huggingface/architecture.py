@@ -15,7 +15,7 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD, check_adapter_files
 from rlhf_lightning.engines.huggingface.adapters import adapt, check_lora
-from rlhf_lightning.engines.huggingface.models import empty_model
+from rlhf_lightning.engines.huggingface.models import empty_model, headless
 from rlhf_lightning.engines.huggingface.source import (
     config_directory,
     config_source,
@@ -63,8 +63,8 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
 def check_head(spec: ModelSpec, *, needed: bool) -> None:
     """Refuse weights whose head has more than one output, or that have no head where one is needed.
 
-    The weights of a hub name are not looked at. A directory with only a config.json is a fresh model, whose
-    head is fresh too.
+    The weights of a hub name are looked at as they are loaded. A directory with only a config.json is a
+    fresh model, whose head is fresh too.
 
     Args:
         spec: of a model that computes one number per token.
@@ -76,11 +76,7 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
     shapes = _headers(spec)
     head = next((names[HEAD] for names in shapes if HEAD in names), None)
     if shapes and head is None and needed:
-        raise ValueError(
-            f"path={spec.path}: its weights have no {HEAD}, the head of a reward or cost model, and a fresh "
-            "one would make its scores up. Type the directory of a sequence-classification model with one "
-            "output, such as `rlhf export` writes after --algo rewardmodel."
-        )
+        raise headless(spec)
     if head is not None and head[0] != 1:
         raise ValueError(
             f"path={spec.path}: is a classifier of {head[0]} classes ({HEAD} is {list(head)}). Type the "

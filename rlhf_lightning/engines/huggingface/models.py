@@ -84,7 +84,7 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
     """Load the same decoder with a `score` head, which is fresh (from `init_seed`) where the files have none.
 
     Raises:
-        ValueError: the directory cannot be loaded.
+        ValueError: the directory cannot be loaded, or its weights have no head and nothing would train one.
     """
     directory = _checked(spec)
     config = _config(directory)
@@ -93,6 +93,8 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
     _refuse_missing(directory, missing - {HEAD})
     if HEAD not in dict(model.named_parameters()):
         raise ValueError(f"{directory}: {type(model).__name__} has no {HEAD}. Use a decoder such as llama.")
+    if HEAD in missing and not spec.weights_change:
+        raise headless(spec)
     if HEAD in missing or not weight_files(directory):
         weight = model.get_parameter(HEAD)
         weight.data = fresh_head(weight.shape[1], seed=spec.init_seed or 0)
@@ -213,6 +215,15 @@ def _prepared(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
     if spec.lora is not None:
         adapt(model, spec.lora, seed=spec.init_seed or 0)
     return model
+
+
+def headless(spec: ModelSpec) -> ValueError:
+    """The error for weights without a head where nothing would train a fresh one."""
+    return ValueError(
+        f"path={spec.path}: its weights have no {HEAD}, the head of a reward or cost model, and a fresh one "
+        "would make its scores up. Type the directory of a sequence-classification model with one output, "
+        "such as `rlhf export` writes after --algo rewardmodel."
+    )
 
 
 def fresh_head(hidden: int, *, seed: int) -> Tensor:

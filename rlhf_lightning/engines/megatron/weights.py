@@ -13,7 +13,13 @@ from torch import Tensor
 from rlhf_lightning.engines.conversion import Conversion, Read
 from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
-from rlhf_lightning.engines.huggingface.models import empty_model, fresh_head, load_causal_lm, load_scalar
+from rlhf_lightning.engines.huggingface.models import (
+    empty_model,
+    fresh_head,
+    headless,
+    load_causal_lm,
+    load_scalar,
+)
 from rlhf_lightning.engines.huggingface.source import check_model, resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.parallel.sharding import Sharded, holds
@@ -141,7 +147,7 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
     Otherwise the whole model is loaded. A head that is not in the files is fresh.
 
     Raises:
-        ValueError: the directory cannot be loaded.
+        ValueError: the directory cannot be loaded, or its weights have no head and nothing would train one.
     """
     directory = resolve(spec)
     check_model(spec)
@@ -150,6 +156,8 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
     if not lacking:
         return lambda name: _read(files[name], name)
     if lacking == {HEAD} and not lm:
+        if not spec.weights_change:
+            raise headless(spec)
         head = fresh_head(conversion.config.hidden_size, seed=spec.init_seed or 0)
         return lambda name: head if name == HEAD else _read(files[name], name)
     model = load_causal_lm(spec) if lm else load_scalar(spec).classifier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.engines.huggingface.models import load_causal_lm, load_scalar
 from rlhf_lightning.engines.huggingface.source import check_model, resolve
 from rlhf_lightning.spec import EMBEDDED, Dtype, ModelSpec
+from rlhf_lightning.workers import Cost, Critic, Reward, Scorer
 from tests.unit.engines import tiny
 
 
@@ -123,10 +125,24 @@ def test_a_scalar_head_is_fresh_on_a_causal_model_and_read_from_a_classifier(
     assert same(load_scalar(ModelSpec(path=str(tmp_path / "classifier"), init_seed=9)).classifier, first)
 
 
+@pytest.mark.parametrize("judge", [Reward, Cost])
+def test_a_head_that_nothing_trains_is_not_made_up(
+    judge: type[Reward | Cost], causal: Path, tmp_path: Path
+) -> None:
+    told = f"path={causal}: its weights have no score.weight, the head of a reward or cost model, and a fresh"
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        load_scalar(judge(path=str(causal)))
+    for trained in (Critic(path=str(causal)), Scorer(path=str(causal))):
+        load_scalar(trained)
+    load_scalar(judge(path=str(tiny.write_scalar(tmp_path / "scalar"))))
+
+
 def test_a_scalar_head_on_a_config_alone_comes_from_the_seed(tmp_path: Path) -> None:
     tiny.config().save_pretrained(tmp_path)
-    first, again = (load_scalar(ModelSpec(path=str(tmp_path))).classifier for _ in range(2))
+    kinds = ModelSpec, ModelSpec, Reward
+    first, again, judging = (load_scalar(kind(path=str(tmp_path), init_seed=0)).classifier for kind in kinds)
     assert same(first, again)
+    assert same(first, judging)
 
 
 def test_dropout_is_off(tmp_path: Path) -> None:
