@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -160,6 +161,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "another kind": (lambda at: edited(at, peft_type="IA3"), "of the kind IA3, not LORA. Merge them into"),
     "another scale": (lambda at: edited(at, use_rslora=True), "have use_rslora=True, and here they are W"),
     "several ranks": (lambda at: edited(at, rank_pattern={"q": 1}), "have rank_pattern={'q': 1}, and here"),
+    "another base": (
+        lambda at: edited(at, init_lora_weights="pissa_niter_4"),
+        "have init_lora_weights=pissa_niter_4, which changed the weights of their base model too, .* Merge",
+    ),
     "another family": (of_another_family, r"of .*base, a model of type qwen2, and this is a llama\."),
     "a torn file": (
         lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-9]),
@@ -180,6 +185,24 @@ def test_other_adapters_are_refused_before_anything_starts(
     spoil(at)
     with pytest.raises(ValueError, match=message):
         actor.check_layout(ParallelLayout(), Settings())
+
+
+@pytest.mark.parametrize("kind", ["pissa", "olora", "gaussian", "orthogonal"])
+def test_those_that_begin_with_other_weights_of_the_base_are_refused(
+    kind: str, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(paths["lm"])
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    options: Any = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "init_lora_weights": kind}
+    theirs: Any = peft.PeftModel(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
+    theirs.save_pretrained(str(tmp_path))
+    base = theirs.unload().state_dict()
+    changed = any(not torch.equal(weight, before[name]) for name, weight in base.items())
+    assert changed == (kind in {"pissa", "olora"})
+    lora = LoRA(rank=4, alpha=6, target_modules=("q_proj",), path=str(tmp_path))
+    refused = pytest.raises(ValueError, match=f"have init_lora_weights={kind}, which") if changed else None
+    with refused or nullcontext():
+        check_adapters(ModelSpec(path=str(paths["lm"]), lora=lora), "lm")
 
 
 def test_those_for_a_model_of_the_hub_are_looked_at_too(written: dict[Head, Path]) -> None:

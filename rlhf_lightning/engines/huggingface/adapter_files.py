@@ -31,6 +31,8 @@ _PREFIX = "base_model.model."
 _MERGE = "Merge them into their base model with peft's merge_and_unload, and type that model as the path."
 _OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 """Options of peft with which an adapted layer is not W + alpha / rank B A of one rank and one alpha."""
+_BESIDE_THE_BASE = ("none", "true", "false", "gaussian", "eva", "orthogonal", "mica")
+"""Values of peft's `init_lora_weights` with which W is the weight of the base model; others change it."""
 
 
 def is_factor(name: str) -> bool:
@@ -165,6 +167,12 @@ def _read_options(path: str) -> dict[str, object]:
                 f"lora.path={path}: these adapters have {name}={options[name]}, and here they are "
                 f"W + alpha / rank B A with one rank and one alpha. {_MERGE}"
             )
+    begun = options.get("init_lora_weights")
+    if str(begun).lower() not in _BESIDE_THE_BASE:
+        raise ValueError(
+            f"lora.path={path}: these adapters have init_lora_weights={begun}, which changed the weights of "
+            f"their base model too, and here those stay as they are. {_MERGE}"
+        )
     return options
 
 
