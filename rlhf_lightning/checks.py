@@ -15,6 +15,7 @@ from rlhf_lightning.engines import (
     check_language,
     check_model,
     check_packed,
+    explaining_positions,
     max_positions,
     num_tokens,
 )
@@ -198,9 +199,10 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             _check_stops(name, role)
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
-            data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
-            if generates and algorithm.draws and not predicts:  # the given answers, too
-                data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
+            with explaining_positions(role):
+                data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
+                if generates and algorithm.draws and not predicts:  # the given answers, too
+                    data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:

@@ -18,14 +18,8 @@ from rlhf_lightning.engines.huggingface.architecture import (
 )
 from rlhf_lightning.engines.huggingface.export import export_checkpoint
 from rlhf_lightning.engines.huggingface.models import read_config
-from rlhf_lightning.engines.huggingface.source import (
-    ADAPTER_CONFIG,
-    check_model,
-    has_tokenizer,
-    located,
-    max_positions,
-    num_tokens,
-)
+from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions, num_tokens
+from rlhf_lightning.engines.huggingface.source import ADAPTER_CONFIG, check_model, has_tokenizer, located
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
@@ -62,6 +56,7 @@ __all__ = [
     "check_vllm",
     "deterministic_here",
     "export_checkpoint",
+    "explaining_positions",
     "generation_engine",
     "has_tokenizer",
     "located",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 
 from rlhf_lightning import workers
 from rlhf_lightning.algos import GRPO
@@ -53,6 +53,15 @@ def test_defaults_suit_the_device() -> None:
     assert [whole.eager(on_cpu=on_cpu) for on_cpu in (True, False)] == [True, False]
     assert VLLM(kv_cache_gib=0.5).kv_cache_bytes(on_cpu=False) == 2**29
     assert VLLM(enforce_eager=True).eager(on_cpu=False)
+
+
+def test_a_length_at_which_other_factors_hold_is_refused() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 64}
+    long = Phi3Config(**sizes, original_max_position_embeddings=16, rope_parameters=rope)  # type: ignore[arg-type]
+    check_vllm(long, ParallelLayout(), settings=VLLM(max_model_len=16), on_cpu=True)
+    with pytest.raises(ValueError, match=r"max_model_len=17: the model has 16 positions.*with LongRoPE, of"):
+        check_vllm(long, ParallelLayout(), settings=VLLM(max_model_len=17), on_cpu=True)
 
 
 def test_a_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,27 +73,6 @@ def check_model(spec: ModelSpec) -> None:
         read_header(file)
 
 
-def max_positions(spec: ModelSpec) -> int | None:
-    """Most tokens of a sequence, according to config.json; None where it does not tell."""
-    return _number(spec, "max_position_embeddings", "n_positions")
-
-
-def num_tokens(spec: ModelSpec) -> int | None:
-    """Size of the vocabulary, according to config.json; None where it does not tell."""
-    return _number(spec, "vocab_size")
-
-
-def _number(spec: ModelSpec, *keys: str) -> int | None:
-    directory = config_directory(spec)
-    config = {} if directory is None else read_json(directory / "config.json")
-    text = config.get("text_config")
-    for values in (text if isinstance(text, dict) else {}, config):
-        for key in keys:
-            if isinstance(values.get(key), int):
-                return int(str(values[key]))
-    return None
-
-
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model; none where the directory has only a config.json.
 

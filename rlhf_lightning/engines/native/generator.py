@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
@@ -110,9 +111,10 @@ class NativeGenerator:
         return slots_for(self.decoder, self.device, capacity, self.config.dtype)
 
     def _prompts(self, rows: TensorDict, sampling: Sampling) -> list[Prompt]:
-        config = self.decoder.config.get_text_config()
-        positions: int = getattr(config, "max_position_embeddings", None) or 2**40
-        return read_prompts(rows, positions=positions, new_tokens=sampling.max_new_tokens, owner="the model")
+        config, width = self.decoder.config, sampling.max_new_tokens
+        positions = max_positions(config) or 2**40
+        with explaining_positions(config):
+            return read_prompts(rows, positions=positions, new_tokens=width, owner="the model")
 
     def _slots(
         self, prompts: list[Prompt], sampling: Sampling, numbers: Tensor, *, at_once: int = 0

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from transformers import PreTrainedConfig
 
+from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions
 from rlhf_lightning.parallel.layout import ParallelLayout
 
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -114,14 +115,14 @@ def check_vllm(
             "attention heads. Take a divisor of both."
         )
     _check_head(size, on_cpu=on_cpu)
-    positions = getattr(text, "max_position_embeddings", None)
-    settings = settings or VLLM()
+    positions, settings = max_positions(config), settings or VLLM()
     wanted = settings.max_model_len
-    if positions and wanted > positions:
-        raise ValueError(
-            f"strategy.settings.vllm.max_model_len={wanted}: the model has {positions} positions. "
-            "Use 0 for all of them."
-        )
+    with explaining_positions(config):
+        if positions and wanted > positions:
+            raise ValueError(
+                f"strategy.settings.vllm.max_model_len={wanted}: the model has {positions} positions. "
+                "Use 0 for all of them."
+            )
     longest, at_once = wanted or positions or 0, settings.max_num_batched_tokens
     if on_cpu and 0 < at_once < longest:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Tiny decoders of the four kinds that attention has to serve, and slow references for them."""
+"""Tiny decoders of the kinds that attention has to serve, and slow references for them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 KINDS = tuple(_OPTIONS)
+ORIGINAL = 16
+"""Positions for which the short factors of the model with LongRoPE hold."""
+_OPTIONS["phi3"] = {
+    **_ROPE,
+    "original_max_position_embeddings": ORIGINAL,
+    "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+}
 
 
 def decoder(kind: str) -> PreTrainedModel:

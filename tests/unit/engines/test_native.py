@@ -19,7 +19,7 @@ from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import KINDS, VOCAB, decoder, reference, token_lists
+from tests.unit.engines.decoders import KINDS, ORIGINAL, VOCAB, decoder, reference, token_lists
 
 PAD = 0
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
@@ -278,6 +278,14 @@ def test_long_and_empty_prompts_are_refused() -> None:
         generate(module, table(token_lists([4, 0])), Sampling(max_new_tokens=20))
     with pytest.raises(ValueError, match=r"max_new_tokens=64: the model has 64 positions.*Try 32"):
         generate(module, table(token_lists([4])), Sampling(max_new_tokens=64))
+
+
+def test_rows_of_a_model_with_two_sets_of_factors_stay_where_one_holds() -> None:
+    module, rows = decoder("phi3"), table(token_lists([4, 9]))
+    sampling = Sampling(max_new_tokens=ORIGINAL - 9)
+    same(generate(module, rows[:1], sampling), generate(module, rows, sampling)[:1])
+    with pytest.raises(ValueError, match=r"row 101: .* exceed the 16 positions .* LongRoPE, of which orig"):
+        generate(module, rows, Sampling(max_new_tokens=ORIGINAL - 8))
 
 
 def test_a_layer_that_attends_twice_is_refused() -> None:
