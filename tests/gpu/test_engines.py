@@ -129,7 +129,7 @@ def test_generation_says_the_same(model: Path, gpu: torch.device, slots: int, st
     same(answers[1], answers[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "minicpm3"])
 def test_models_through_their_own_layers_say_the_same(kind: str, gpu: torch.device) -> None:
     module = decoder_of_kind(kind)
     use_interface(module)

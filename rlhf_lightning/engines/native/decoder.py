@@ -160,8 +160,11 @@ class WholeDecoder:
         text = self.config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        if getattr(text, "kv_lora_rank", None):  # latent attention: `head_dim` counts what is rotated only
+            heads, size = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim
+        both = size + (getattr(text, "v_head_dim", None) or size)
         element = (dtype or next(self.module.parameters()).dtype).itemsize
-        return int(2 * text.num_hidden_layers * heads * size * element)
+        return int(text.num_hidden_layers * heads * both * element)
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """See `Decoder.share`; this rank is alone."""

@@ -58,7 +58,7 @@ class Step(ABC):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend within each slot: query [1, H, n, D], key and value [1, K, n, D] -> [1, n, H, D]."""
-        heads, size = key.shape[1], query.shape[3]
+        heads, size = key.shape[1], value.shape[3]
         grouped = query[0].transpose(0, 1).unflatten(1, (heads, -1))
         output = self.attend_by_token(grouped, key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
         return output.view(1, len(output), -1, size)

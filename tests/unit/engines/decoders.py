@@ -40,6 +40,28 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 KINDS = tuple(_OPTIONS)
 ORIGINAL = 16
 """Positions for which the short factors of the model with LongRoPE hold."""
+LATENT: dict[str, Any] = {
+    **_ROPE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+}
+"""Latent attention, whose values are narrower than its keys; `head_dim` tells the width of neither."""
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+_OPTIONS["minicpm3"] = LATENT
+_OPTIONS["deepseek_v2"] = _OPTIONS["deepseek_v3"] = LATENT | EXPERTS
+NARROW = ("minicpm3", "deepseek_v2", "deepseek_v3")
+"""Those whose values are narrower than their keys."""
 _OPTIONS["phi3"] = {
     **_ROPE,
     "original_max_position_embeddings": ORIGINAL,

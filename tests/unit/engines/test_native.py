@@ -19,7 +19,7 @@ from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import KINDS, ORIGINAL, VOCAB, decoder, reference, token_lists
+from tests.unit.engines.decoders import KINDS, NARROW, ORIGINAL, VOCAB, decoder, reference, token_lists
 
 PAD = 0
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
@@ -68,7 +68,7 @@ def greedy(module: PreTrainedModel, prompt: Tensor, count: int) -> Tensor:
     return ids[0, len(prompt) :]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
 def test_greedy_is_what_transformers_generates(kind: str) -> None:
     module, prompts = decoder(kind), token_lists(LENGTHS)
     expected = [greedy(module, prompt, 15) for prompt in prompts]
@@ -80,7 +80,7 @@ def test_greedy_is_what_transformers_generates(kind: str) -> None:
 @pytest.mark.parametrize(
     "sampling", [Sampling(max_new_tokens=11), Sampling(max_new_tokens=11, temperature=0.6, top_k=9)]
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
 def test_log_probs_are_those_of_a_whole_forward(kind: str, sampling: Sampling) -> None:
     module, prompts = decoder(kind), token_lists(LENGTHS)
     out = generate(module, table(prompts), sampling, eos_token_ids=STOPS)
@@ -305,7 +305,7 @@ def test_wrong_configurations_are_refused() -> None:
         NativeGenerator(decoder("llama"), device="cpu", ends=Ends(pad_token_id=0))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
 @pytest.mark.parametrize("dtype", ["model", "bfloat16"])
 def test_a_decoder_says_what_its_cache_takes(
     kind: str, dtype: Literal["model", "bfloat16"], monkeypatch: pytest.MonkeyPatch

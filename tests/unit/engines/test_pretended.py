@@ -24,6 +24,7 @@ from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit.engines import tiny
+from tests.unit.engines.decoders import LATENT
 from tests.unit.pretended import GPU, pretended
 
 SAME = 1e-5
@@ -99,6 +100,19 @@ def test_a_gpu_says_what_a_cpu_says(models: dict[str, Path], slots: int, samplin
     assert torch.equal(found["response_ids"], expected["response_ids"])
     assert torch.equal(found["response_mask"], expected["response_mask"])
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
+
+
+def test_values_may_be_narrower_than_keys(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("minicpm3", **{**LATENT, "vocab_size": tiny.VOCABULARY})
+    spec = tiny.spec(tiny.write_noisy(tmp_path, config), eps=1e-4)
+    theirs = tiny.expect(tmp_path, head="lm", temperature=0.7).outputs["log_probs"]
+    expected, answers = learned(FSDPEngine(spec)), said(spec, CPU, slots=4, sampling=DRAWN)
+    torch.testing.assert_close(expected["before.log_probs"], theirs, atol=SAME, rtol=0)
+    with pretended():
+        found, answered = learned(FSDPEngine(spec, device=GPU)), said(spec, GPU, slots=4, sampling=DRAWN)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name].float(), values.float(), atol=SAME, rtol=0, msg=name)
+    assert torch.equal(answered["response_ids"], answers["response_ids"])
 
 
 @pytest.mark.parametrize("kind", ["lm", "tied"])
