@@ -67,13 +67,19 @@ class GraphedSteps:
         try:
             self._graphs[size] = self._capture.capture(step)
         except RuntimeError as error:
-            kind = self._decoder.config.model_type
-            warnings.warn(
-                f"decoding steps of {kind} cannot be captured in a CUDA graph, and take longer: {error}",
-                stacklevel=2,
-            )
-            _not_capturable.add(kind)
-            self._captures = False
+            self._captures, kind = False, self._decoder.config.model_type
+            # What ends a failed capture may fail, too.
+            if torch.OutOfMemoryError in {type(error), type(error.__context__)}:
+                told = (
+                    f"no memory was left to capture decoding steps of {kind} in a CUDA graph: those of this "
+                    f"generation take longer ({error}). Try fewer strategy.settings.generate.slots."
+                )
+            else:
+                told = (
+                    f"decoding steps of {kind} cannot be captured in a CUDA graph, and take longer: {error}"
+                )
+                _not_capturable.add(kind)
+            warnings.warn(told, stacklevel=2)
 
 
 class GraphCapture:

@@ -292,6 +292,33 @@ def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPa
         another(5)
 
 
+@pytest.mark.parametrize("torn", [False, True])
+def test_steps_for_which_no_memory_was_left_are_captured_in_the_next_generation(
+    monkeypatch: pytest.MonkeyPatch, *, torn: bool
+) -> None:
+    decoder = Counting()
+
+    def refuse(_: GraphCapture, __: object) -> None:
+        try:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        finally:
+            if torn:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(GraphCapture, "capture", refuse)
+    step, _, _ = steps(decoder)
+    step(5)
+    with pytest.warns(UserWarning, match="no memory was left to capture decoding steps of counting"):
+        step(5)
+    step(5)
+    assert decoder.sizes == [32, 32, 5]
+    monkeypatch.setattr(GraphCapture, "capture", lambda _, compute: compute)
+    later, _, _ = steps(decoder)
+    for _ in range(3):
+        later(5)
+    assert decoder.sizes[3:] == [32, 32, 32]
+
+
 def test_ranks_that_wait_for_others_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Counting()
     decoder.capturable = False
