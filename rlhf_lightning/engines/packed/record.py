@@ -129,7 +129,7 @@ class Record:
                     layer.known_output = None
 
     def _find(self, packed: PackedRows) -> Tensor | None:
-        """[T] int64, where in the record the computed tokens are; None where a row is not recorded."""
+        """[T] int64, where in the record the computed tokens are; None where not all of it is recorded."""
         if not self._rows:
             return None
         ids, ends = packed.whole_ids.numpy(), [0, *accumulate(packed.lengths)]
@@ -139,11 +139,13 @@ class Record:
             return None
         places = [self._where[row, :length] for row, length in zip(known, packed.lengths, strict=True)]
         whole = torch.cat(places)
-        return whole if packed.computed is None else whole[packed.computed]
+        found = whole if packed.computed is None else whole[packed.computed]
+        # Of equal rows the last is known: its logits begin where its prompt ends, perhaps behind another's.
+        return found if bool((self._logit_rows(found[packed.keep]) >= 0).all()) else None
 
     def _logit_rows(self, tokens: Tensor) -> Tensor:
-        """[K] int64, the rows of these tokens among all recorded logits."""
-        row = torch.empty(self.size, dtype=torch.int64)
+        """[K] int64, the rows of these tokens among all recorded logits; -1 where there are none."""
+        row = torch.full((self.size,), -1)
         known = torch.cat(self._logits_of)
         row[known] = torch.arange(len(known))
         return row[tokens]
