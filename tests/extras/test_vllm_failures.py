@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -152,6 +152,35 @@ def test_a_lack_of_memory_says_which_options_take_it(
         said = r"OutOfMemoryError: CUDA out of memory.*less than strategy\.settings\.vllm\.kv_cache_gib=0\.02"
         with pytest.raises(VLLMError, match=said):
             awake.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+
+
+def held(engine: VLLMEngine) -> None:
+    with engine.weights_held():
+        pass
+
+
+USES: dict[str, Callable[[VLLMEngine], object]] = {
+    "answers": lambda engine: engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1),
+    "new weights": VLLMEngine.refresh,
+    "held weights": held,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=[*USES])
+def test_memory_that_others_took_while_it_slept_is_missed_by_name(
+    use: Callable[[VLLMEngine], object], awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with monkeypatch.context() as patch:
+        patch.setattr(awake, "_sleeps", True)
+        patch.setattr(awake, "_asleep", True)
+        patch.setattr(awake._engine, "wake_up", lambda: None)  # a CPU has nothing to wake
+        patch.setattr(awake._engine, "wake_up", Fails(awake._engine, "wake_up", at=1, error=error))
+        said = r"^vLLM failed as it woke up: OutOfMemoryError: CUDA out of.*Try less than strategy\.settings"
+        with pytest.raises(VLLMError, match=said):
+            use(awake)
+        use(awake)
+        assert not awake._asleep
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,10 @@ class VLLMEngine(GenerationEngine):
     def weights_held(self) -> Iterator[None]:
         """See `GenerationEngine.weights_held`."""
         with ExitStack() as weights:
-            with self._computing(), failing("as it took weights", self._config):
+            with self._computing():
                 self._wake()
-                weights.enter_context(self._weights())
+                with failing("as it took weights", self._config):
+                    weights.enter_context(self._weights())
             self._held = True
             try:
                 yield
@@ -154,9 +155,10 @@ class VLLMEngine(GenerationEngine):
 
     def refresh(self) -> None:
         """See `GenerationEngine.refresh`."""
-        self._wake()
-        with self._computing(), failing("as it took weights", self._config), self._weights():
-            pass
+        with self._computing():
+            self._wake()
+            with failing("as it took weights", self._config), self._weights():
+                pass
 
     def offload(self) -> None:
         """Free memory: on a GPU of weights, keys and values, on a CPU of keys and values.
@@ -223,8 +225,14 @@ class VLLMEngine(GenerationEngine):
         return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
     def _wake(self) -> None:
+        """Take the memory back that was freed; others may have taken it since.
+
+        Raises:
+            VLLMError: there is too little.
+        """
         if self._asleep and self._sleeps:
-            self._engine.wake_up()
+            with failing("as it woke up", self._config):
+                self._engine.wake_up()
         self._asleep = False
 
     @contextmanager
