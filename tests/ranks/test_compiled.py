@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor.config import cpp
 from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
@@ -134,6 +136,24 @@ def test_without_a_compiler_it_is_refused(paths: dict[str, Path], monkeypatch: p
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match=r"train\.compile_layers=true: .* \(no-such-compiler\) on the PATH"):
         check()
+
+
+def test_compilers_that_torch_does_not_call_are_not_enough(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
+    called = cpp.cxx[-1]
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in {"g++", "clang++", "c++"} - {called}:
+        (tmp_path / name).touch(mode=0o755)
+    with pytest.raises(ValueError, match=re.escape(f"({called}) on the PATH of this machine, and every")):
+        check()
+    monkeypatch.setenv("CXX", "c++")
+    check()
+    monkeypatch.delenv("CXX")
+    (tmp_path / called).touch(mode=0o755)
+    check()
 
 
 def test_divided_layers_are_refused() -> None:

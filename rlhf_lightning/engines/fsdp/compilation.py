@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,21 +17,24 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-_COMPILERS = ("g++", "clang++", "c++")
+_COMPILER = "clang++" if sys.platform == "darwin" else "g++"
+"""What torch.compile calls where CXX names no other; it looks for none besides."""
 
 
 def check_compiler() -> None:
     """Refuse to compile without a C++ compiler, which torch.compile needs on GPUs too, to launch kernels.
 
+    It is looked for on this machine, the controller's; those of the devices are taken to be like it.
+
     Raises:
-        ValueError: no C++ compiler is on the PATH.
+        ValueError: the C++ compiler is not on the PATH.
     """
-    named = os.environ.get("CXX")
-    if not any(map(shutil.which, [named] if named else _COMPILERS)):
+    compiler = os.environ.get("CXX", _COMPILER)
+    if not shutil.which(compiler):
         raise ValueError(
-            "strategy.settings.train.compile_layers=true: found no C++ compiler "
-            f"({named or ', '.join(_COMPILERS)}) on the PATH. Install one, such as g++, or leave the option "
-            "out."
+            f"strategy.settings.train.compile_layers=true: found no C++ compiler ({compiler}) on the PATH of "
+            f"this machine, and every machine with devices needs one. Install {_COMPILER}, name another as "
+            "CXX in the environment, or leave the option out."
         )
 
 
