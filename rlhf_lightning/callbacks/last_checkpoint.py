@@ -3,7 +3,8 @@
     checkpoints/
         last.ckpt       of the present or the latest run
         last-v1.ckpt    of the first earlier run, renamed when another one began; last-v2.ckpt of the second
-One run at a time writes to the directory: it holds a lock on it.
+One run at a time writes to the directory: it holds a lock on it. Whose `last.ckpt` is, its own state says: every
+run draws an identifier, and takes over that of a checkpoint that it resumes from.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import logging
 import os
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.checkpoint import find_complete
+from rlhf_lightning.checkpoint import find_complete, read_state
 from rlhf_lightning.output import first_free, leaves_files
 
 logger = logging.getLogger(__name__)
 
 _NAME = "last"
+_RUN = "run"
+"""Key of the callback's state: the identifier of the run."""
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -51,6 +55,7 @@ class LastCheckpoint(ModelCheckpoint):
         )
         self._every_n_steps = every_n_steps
         self._lock: int | None = None
+        self._run = ""
         self._is_mine = False
 
     @property
@@ -58,26 +63,33 @@ class LastCheckpoint(ModelCheckpoint):
         """Path of the checkpoint."""
         return Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}"
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of ModelCheckpoint, and the identifier of the run."""
+        return super().state_dict() | {_RUN: self._run}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what tells whose checkpoint it is; what ModelCheckpoint says of other ones is unread."""
-        self.best_model_path = state_dict["best_model_path"]
+        """Take over whose checkpoint it is, if it says so; what ModelCheckpoint says of others is unread."""
+        self._run = state_dict.get(_RUN, self._run)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory that another run is using.
+        """Begin a run, and refuse a directory that another one is using.
 
         Raises:
             ValueError: the directory is another run's.
         """
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and leaves_files(trainer) and self.path.parent.is_dir():
+        if stage != "fit":
+            return
+        self._run = uuid4().hex
+        if leaves_files(trainer) and self.path.parent.is_dir():
             self._acquire()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lock the directory, and find out whether the run resumes from the checkpoint in it."""
+        """Lock the directory, and find out whether the run continues the checkpoint in it."""
         super().on_train_start(trainer, pl_module)
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
-        own = {str(self.path), str(find_complete(self.path))}
-        self._is_mine = bool(resumed) and not own.isdisjoint((resumed, self.best_model_path))
+        found = find_complete(self.path)
+        self._is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._run)
         if leaves_files(trainer):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._acquire()
@@ -118,7 +130,7 @@ class LastCheckpoint(ModelCheckpoint):
             found.rename(kept)
             logger.warning("%s is of another run; it is %s now.", found, kept.name)
         self._is_mine = True
-        self.best_model_path = filepath  # tells a run that resumes from another file that this one is its own
+        self.best_model_path = filepath  # which a trainer takes for ckpt_path="best"
         super()._save_checkpoint(trainer, filepath)
 
     def _acquire(self) -> None:
@@ -141,3 +153,15 @@ class LastCheckpoint(ModelCheckpoint):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _is_of(checkpoint: Path | None, run: str) -> bool:
+    """Whether a run wrote a checkpoint; not, where that cannot be read, or was written without an identifier."""
+    if checkpoint is None:
+        return False
+    try:
+        callbacks = read_state(checkpoint).get("callbacks")
+    except ValueError:
+        return False
+    states = callbacks.values() if isinstance(callbacks, dict) else ()
+    return any(isinstance(state, dict) and state.get(_RUN) == run for state in states)

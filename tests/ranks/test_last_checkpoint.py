@@ -6,6 +6,8 @@ import fcntl
 import json
 import logging
 import os
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -117,6 +119,45 @@ def test_a_run_that_goes_on_replaces_its_own(by_path: bool, every: int, tmp_path
     path = tmp_path / "checkpoints" / "last.ckpt"
     fit(tmp_path, 5, resume=path if by_path else "last", every=every)
     assert kept(tmp_path) == {"last.ckpt": 5}
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_run_that_goes_on_from_its_own_under_another_name_keeps_the_others(
+    copied: bool, tmp_path: Path
+) -> None:
+    """Whose a checkpoint is does not show in its path, which is the same for all runs of a directory."""
+    place = tmp_path / "checkpoints"
+    fit(tmp_path, 3)
+    if copied:
+        shutil.copytree(place / "last.ckpt", place / "keep.ckpt")
+    fit(tmp_path, 1)
+    before = kept(tmp_path)
+    assert before["last.ckpt"] == 1
+    fit(tmp_path, 5, resume=place / ("keep.ckpt" if copied else "last-v1.ckpt"))
+    assert kept(tmp_path) == before | {"last.ckpt": 5, "last-v2.ckpt": 1}
+    fit(tmp_path, 2, resume=place / "last-v2.ckpt")
+    assert kept(tmp_path) == before | {"last.ckpt": 2, "last-v2.ckpt": 1, "last-v3.ckpt": 5}
+
+
+def test_a_run_that_goes_on_from_a_copy_of_its_last_replaces_that(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    fit(tmp_path, 3)
+    shutil.copytree(place / "last.ckpt", place / "keep.ckpt")
+    fit(tmp_path, 5, resume=place / "keep.ckpt")
+    assert kept(tmp_path) == {"last.ckpt": 5, "keep.ckpt": 3}
+
+
+@pytest.mark.parametrize("damage", ["no identifier", "no JSON"])
+def test_a_checkpoint_that_does_not_say_whose_it_is_is_kept(damage: str, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    fit(tmp_path, 3)
+    shutil.copytree(place / "last.ckpt", place / "keep.ckpt")
+    state = place / "last.ckpt" / "trainer.json"
+    text = state.read_text()
+    state.write_text(re.sub(r'"run": "\w+"', '"x": 0', text) if damage == "no identifier" else text[:-9])
+    assert state.read_text() != text
+    fit(tmp_path, 5, resume=place / "keep.ckpt")
+    assert sorted(path.name for path in place.iterdir()) == ["keep.ckpt", "last-v1.ckpt", "last.ckpt"]
 
 
 @pytest.mark.parametrize("after", [4, 5])
