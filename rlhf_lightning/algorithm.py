@@ -184,7 +184,7 @@ class RLHFAlgorithm(LightningModule):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The main model's tokenizer."""
-        return load_tokenizer(self.main_model.path)
+        return load_tokenizer(self.main_model.located().path)
 
     # ---- Lightning hooks -----------------------------------------------------------------------------------
     def setup(self, stage: str) -> None:

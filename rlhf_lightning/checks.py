@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.data.record import are_messages
-from rlhf_lightning.data.tokenizer import highest_token, numbered_alike
+from rlhf_lightning.data.tokenizer import highest_token, numbered_alike, reads
 from rlhf_lightning.engines import (
     check_head,
     check_language,
     check_model,
     check_packed,
     explaining_positions,
+    has_tokenizer,
+    located,
     max_positions,
     num_tokens,
 )
@@ -239,15 +241,22 @@ def _check_stops(name: str, actor: Actor) -> None:
 
 
 def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that would read the actor's token ids with another tokenizer, as other texts.
+    """Refuse models that would read the actor's token ids, or it the data's, as other texts.
 
     A judge of whole responses may have another tokenizer: responses are re-encoded for it, which is tried out
     here on the data's messages.
 
     Raises:
-        ValueError: a model has another tokenizer than the actor, and its texts cannot be re-encoded.
+        ValueError: the actor has another tokenizer than the data, or a model another than the actor, and its
+            texts cannot be re-encoded.
     """
-    main = algorithm.main_model
+    main, data = algorithm.main_model, row_data(algorithm.trainer)
+    of_data = (
+        {"data.main": data.main, "data.ptx": data.ptx} if isinstance(data, MixedData) else {"data": data}
+    )
+    for option, part in of_data.items():
+        if part is not None and part.tokenizer is not None:
+            _check_data_tokenizer(f"{option}.tokenizer", located(part.tokenizer), main)
     for name, role in algorithm.roles().items():
         if not role.path or reads_ids(role, of=main):
             continue
@@ -255,6 +264,19 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
         if retelling is None:
             raise ValueError(_misread(name, role, main))
         _try_retelling(algorithm, f"{name}.path={role.path!r}", retelling)
+
+
+def _check_data_tokenizer(option: str, path: str, main: Role) -> None:
+    """Refuse rows whose token ids are other texts to the main model, or are none of its tokens."""
+    if path == main.path or not has_tokenizer(main):
+        return
+    if not reads(path, main.path, my_vocab=None, their_vocab=num_tokens(main)):
+        alike, total = numbered_alike(path, main.path)
+        raise ValueError(
+            f"{option}={path!r}: {main.path!r} would read these token ids, has {num_tokens(main)} tokens and "
+            f"knows {alike} of {total} by the same number. Leave {option} out: rows are then encoded for the "
+            "model."
+        )
 
 
 def _misread(name: str, role: Role, main: Role) -> str:

@@ -68,6 +68,7 @@ class RowData(LightningDataModule, ABC):
             raise ValueError(f"data.{null[0]}=null: this is a text. Leave the option out, or give one.")
         self._train: EncodedRows | None = None
         self._held_out: EncodedRows | None = None
+        self._encoded_by: PreTrainedTokenizerBase | None = None
         self._name = ""
         self._collate = Collate(pad_token_id=0)
 
@@ -113,27 +114,30 @@ class RowData(LightningDataModule, ABC):
         return encode_drafts(drafts, tokenizer, form, name=name, key_offset=key_offset)
 
     def setup(self, stage: str) -> None:
-        """Read, check and encode all rows, once.
+        """Read, check and encode all rows: once for each tokenizer, such as those of several runs.
 
         Raises:
             ValueError: the data is missing or damaged, a row lacks a field, or there are fewer rows to train
                 than a batch has.
         """
-        if self._train is None:
-            tokenizer = self._find_tokenizer()
-            rows = self.read()
-            train = self.encode(rows.train, tokenizer, name=rows.train_name)
-            if rows.held_out:
-                self._held_out = self.encode(
-                    rows.held_out, tokenizer, name=rows.held_out_name, key_offset=HELD_OUT
-                )
-            self._train, self._name = train, rows.train_name
-            self._collate = Collate(pad_token_id=pad_token_id(tokenizer))
+        tokenizer = self._find_tokenizer()
+        if self._train is None or tokenizer is not self._encoded_by:
+            self._encode_all(tokenizer)
+        assert self._train is not None
         if stage == "fit" and self.batch_size > len(self._train):
             raise ValueError(
                 f"data.batch_size={self.batch_size}: {self._name} has only {len(self._train)} {self.unit} to "
                 f"train. Try --data.batch_size {len(self._train)}."
             )
+
+    def _encode_all(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        rows = self.read()
+        train, held_out = self.encode(rows.train, tokenizer, name=rows.train_name), None
+        if rows.held_out:
+            held_out = self.encode(rows.held_out, tokenizer, name=rows.held_out_name, key_offset=HELD_OUT)
+        self._train, self._held_out, self._name = train, held_out, rows.train_name
+        self._collate = Collate(pad_token_id=pad_token_id(tokenizer))
+        self._encoded_by = tokenizer
 
     @property
     def train_rows(self) -> list[Row]:

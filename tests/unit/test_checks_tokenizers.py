@@ -14,12 +14,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_lightning.algos import PPO
-from rlhf_lightning.data import PromptData, load_tokenizer
+from rlhf_lightning.algos import PPO, SFT
+from rlhf_lightning.data import MixedData, PromptData, TextData, load_tokenizer
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer, embedded_directory
+from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 from tests.unit.algos.short import refusal
-from tests.unit.algos.small import write_other, write_rows
+from tests.unit.algos.small import write_model, write_other, write_rows
 
 
 @pytest.mark.parametrize("role", ["critic", "reward", "reference"])
@@ -87,6 +88,49 @@ def test_a_token_that_the_actor_has_none_for_is_not_said(role: str, tmp_path: Pa
     assert refusal(PPO(actor=actor, **{role: other}), tmp_path) == "started"
     if isinstance(other, Reward):
         assert other.following(actor).retelling is None
+
+
+def test_data_is_encoded_for_the_model_that_reads_it(tmp_path: Path) -> None:
+    """Also the second model's that reads the same data module."""
+    data = PromptData.from_rows(
+        [{"prompt": "abc", "answer": "x"}] * 4, held_out=[{"prompt": "de", "answer": "x"}], batch_size=2
+    )
+    paths = [str(embedded_directory()), write_other(tmp_path / "other", 2)]
+    for path in (*paths, paths[0]):
+        assert refusal(PPO(actor=Actor(path=path)), tmp_path, data=data) == "started"
+        tokenizer = load_tokenizer(path)
+        ids = tokenizer.encode("abc"), tokenizer.encode("de")
+        assert data.columns
+        assert next(iter(data.train_dataloader()))["prompt_ids"].tolist() == [ids[0]] * 2
+        assert next(iter(data.val_dataloader()[0]))["prompt_ids"].tolist() == [ids[1]]
+
+
+def test_rows_are_encoded_once_for_a_model_by_whatever_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    data = PromptData.from_rows([{"prompt": "abc", "answer": "x"}] * 4, batch_size=2)
+    algorithm = PPO(actor=Actor(path="model"))
+    assert refusal(algorithm, tmp_path, data=data) == "started"
+    rows = data.train_rows
+    assert refusal(algorithm, tmp_path, data=data) == "started"
+    assert data.train_rows is rows
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_data_that_the_actor_would_read_as_other_texts_is_refused(mixed: bool, tmp_path: Path) -> None:
+    path = write_other(tmp_path / "other", 2)
+    file = write_rows(tmp_path / "texts.jsonl", [{"text": "abc"}] * 4)
+    other = TextData(path=file, batch_size=1, tokenizer=path)
+    prompts = PromptData.from_rows([{"prompt": "abc", "answer": "x"}] * 4, batch_size=2, tokenizer="embedded")
+    data = MixedData(main=prompts, ptx=other) if mixed else other
+    algorithm = PPO(ptx_loss=SFTLoss(coef=0.1)) if mixed else SFT()
+    told = refusal(algorithm, tmp_path, data=data)
+    option = "data.ptx.tokenizer" if mixed else "data.tokenizer"
+    assert told.startswith(f"{option}={path!r}: 'embedded' would read these token ids")
+    assert "knows 2 of 264 by the same number" in told
+    assert f"Leave {option} out" in told
 
 
 def test_where_a_judge_reads_to_is_tried_out(tmp_path: Path) -> None:

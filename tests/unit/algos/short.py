@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.data import RowData, TaskData
+from rlhf_lightning.data import MixedData, RowData, TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.strategy import Strategy
@@ -52,7 +52,7 @@ def refusal(
     *,
     held_out: int = 2,
     limit: int | None = None,
-    data: RowData | None = None,
+    data: RowData | MixedData | None = None,
 ) -> str:
     """What an algorithm is refused with, or that it has started."""
     run = trainer(Started(), root, limit_val_batches=limit)
