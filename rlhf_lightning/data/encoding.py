@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from rlhf_lightning.data.batch import EncodedRows, pad_token_id, padded
 from rlhf_lightning.data.record import are_messages, find
-from rlhf_lightning.data.tokenizer import end_tokens
+from rlhf_lightning.data.tokenizer import MARK, adds_space, end_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024
+_ANSWER = "an answer"
 
 
 class _Response(NamedTuple):
@@ -207,15 +208,10 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
     Raises:
         ValueError: the tokenizer has no end token.
     """
-    end, answer = end_token(tokenizer), "an answer"
+    end = end_token(tokenizer)
     if not form.chat_template:
         return end
-    said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
-    try:
-        rendered = templated(said, tokenizer, form, answered=True)
-    except TemplateError:  # the template wants other messages, such as a system prompt
-        return end
-    behind = rendered.rpartition(answer)[2]
+    behind = _around_answer(tokenizer, form)[1]
     first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), end)
     if first in end_tokens(tokenizer.name_or_path):
         return int(first)
@@ -231,6 +227,42 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
     return end
 
 
+def _around_answer(tokenizer: PreTrainedTokenizerBase, form: Format) -> tuple[str, str]:
+    """What the chat template puts between a rendered prompt and an answer, and behind that."""
+    said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        prompt = templated(said[:1], tokenizer, form, answered=False)
+        rendered = templated(said, tokenizer, form, answered=True)
+    except TemplateError:  # the template wants other messages, such as a system prompt
+        return "", ""
+    before, _, behind = rendered.rpartition(_ANSWER)
+    return before.removeprefix(prompt), behind
+
+
+def _tokenize_behind(
+    answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase, form: Format
+) -> Iterator[array[int]]:
+    """Yield the token ids of every piece of answers, without a space that nobody wrote.
+
+    Llama 2's tokenizer puts one before a text alone: pieces are tokenised behind a mark, which is cut off.
+    Before an answer comes the space that the chat template puts there, as in what Llama 2 generates.
+    """
+    if not adds_space(tokenizer):
+        yield from tokenize([piece for own in answers for piece in own.pieces], tokenizer, special=False)
+        return
+    lead = _around_answer(tokenizer, form)[0] if form.chat_template else ""
+    texts: list[str] = []
+    for first, *others in (answer.pieces for answer in answers):
+        texts += [lead + first if lead.isspace() and not first[:1].isspace() else first, *others]
+    (mark,) = tokenize([MARK], tokenizer, special=False)
+    behind = tokenize([MARK + text for text in texts], tokenizer, special=False)
+    for text, ids in zip(texts, behind, strict=True):
+        if ids[: len(mark)] == mark:
+            yield ids[len(mark) :]
+        else:
+            yield from tokenize([text], tokenizer, special=False)
+
+
 def _encode_answers(
     drafts: Sequence[Draft], tokenizer: PreTrainedTokenizerBase, form: Format, name: str
 ) -> list[list[_Response]]:
@@ -243,7 +275,8 @@ def _encode_answers(
     ]
     if not pieces:
         return [[] for _ in drafts]
-    ids = list(tokenize([piece for _, piece in pieces], tokenizer, special=False))
+    answers = [answer for draft in drafts for answer in draft.answers]
+    ids = list(_tokenize_behind(answers, tokenizer, form))
     for (number, piece), tokens in zip(pieces, ids, strict=True):
         if piece and not tokens:  # the last answer of a dialogue may be empty
             raise ValueError(f"{name}, row {number}: the response {piece!r} has no tokens. Remove the row.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rlhf_lightning.spec import EMBEDDED, export_first
 
 _ALIKE = 0.99
 """Share of a tokenizer's tokens that must have the same ids in another one whose model reads its ids."""
-_MARK = "\n"
+MARK = "\n"
 """A text that is always a token of its own, whatever follows it."""
 NUM_BYTES = 256
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
@@ -110,9 +111,25 @@ def end_tokens(path: str) -> tuple[int, ...]:
 def encode_behind(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of a text that follows another one; alone, Llama 2's tokenizer would put a space before it."""
     alone, mark, both = (
-        tokenizer.encode(part, add_special_tokens=False) for part in (text, _MARK, _MARK + text)
+        tokenizer.encode(part, add_special_tokens=False) for part in (text, MARK, MARK + text)
     )
     return list(both[len(mark) :] if both[: len(mark)] == mark else alone)
+
+
+def adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text alone is given a space before it that it has not behind another one, as in Llama 2."""
+    return encode_behind("a", tokenizer) != list(tokenizer.encode("a", add_special_tokens=False))
+
+
+def token_texts(ids: Collection[int], tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The text of each token behind others, empty for a special one; alone, Llama 2's lose their space."""
+    mark = tokenizer.encode(MARK, add_special_tokens=False)
+    before, *both = decoded([mark, *([*mark, i] for i in ids)], tokenizer, skip_special_tokens=True)
+    alone = decoded([[i] for i in ids], tokenizer, skip_special_tokens=True)
+    return {
+        i: text.removeprefix(before) if text.startswith(before) else own
+        for i, text, own in zip(ids, both, alone, strict=True)
+    }
 
 
 def decoded(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import DP, register
-from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.data.tokenizer import load_tokenizer, token_texts
 from rlhf_lightning.functional import at_last_valid
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
@@ -125,7 +125,7 @@ class Reward(Judge, Role):
         tokenizer = load_tokenizer(self.tokenizer)
         mask = rows["response_mask"]
         kept = [ids[valid].tolist() for ids, valid in zip(rows["response_ids"], mask, strict=True)]
-        pieces = {i: cast(str, tokenizer.decode([i], skip_special_tokens=True)) for i in {*chain(*kept)}}
+        pieces = token_texts({*chain(*kept)}, tokenizer)
         ends = torch.zeros_like(mask)
         for row, ids in enumerate(kept):
             places = mask[row].nonzero().flatten()

@@ -7,11 +7,25 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from rlhf_lightning.data import MixedData, RowBatch, RowData
 
 Writer = Callable[..., Path]
+
+
+def write_spacing(directory: Path, characters: str, *, template: str | None = None) -> str:
+    """A tokenizer that puts a space before a text alone, as Llama 2's; tokens are <eos> and characters."""
+    vocab = {character: number for number, character in enumerate(["<eos>", "\u2581", *characters])}
+    words = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    words.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")  # noqa: S106
+    made.chat_template = template
+    made.save_pretrained(directory)
+    return str(directory)
 
 
 def batches(data: RowData | MixedData) -> list[RowBatch]:

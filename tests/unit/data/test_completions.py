@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from rlhf_lightning.data import CompletionData
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer
-from tests.unit.data.conftest import Writer
+from tests.unit.data.conftest import Writer, write_spacing
 
 
 def completion_data(file: object, **options: object) -> CompletionData:
@@ -27,6 +27,26 @@ def test_responses_are_right_padded_and_end(write_rows: Writer) -> None:
     assert batch["prompt_ids"].tolist() == [[256, 97], [98, 99]]
     assert batch["response_ids"].tolist() == [[120, 258, 256], [121, 122, 258]]
     assert batch["response_mask"].tolist() == [[True, True, False], [True, True, True]]
+
+
+@pytest.mark.parametrize("response", ["5", " 5", "\n5"])
+@pytest.mark.parametrize("between", [None, "", " ", "+"])
+def test_a_response_begins_without_a_space_that_nobody_wrote(
+    write_rows: Writer, tmp_path: Path, response: str, between: str | None
+) -> None:
+    """Or with the one that a chat template puts there, in what the model generates, too."""
+    answer = "{{ 'BETWEEN' + m.content if m.role == 'assistant' else '+' + m.content + '=' }}"
+    turns = f"{{% for m in messages %}}{answer}{{% endfor %}}"
+    template = None if between is None else turns.replace("BETWEEN", between)
+    path = write_spacing(tmp_path / "spacing", "\n235+=", template=template)
+    file = write_rows({"prompt": "2+3=", "response": response}, {"prompt": "2", "response": "3"})
+    data = completion_data(file, tokenizer=path, batch_size=1, chat_template=between is not None)
+    ids = next(iter(data.train_dataloader()))["response_ids"][0].tolist()
+    characters = "\u2581\n235+="
+    lead = between if between == " " and not response[:1].isspace() else ""
+    written = lead + response
+    assert "".join(characters[token - 1] for token in ids[:-1]) == written.replace(" ", "\u2581")
+    assert ids[-1] == 0
 
 
 def test_long_responses_are_dropped(write_rows: Writer, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_lightning.data import StepData
-from tests.unit.data.conftest import Writer, assert_resumes, batches
+from tests.unit.data.conftest import Writer, assert_resumes, batches, write_spacing
 
 ROWS = (
     {"prompt": "a", "steps": ["xy", "z"], "labels": [1, 0.25]},
@@ -48,6 +48,15 @@ def test_the_separator_belongs_to_its_step(write_rows: Writer, separator: str, e
     batch = batches(steps(write_rows(ROWS[0]), separator=separator, batch_size=1))[0]
     assert batch["step_mask"].nonzero()[:, 1].tolist() == ends
     assert batch["response_ids"][0, -1] == 258
+
+
+def test_a_step_begins_without_a_space_that_nobody_wrote(write_rows: Writer, tmp_path: Path) -> None:
+    path = write_spacing(tmp_path / "spacing", "\na12+=", template=None)
+    file = write_rows({"prompt": "a", "steps": ["1+1", "=2", " a"], "labels": [1, 0, 1]})
+    batch = batches(steps(file, tokenizer=path, batch_size=1))[0]
+    read = "".join("<\u2581\na12+="[token] for token in batch["response_ids"][0].tolist())
+    assert read == "1+1\n=2\n\u2581a\n<"
+    assert batch["step_mask"].nonzero()[:, 1].tolist() == [3, 6, 9]
 
 
 def test_long_solutions_are_dropped(write_rows: Writer) -> None:

@@ -19,7 +19,14 @@ from transformers import (
 
 from rlhf_lightning.data import prompt_columns
 from rlhf_lightning.data.embedded import write_embedded
-from rlhf_lightning.data.tokenizer import embedded_directory, encode_behind, end_tokens, load_tokenizer
+from rlhf_lightning.data.tokenizer import (
+    embedded_directory,
+    encode_behind,
+    end_tokens,
+    load_tokenizer,
+    token_texts,
+)
+from tests.unit.data.conftest import write_spacing
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +83,15 @@ def test_a_text_behind_another_begins_without_a_space_of_its_own(
     other = PreTrainedTokenizerFast(tokenizer_object=words)
     assert other.encode("84") == [1, 2, 3]
     assert [characters[token] for token in encode_behind(text, other)] == [*text.replace(" ", "\u2581")]
+
+
+def test_the_text_of_a_token_has_its_spaces(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """Which a separator of steps, such as ". ", may hold; half a character is what it is alone."""
+    assert token_texts({32, 97, 258, 195}, tokenizer) == {32: " ", 97: "a", 258: "", 195: "\ufffd"}
+    assert token_texts(set(), tokenizer) == {}
+    other = load_tokenizer(write_spacing(tmp_path / "spacing", "\na."))
+    assert other.decode([1]) == ""
+    assert token_texts({0, 1, 2, 3}, other) == {0: "", 1: " ", 2: "\n", 3: "a"}
 
 
 def test_shipped_files_are_what_the_code_writes(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rlhf_lightning.workers import Actor, Cost, Reward, Settings
 from rlhf_lightning.workers.retelling import Retelling
 from tests.unit.algos.small import write_other
 from tests.unit.controller.devices import Devices
+from tests.unit.data.conftest import write_spacing
 from tests.unit.rewards.services import LENGTHS, Answer, service
 
 T = TypeVar("T", Reward, Cost)
@@ -256,6 +257,16 @@ def test_no_step_ends_where_nothing_counts(model: Path) -> None:
     assert compute(role, rows)[-1].equal(torch.zeros(WIDTH))
     assert on_devices(role, 1).compute_reward(with_raw_rows(rows))["score_parts"].shape == (5, 0)
     assert role.parts == ()
+
+
+def test_a_separator_with_a_space_is_found_where_a_token_alone_loses_it(model: Path, tmp_path: Path) -> None:
+    rows = {name: column[:1] for name, column in batch().items()}
+    ids = [3, 4, 1, 3, 4]  # "ab ab"
+    rows["response_ids"][0, : len(ids)], rows["response_mask"][0] = torch.tensor(ids), False
+    rows["response_mask"][0, : len(ids)] = True
+    path = write_spacing(tmp_path / "spacing", "\nab")
+    got = compute(Reward(path=str(model), per_token=STEPS, tokenizer=path, separator="b "), rows)
+    assert got.nonzero()[:, 1].tolist() == [2, 4]
 
 
 @pytest.mark.parametrize("kind", [Reward, Cost])
