@@ -32,14 +32,11 @@ class SFT(RLHFAlgorithm):
             ValueError: the data gives pairs or labelled answers.
         """
         data = row_data(self.trainer)
-        if data is not None and stage != "predict":
-            labelled = {"labels", "step_labels"} & set(data.columns)
-            bad = "pairs" if data.batch_rows != data.batch_size else "labels" * bool(labelled)
-            if bad:
-                raise ValueError(
-                    f"SFT imitates every answer, and {type(data).__name__} gives {bad}: the bad ones too. "
-                    "Try --data completiondata, with --data.response_field chosen where rows have pairs."
-                )
+        if data is not None and stage != "predict" and data.marks_bad:
+            raise ValueError(
+                f"SFT imitates every answer, and {type(data).__name__} gives {data.marks_bad}: the bad ones "
+                "too. Try --data completiondata, with --data.response_field chosen where rows have pairs."
+            )
         super().setup(stage)
 
     def step(self, batch: Batch) -> Metrics:

@@ -21,10 +21,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning import checks, reporting
+from rlhf_lightning import checks, data_checks, reporting
 from rlhf_lightning.balance import balanced, tokens_of
 from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
-from rlhf_lightning.data import RowData, load_tokenizer, row_data
+from rlhf_lightning.data import load_tokenizer
 from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator, check_estimator, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, Tensor | Sequence[object]]
 """One batch as a data module yields it: values [B, ...] by column name."""
-_NO_PTX = (
-    "ptx_loss.coef is above 0, and the data has no second batch of text for it. "
-    "Try --data mixeddata, with `main` and `ptx`."
-)
 PTX = "ptx"
 """Key under which MixedData puts a batch of pre-training text beside the columns."""
 
@@ -197,7 +193,7 @@ class RLHFAlgorithm(LightningModule):
         check_lightning(self)
         checks.check_fields(self)
         if stage != "predict":
-            checks.check_columns(self)
+            data_checks.check_columns(self)
         if self.reads_only and isinstance(actor := self.roles().get("actor"), Actor):
             self.bind({"actor": actor.reading()})
         main, seed, kind = self.main_model, run_seed(), type(self)
@@ -332,17 +328,16 @@ class RLHFAlgorithm(LightningModule):
             ValueError: the data module gives none.
         """
         if self.ptx_batch is None:
-            raise ValueError(_NO_PTX)
+            raise ValueError(data_checks.NO_PTX)
         return self.ptx_batch
 
     def check_ptx_data(self) -> None:
-        """Refuse, in `setup`, a data module that is known to have no pre-training rows.
+        """Refuse, in `setup`, a data module that is known to have no pre-training rows, or bad ones.
 
         Raises:
-            ValueError: the data module yields rows of one kind, and so no `ptx`.
+            ValueError: the data yields rows of one kind, and so no `ptx`, or some answers in it are bad.
         """
-        if isinstance(row_data(self.trainer), RowData):
-            raise ValueError(_NO_PTX)
+        data_checks.check_ptx(self)
 
     def estimate(self, batch: Batch, estimator: Estimator) -> Batch:
         """Add the estimator's columns to the batch, computed on the controller or by the actor's workers."""

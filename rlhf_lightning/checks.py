@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from rlhf_lightning.data import MixedData, RowData, row_data
+from rlhf_lightning.data import MixedData, row_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike, reads
 from rlhf_lightning.engines import (
@@ -106,52 +106,6 @@ def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
         raise ValueError(
             f"{owner} has no field called actor, and answers as {' and '.join(actors)}. Call one of them "
             "actor: it answers held-out prompts, its tokenizer reads the data, metrics are of its answers."
-        )
-
-
-def check_columns(algorithm: RLHFAlgorithm) -> None:
-    """Refuse data without the columns, or without the pairs, that the algorithm learns from.
-
-    Raises:
-        ValueError: the data lacks a column or pairs, or holds nothing out for a validation.
-    """
-    data, name = row_data(algorithm.trainer), type(algorithm).__name__
-    if data is None:
-        return
-    if algorithm.trainer.state.fn == "validate":
-        check_held_out(data, what="validate")
-        if algorithm.trainer.limit_val_batches == 0:
-            raise ValueError(
-                "validate: trainer.limit_val_batches=0 leaves nothing to validate. Leave it out, or type 1.0 "
-                "for all held-out rows."
-            )
-    if algorithm.needs_pairs and data.batch_rows != 2 * data.batch_size:
-        raise ValueError(
-            f"{name} learns from pairs, and {type(data).__name__} gives single rows. "
-            "Try --data preferencedata, with the fields that it needs."
-        )
-    missing = set(algorithm.needs) - set(data.columns)
-    if missing:
-        others = "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
-        unread = missing == {"safe"}
-        fields = f"Type --{data.typed}.safe_fields '[A, B]'."
-        raise ValueError(
-            f"{name} learns from the columns {', '.join(algorithm.needs)}, and "
-            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
-            + (fields if unread else f"Try other data: --data {others}.")
-        )
-
-
-def check_held_out(data: RowData | MixedData, *, what: str) -> None:
-    """Refuse to validate without held-out rows.
-
-    Raises:
-        ValueError: no rows are held out.
-    """
-    if not data.held_out_rows:
-        raise ValueError(
-            f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try "
-            f"{data.typed}.val_rows, {data.typed}.num_val_rows or {data.typed}.val_path, whichever it has."
         )
 
 

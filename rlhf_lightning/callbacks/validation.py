@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.checks import check_held_out
 from rlhf_lightning.data import row_data
+from rlhf_lightning.data_checks import check_held_out
 
 
 def check_validates(trainer: Trainer, stage: str, *, name: str) -> None:

@@ -168,6 +168,11 @@ class MixedData(LightningDataModule):
         return self.main.columns
 
     @property
+    def marks_bad(self) -> str:
+        """What tells that some responses of `main` are bad."""
+        return self.main.marks_bad
+
+    @property
     def prompt_lengths(self) -> list[int]:
         """Tokens of each training prompt of `main`; empty before `setup`."""
         return self.main.prompt_lengths

@@ -180,6 +180,13 @@ class RowData(LightningDataModule, ABC):
         """Whether batches hold responses; there after `setup`."""
         return self._encoded().responses is not None
 
+    @property
+    def marks_bad(self) -> str:
+        """What tells that some responses are bad: `pairs`, `labels`, or nothing; there after `setup`."""
+        if self.rows_per_prompt > 1:
+            return "pairs"
+        return "labels" if {"labels", "step_labels"} & set(self.columns) else ""
+
     def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
         """Refuse rows that the model cannot take; after `setup`.
 

@@ -10,13 +10,24 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.algos import PPO
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import MixedData, TaskData, TextData
+from rlhf_lightning.data import (
+    CompletionData,
+    MixedData,
+    PreferenceData,
+    PromptData,
+    StepData,
+    TaskData,
+    TextData,
+    UnpairedData,
+)
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.functional import Counts, Loss, PolicyLoss, SFTLoss
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Critic, Reward
+from tests.unit.algos.short import grpo, refusal
 from tests.unit.algos.small import Keep, run, write_rows
 
 
@@ -111,6 +122,45 @@ def test_text_is_learned_at_temperature_1(model: str, tmp_path: Path) -> None:
 def test_text_that_is_not_there_is_refused(model: str) -> None:
     with pytest.raises(ValueError, match="mixeddata"):
         run(ppo(model, 1.0), prompts())
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [(PreferenceData, "pairs"), (UnpairedData, "labels"), (StepData, "labels"), (CompletionData, "")],
+)
+def test_bad_answers_are_not_imitated(kind: type[PromptData], bad: str, tmp_path: Path) -> None:
+    row = {"prompt": "a", "response": "b", "chosen": "b", "rejected": "c", "label": False}
+    second = kind.from_rows([{**row, "steps": ["b"], "labels": [0]}], batch_size=1)
+    told = refusal(ppo("embedded", 0.1), tmp_path, data=MixedData(main=prompts(), ptx=second))
+    assert told.startswith(
+        f"ptx_loss imitates every answer, and data.ptx, {kind.__name__}, gives {bad}: "
+    ) or (told == "started" and not bad)
+
+
+class Reading(GRPO):
+    """Whose step may read the second batch."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO's."""
+        return super().step(batch)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "advice"),
+    [
+        (ppo("embedded", 0.0), "PPO does not learn from these rows. Type --algo.ptx_loss.coef 0.1."),
+        (grpo(), "GRPO does not learn from these rows. Type the class of data.main as --data."),
+        (ppo("embedded", 0.1), ""),
+        (grpo(Reading), ""),
+    ],
+)
+def test_a_second_batch_that_nothing_reads_is_said(
+    algorithm: RLHFAlgorithm, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refusal(algorithm, tmp_path, data=mixed(tmp_path)) == "started"
+    assert [r.getMessage() for r in caplog.records if "data.ptx" in r.getMessage()] == (
+        [f"data.ptx: {advice}"] if advice else []
+    )
 
 
 def rows(seed: int, *, width: int) -> TensorDict:

@@ -1,0 +1,96 @@
+"""Checks of the data before any worker starts: whether the algorithm can learn from its columns."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from rlhf_lightning.data import MixedData, RowData, row_data
+from rlhf_lightning.functional import SFTLoss
+
+if TYPE_CHECKING:
+    from rlhf_lightning.algorithm import RLHFAlgorithm
+
+logger = logging.getLogger(__name__)
+
+NO_PTX = (
+    "ptx_loss.coef is above 0, and the data has no second batch of text for it. "
+    "Try --data mixeddata, with `main` and `ptx`."
+)
+
+
+def check_columns(algorithm: RLHFAlgorithm) -> None:
+    """Refuse data without the columns, or without the pairs, that the algorithm learns from.
+
+    Warns of a second data module that nothing learns from.
+
+    Raises:
+        ValueError: the data lacks a column or pairs, or holds nothing out for a validation.
+    """
+    data, name = row_data(algorithm.trainer), type(algorithm).__name__
+    if data is None:
+        return
+    if algorithm.trainer.state.fn == "validate":
+        check_held_out(data, what="validate")
+        if algorithm.trainer.limit_val_batches == 0:
+            raise ValueError(
+                "validate: trainer.limit_val_batches=0 leaves nothing to validate. Leave it out, or type 1.0 "
+                "for all held-out rows."
+            )
+    if algorithm.needs_pairs and data.batch_rows != 2 * data.batch_size:
+        raise ValueError(
+            f"{name} learns from pairs, and {type(data).__name__} gives single rows. "
+            "Try --data preferencedata, with the fields that it needs."
+        )
+    missing = set(algorithm.needs) - set(data.columns)
+    if missing:
+        others = "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
+        unread = missing == {"safe"}
+        fields = f"Type --{data.typed}.safe_fields '[A, B]'."
+        raise ValueError(
+            f"{name} learns from the columns {', '.join(algorithm.needs)}, and "
+            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
+            + (fields if unread else f"Try other data: --data {others}.")
+        )
+    if algorithm.trainer.state.fn == "fit":
+        _warn_of_unread_ptx(algorithm)
+
+
+def check_ptx(algorithm: RLHFAlgorithm) -> None:
+    """Refuse, for a pre-training loss, data without a second batch, or with bad answers in it.
+
+    Raises:
+        ValueError: the data yields rows of one kind, or its second rows are pairs or labelled answers.
+    """
+    data = row_data(algorithm.trainer)
+    if isinstance(data, RowData):
+        raise ValueError(NO_PTX)
+    if data is not None and data.ptx.marks_bad:
+        raise ValueError(
+            f"ptx_loss imitates every answer, and data.ptx, {type(data.ptx).__name__}, gives "
+            f"{data.ptx.marks_bad}: the bad ones too. Try --data.ptx rlhf_lightning.data.CompletionData, "
+            "with --data.ptx.response_field chosen where rows have pairs."
+        )
+
+
+def _warn_of_unread_ptx(algorithm: RLHFAlgorithm) -> None:
+    """Warn of a second batch in which nothing is learned; a `step` of the user's own may read it."""
+    data, loss = row_data(algorithm.trainer), vars(algorithm).get("ptx_loss")
+    own = not type(algorithm).step.__module__.startswith(f"{__package__}.")
+    if not isinstance(data, MixedData) or own or (isinstance(loss, SFTLoss) and loss.coef):
+        return
+    advice = "Type --algo.ptx_loss.coef 0.1" if loss else "Type the class of data.main as --data"
+    logger.warning("data.ptx: %s does not learn from these rows. %s.", type(algorithm).__name__, advice)
+
+
+def check_held_out(data: RowData | MixedData, *, what: str) -> None:
+    """Refuse to validate without held-out rows.
+
+    Raises:
+        ValueError: no rows are held out.
+    """
+    if not data.held_out_rows:
+        raise ValueError(
+            f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try "
+            f"{data.typed}.val_rows, {data.typed}.num_val_rows or {data.typed}.val_path, whichever it has."
+        )
