@@ -93,14 +93,21 @@ class KTO(RLHFAlgorithm):
 
 
 def _of_other_prompts(batch: Batch) -> np.ndarray | None:
-    """For each row the nearest row before it, cyclically, with another prompt; None if all have the same."""
+    """For each row one with another prompt, all of them equally far before it: each answer is taken once.
+
+    Where no distance does, as where one prompt has most rows, it is the nearest such row before it,
+    cyclically. None if all have the same prompt.
+    """
     ids, mask = batch["prompt_ids"].numpy(), batch["prompt_mask"].numpy()
-    prompts = [row[kept].tobytes() for row, kept in zip(ids, mask, strict=True)]
-    if len(set(prompts)) < 2:
+    texts = [row[kept].tobytes() for row, kept in zip(ids, mask, strict=True)]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    prompts, places = np.array([numbers[text] for text in texts]), np.arange(len(texts))
+    if len(numbers) < 2:
         return None
-    count = len(prompts)
-    before = (range(row - 1, row - count, -1) for row in range(count))
-    nearest = [
-        next(n for n in rows if prompts[n] != prompt) for rows, prompt in zip(before, prompts, strict=True)
-    ]
-    return np.array(nearest) % count
+    shifts = range(1, len(texts))
+    for shift in shifts:
+        if (prompts != np.roll(prompts, shift)).all():
+            return (places - shift) % len(texts)
+    differs = np.array([prompts != np.roll(prompts, shift) for shift in shifts])
+    nearest: np.ndarray = (places - 1 - differs.argmax(axis=0)) % len(texts)
+    return nearest

@@ -164,9 +164,18 @@ def test_bad_answers_are_not_imitated(data: Data, bad: str, model: str, rows: st
 
 @pytest.mark.parametrize(
     ("prompts", "expected"),
-    [("aabb", [3, 3, 1, 1]), ("aaba", [2, 2, 1, 2]), ("abc", [2, 0, 1]), ("aaa", None), ("a", None)],
+    [
+        ("aabb", [2, 3, 0, 1]),
+        ("aabbcc", [4, 5, 0, 1, 2, 3]),
+        ("aaba", [2, 2, 1, 2]),
+        ("baaa", [3, 0, 0, 0]),
+        ("abc", [2, 0, 1]),
+        ("aaa", None),
+        ("a", None),
+    ],
 )
 def test_a_mismatched_answer_is_to_another_prompt(prompts: str, expected: list[int] | None) -> None:
+    """Each answer once where that is possible: every second one would be of one label where pairs stand."""
     ids = torch.tensor([[0, ord(prompt)] for prompt in prompts])
     found = _of_other_prompts(Batch.of({"prompt_ids": ids, "prompt_mask": ids > 0}))
     assert (None if found is None else found.tolist()) == expected
