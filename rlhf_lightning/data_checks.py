@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlhf_lightning.data import MixedData, RowData, row_data
-from rlhf_lightning.functional import SFTLoss
+from rlhf_lightning.functional import Loss, PairwiseLoss, SFTLoss
 
 if TYPE_CHECKING:
     from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -22,10 +23,10 @@ NO_PTX = (
 def check_columns(algorithm: RLHFAlgorithm) -> None:
     """Refuse data without the columns, or without the pairs, that the algorithm learns from.
 
-    Warns of a second data module that nothing learns from.
+    Warns of a second data module and of margins that nothing is learned from.
 
     Raises:
-        ValueError: the data lacks a column or pairs, or holds nothing out for a validation.
+        ValueError: the data lacks a column, margins or pairs, or holds nothing out for a validation.
     """
     data, name = row_data(algorithm.trainer), type(algorithm).__name__
     if data is None:
@@ -52,8 +53,32 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
             f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
             + (fields if unread else f"Try other data: --data {others}.")
         )
-    if algorithm.trainer.state.fn == "fit":
-        _warn_of_unread_ptx(algorithm)
+    if not _is_own(type(algorithm).step):
+        _check_margins(algorithm, data)
+        if algorithm.trainer.state.fn == "fit":
+            _warn_of_unread_ptx(algorithm)
+
+
+def _is_own(step: Callable[..., object]) -> bool:
+    """Whether the user wrote a `step`, which may make columns, and read what the algorithms here do not."""
+    return not step.__module__.startswith(f"{__package__}.")
+
+
+def _check_margins(algorithm: RLHFAlgorithm, data: RowData | MixedData) -> None:
+    """Refuse a loss that reads margins where the data has none, and warn of margins that no loss reads."""
+    losses = {name: value for name, value in vars(algorithm).items() if isinstance(value, Loss)}
+    reading = [name for name, loss in losses.items() if "margins" in loss.columns]
+    given = "margins" in data.columns
+    if reading and not given:
+        raise ValueError(
+            f"{reading[0]}: reads the margins, by how much each chosen answer is better, and "
+            f"{type(data).__name__} gives none. Type --data.margin_field FIELD, or --algo.loss.margin false."
+        )
+    if given and not reading:
+        kind = type(algorithm).__name__
+        able = [name for name, loss in losses.items() if isinstance(loss, PairwiseLoss)]
+        advice = f"Type --algo.{able[0]}.margin true" if able else "Leave it out"
+        logger.warning("data.margin_field: %s does not read the margins. %s.", kind, advice)
 
 
 def check_ptx(algorithm: RLHFAlgorithm) -> None:
@@ -74,10 +99,9 @@ def check_ptx(algorithm: RLHFAlgorithm) -> None:
 
 
 def _warn_of_unread_ptx(algorithm: RLHFAlgorithm) -> None:
-    """Warn of a second batch in which nothing is learned; a `step` of the user's own may read it."""
+    """Warn of a second batch from which nothing is learned."""
     data, loss = row_data(algorithm.trainer), vars(algorithm).get("ptx_loss")
-    own = not type(algorithm).step.__module__.startswith(f"{__package__}.")
-    if not isinstance(data, MixedData) or own or (isinstance(loss, SFTLoss) and loss.coef):
+    if not isinstance(data, MixedData) or (isinstance(loss, SFTLoss) and loss.coef):
         return
     advice = "Type --algo.ptx_loss.coef 0.1" if loss else "Type the class of data.main as --data"
     logger.warning("data.ptx: %s does not learn from these rows. %s.", type(algorithm).__name__, advice)
