@@ -3,8 +3,8 @@
     checkpoints/
         last.ckpt       of the present or the latest run
         last-v1.ckpt    of the first earlier run, renamed when another one began; last-v2.ckpt of the second
-One run at a time writes to the directory: it holds a lock on it. Whose `last.ckpt` is, its own state says: every
-run draws an identifier, and takes over that of a checkpoint that it resumes from.
+One run at a time writes to the directory: it holds a lock on it. Whose `last.ckpt` is, its own state says:
+every run draws an identifier, and takes over that of a checkpoint that it resumes from.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 def _is_of(checkpoint: Path | None, run: str) -> bool:
-    """Whether a run wrote a checkpoint; not, where that cannot be read, or was written without an identifier."""
+    """Whether a run wrote a checkpoint; not, where that cannot be read, or has no identifier."""
     if checkpoint is None:
         return False
     try:
