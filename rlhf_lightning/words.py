@@ -12,8 +12,8 @@ from rlhf_lightning.names import FOLDERS, choices, class_path
 from rlhf_lightning.yaml_files import read_yaml
 
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
-_FORM = re.compile(r"\.(class_path|init_args|dict_kwargs)\b")
-"""Keys that the parser reads with dots itself."""
+_FORM = ("class_path", "init_args", "dict_kwargs")
+"""Keys of a class with options."""
 _NESTED = re.compile(r"--\w+(\.\w+)+")
 """An option with a group, of which each takes a value."""
 _NAMED = {f"--{option}{ending}": option for option in FOLDERS for ending in ("", ".help")}
@@ -25,11 +25,13 @@ def read_config(path: str) -> str:
     """A configuration file as JSON text, with short names of classes replaced by their class paths.
 
     Raises:
-        ValueError: there is no such file, it is no YAML mapping, or options stand at another level.
+        ValueError: there is no such file, it is no YAML mapping, or options stand at another level, or twice.
     """
     groups = (*FOLDERS, "trainer")
     # A group without a value, as where everything below it is a comment, has its defaults.
     content = {k: value for k, value in _read_mapping(path).items() if value is not None or k not in groups}
+    grouped = {key: value for key, value in content.items() if str(key).partition(".")[0] in groups}
+    content = _nested(grouped, path) | {key: content[key] for key in content.keys() - grouped.keys()}
     for name in ("class_path", "init_args"):
         if name in content:
             raise ValueError(
@@ -40,24 +42,56 @@ def read_config(path: str) -> str:
         if isinstance(value, str):
             value = {"class_path": value}
         if isinstance(value, dict) and "class_path" in value:
-            content[option] = _class_options(value, _with_dots(content, option), path=path, option=option)
+            content[option] = _class_options(value, path=path, option=option)
     return json.dumps(content, default=str)  # YAML reads dates, which JSON lacks
 
 
-def _with_dots(content: dict[object, object], option: str) -> dict[str, object]:
-    """Take options of a class that stand beside it, `algo.epochs: 2`, out of the content of a file."""
-    keys = [key for key in content if str(key).startswith(f"{option}.") and not _FORM.search(str(key))]
-    return {str(key).removeprefix(f"{option}."): content.pop(key) for key in keys}
+def _nested(options: dict[object, object], path: str) -> dict[object, object]:
+    """Options with those that have dots, `algo.epochs: 2`, below their groups.
+
+    The parser would read a group anew for each of them, and lose what else stands there.
+    """
+    dotted = [str(key) for key in options if "." in str(key)]
+    result = {key: value for key, value in options.items() if str(key) not in dotted}
+    for name in sorted(dotted, key=lambda name: (name.rpartition(".")[2] not in _FORM, name)):
+        result = _placed(result, name.split("."), options[name], shown=f"-c {path}: {name}")
+    return result
 
 
-def _class_options(
-    value: dict[object, object], dotted: dict[str, object], *, path: str, option: str
+def _placed(
+    options: dict[object, object], names: Sequence[str], value: object, *, shown: str
 ) -> dict[object, object]:
-    """A class and its options with the class path, and with further options.
+    """Options with one more, below its groups.
+
+    Args:
+        options: where the first name belongs; stays as it is.
+        names: of the groups, and last of the option.
+        value: of the option.
+        shown: what messages call the option.
+
+    Raises:
+        ValueError: the option stands there already, or what should be a group has a value.
+    """
+    name, *below = names
+    if {"class_path", "init_args"} & options.keys() and name not in _FORM:
+        name, *below = "init_args", *names
+    found = options.get(name)
+    if not below:
+        if name in options:
+            raise ValueError(f"{shown} stands there twice, once with dots and once without. Leave one out.")
+        return options | {name: value}
+    if isinstance(found, str):  # the name of a class
+        found = {"class_path": found}
+    if not isinstance(found, dict | None):
+        raise ValueError(f"{shown}: {name} is {found!r} there, which has no options. Leave one of them out.")
+    return options | {name: _placed(found or {}, below, value, shown=shown)}
+
+
+def _class_options(value: dict[object, object], *, path: str, option: str) -> dict[object, object]:
+    """A class and its options with the class path, and with options below their groups.
 
     Args:
         value: class_path and init_args, as a file has them.
-        dotted: the further options, by names with dots.
         path: the file, for messages.
         option: algo, strategy or data.
 
@@ -65,7 +99,7 @@ def _class_options(
         ValueError: the name of the class is unknown, or options stand at another level.
     """
     named = value | {"class_path": class_path(option, str(value["class_path"]))}
-    if beside := sorted(map(str, value.keys() - {"class_path", "init_args", "dict_kwargs"})):
+    if beside := sorted(map(str, value.keys() - set(_FORM))):
         raise ValueError(
             f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, beside "
             "class_path."
@@ -75,7 +109,7 @@ def _class_options(
         raise ValueError(
             f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
         )
-    return named | {"init_args": options | dotted} if dotted else named
+    return named | ({"init_args": _nested(options, path)} if options else {})
 
 
 def _read_mapping(path: str) -> dict[object, object]:
