@@ -29,6 +29,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
+from rlhf_lightning.callbacks.save_config import SaveConfig
 from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
@@ -37,7 +38,7 @@ from rlhf_lightning.output import check_output, leaves_files
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
-from rlhf_lightning.words import resolved
+from rlhf_lightning.words import config_files, resolved
 
 DECIDED_BY_STRATEGY = {
     "strategy": "The strategy stands for itself: --strategy NAME.",
@@ -57,6 +58,8 @@ TRAINER_COMMANDS = {
     "predict": "Answer the prompts; the answers go to <root>/predictions.jsonl.",
 }
 """Commands that are methods of the trainer, and what the help says of them."""
+TRAINER_DEFAULTS = {"default_root_dir": "runs", "enable_model_summary": False, "log_every_n_steps": 1}
+"""Options of the trainer that are not Lightning's defaults."""
 HELP = {
     "prog": "rlhf",
     "version": __version__,
@@ -96,7 +99,13 @@ class CommandLine(LightningCLI):
     model: RLHFAlgorithm
     datamodule: LightningDataModule
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], *, given: Sequence[str] = ()) -> None:
+        """Run the command.
+
+        Args:
+            arguments: of the command line, without short names and files.
+            given: the files, which are not to be written over.
+        """
         # Docstrings below fields are read from the sources only for help, since it takes half a second.
         set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in arguments))
         super().__init__(
@@ -106,18 +115,15 @@ class CommandLine(LightningCLI):
             subclass_mode_model=True,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"given": given},
             parser_class=Parser,
             parser_kwargs={
                 **STRICT,
                 **HELP,
                 **{c: STRICT | {"description": s} for c, s in TRAINER_COMMANDS.items()},
             },
-            trainer_defaults={
-                "default_root_dir": "runs",
-                "enable_model_summary": False,
-                "log_every_n_steps": 1,
-            },
+            trainer_defaults=dict(TRAINER_DEFAULTS),
         )
 
     @staticmethod
@@ -335,7 +341,7 @@ def run(arguments: Sequence[str]) -> None:
     """
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_about_run)
     try:
-        CommandLine(resolved(arguments))
+        CommandLine(resolved(arguments), given=config_files(arguments))
     except SIGTERMException:  # Lightning would exit with 0, as if the run had ended well
         sys.exit(128 + signal.SIGTERM)
 

@@ -124,6 +124,12 @@ def _read_mapping(path: str) -> dict[object, object]:
     return content
 
 
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """The configuration files that a command line names."""
+    words = [part for word in arguments for part in _split_at_equals(word)]
+    return [word for option, word in pairwise(words) if option in ("-c", "--config")]
+
+
 def resolved(arguments: Sequence[str]) -> list[str]:
     """The command line with short names and configuration files replaced by what they stand for.
 
