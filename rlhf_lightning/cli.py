@@ -118,11 +118,9 @@ class CommandLine(LightningCLI):
             save_config_callback=SaveConfig,
             save_config_kwargs={"given": given},
             parser_class=Parser,
-            parser_kwargs={
-                **STRICT,
-                **HELP,
-                **{c: STRICT | {"description": s} for c, s in TRAINER_COMMANDS.items()},
-            },
+            parser_kwargs=STRICT
+            | HELP
+            | {command: STRICT | {"description": says} for command, says in TRAINER_COMMANDS.items()},
             trainer_defaults=dict(TRAINER_DEFAULTS),
         )
 
