@@ -95,6 +95,8 @@ class Strategy(SingleDeviceStrategy):
         self.transport: Transport | None = None
         self.reports: list[CallReport] = []
         """Reports of the calls that the last `drain` waited for."""
+        self.history: list[CallReport] | None = None
+        """Reports of all calls, once a callback such as Trace has given a list for them."""
         self.workers: dict[str, WorkerGroup] = {}
         """The worker group of each placed role, during a run."""
         self._restore_gc: Callable[[], None] = lambda: None
@@ -296,6 +298,8 @@ class Strategy(SingleDeviceStrategy):
         """
         assert self.transport is not None
         self.reports = self.transport.drain()
+        if self.history is not None:
+            self.history += self.reports
         return self.reports
 
     def teardown(self) -> None:

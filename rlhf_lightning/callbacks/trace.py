@@ -25,13 +25,13 @@ class Trace(Callback):
         super().__init__()
         self.path = Path(path)
         self.calls: list[CallReport] = []
-        """Reports of the calls of all iterations, and of validations between them."""
+        """Reports of the calls of all iterations, and of validations between them; the strategy adds them."""
         self.iterations: list[tuple[float, float]] = []
         """Of each iteration, the Unix time of its start, and its seconds."""
         self._began_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory in place of the file, and one that cannot be written.
+        """Ask for the reports; refuse a directory in place of the file, and one that cannot be written.
 
         Raises:
             ValueError: the path is a directory, or nothing can be written there.
@@ -39,22 +39,23 @@ class Trace(Callback):
         if self.path.is_dir():
             raise ValueError(f"Trace: {self.path} is a directory. Type a file in it: {self.path}/trace.json.")
         check_output(trainer, self.path.parent, name="Trace")
+        if isinstance(pl_module, RLHFAlgorithm):
+            strategy = pl_module.strategy
+            strategy.history = self.calls = self.calls if strategy.history is None else strategy.history
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         """Take the time."""
         self._began_s = time.time()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Record an iteration and its calls."""
-        assert isinstance(pl_module, RLHFAlgorithm)
+        """Record an iteration."""
         seconds = float(trainer.callback_metrics["time/step_s"])
         self.iterations.append((self._began_s, seconds))
-        self.calls += pl_module.strategy.reports
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Record the calls of a held-out batch."""
+        """Wait for the calls of a held-out batch, which a `validation_step` of the user's own may not do."""
         assert isinstance(pl_module, RLHFAlgorithm)
-        self.calls += pl_module.strategy.reports
+        pl_module.strategy.drain()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file if the run is a validation."""
@@ -62,9 +63,9 @@ class Trace(Callback):
             self._write(trainer)
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Record the calls of a batch of answers."""
+        """Wait for the calls of a batch of answers."""
         assert isinstance(pl_module, RLHFAlgorithm)
-        self.calls += pl_module.strategy.drain()
+        pl_module.strategy.drain()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file."""

@@ -1,0 +1,76 @@
+"""Trace: every call of a run is in it, once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from lightning.pytorch import Callback
+
+from rlhf_lightning.algorithm import Columns
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.callbacks import SampledValidation, Trace
+from rlhf_lightning.controller import Batch
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.strategies import Local
+from tests.unit.algos.short import grpo, trainer
+
+
+class Waiting(GRPO):
+    """Leaves it to others to wait for the calls of its validation."""
+
+    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+        """Answer."""
+        self.actor.generate_sequences(Batch.of(batch), greedy=True)
+
+
+def methods(
+    root: Path, kind: type[GRPO], *callbacks: Callback, fn: Literal["fit", "validate"]
+) -> Counter[str]:
+    """How often each method was called in two iterations with two validations of two batches, or in one."""
+    run = trainer(
+        Local(),
+        root,
+        steps=2,
+        limit_val_batches=2,
+        val_check_interval=1,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+    )
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=4)
+    (run.fit if fn == "fit" else run.validate)(grpo(kind), datamodule=data)
+    events = json.loads((root / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X" and event["tid"]]
+    assert len({(span["name"], span["ts"]) for span in spans}) == len(spans), "each call once"
+    return Counter(span["name"] for span in spans)
+
+
+@pytest.mark.parametrize("order", permutations(range(2)))
+def test_answers_that_a_callback_draws_stand_beside_those_of_the_validation(
+    order: tuple[int, int], tmp_path: Path
+) -> None:
+    callbacks = [Trace(str(tmp_path / "trace.json")), SampledValidation(2)]
+    found = methods(tmp_path, GRPO, *(callbacks[n] for n in order), fn="fit")
+    assert found["actor.generate_sequences"] == 2 + 2 * 2 * 2
+    assert found["actor.update_actor"] == 2
+
+
+def test_a_validation_that_waits_for_nothing_is_in_it(tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "trace.json"))
+    found = methods(tmp_path, Waiting, trace, fn="fit")
+    assert found["actor.generate_sequences"] == 2 + 2 * 2
+    assert found["actor.update_actor"] == 2
+    found = methods(tmp_path, Waiting, Trace(str(tmp_path / "trace.json")), fn="validate")
+    assert found == {"actor.generate_sequences": 2}
+
+
+def test_two_traces_are_alike(tmp_path: Path) -> None:
+    first, second = (Trace(str(tmp_path / name)) for name in ("trace.json", "second.json"))
+    found = methods(tmp_path, GRPO, first, second, fn="fit")
+    assert found["actor.generate_sequences"] == 2 + 2 * 2
+    assert [call.started_s for call in first.calls] == [call.started_s for call in second.calls]
+    assert (tmp_path / "second.json").exists()
