@@ -14,6 +14,8 @@ from rlhf_lightning.yaml_files import read_yaml
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
 _FORM = ("class_path", "init_args", "dict_kwargs")
 """Keys of a class with options."""
+_NOT_PLAIN = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Characters that YAML takes as escapes only. Above U+FFFF it is the reverse: JSON's pairs are none to it."""
 _NESTED = re.compile(r"--\w+(\.\w+)+")
 """An option with a group, of which each takes a value."""
 _NAMED = {f"--{option}{ending}": option for option in FOLDERS for ending in ("", ".help")}
@@ -43,7 +45,8 @@ def read_config(path: str) -> str:
             value = {"class_path": value}
         if isinstance(value, dict) and "class_path" in value:
             content[option] = _class_options(value, path=path, option=option)
-    return json.dumps(content, default=str)  # YAML reads dates, which JSON lacks
+    text = json.dumps(content, default=str, ensure_ascii=False)  # YAML reads dates, which JSON lacks
+    return _NOT_PLAIN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _nested(options: dict[object, object], path: str) -> dict[object, object]:

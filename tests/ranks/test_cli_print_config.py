@@ -12,6 +12,7 @@ from tests.unit.rlhf import Rlhf
 
 CALLBACKS = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
 TEXTS = ("--algo.actor.sampling.stop_strings", r"""['</a>', 'x: y', "it's", '\n\nHuman:', 'null', '12']""")
+SIGNS = ("--algo.actor.sampling.stop_strings", r"""["\U0001F600 é\u2028\x85\uFEFF\x7f", "\x9b\uE000"]""")
 MAIN = ("--data.main", "rlhf_lightning.data.PromptData", "--data.main.path", "a.jsonl")
 PTX = ("--data.ptx", "rlhf_lightning.data.TextData", "--data.ptx.path", "b.jsonl")
 FILE = ("--data", "promptdata", "--data.path", "a.jsonl", "--data.data_source", "'12'")
@@ -49,10 +50,11 @@ def test_defaults(rlhf: Rlhf, algorithm: str, strategy: str) -> None:
     [
         ("--algo.actor.lora.rank", "4", "--algo.actor.optimizer.lr", "1e-6", *TEXTS),
         ("--algo.reward.functions", "[length]", "--trainer.max_time", "{hours: 2}", *CALLBACKS),
+        SIGNS,
         (*FILE, *TEMPLATE, *VARIABLES, *SOURCES),
         ("--data", "mixeddata", *MAIN, *PTX, "--trace", "x.json", "--ckpt_path", "last", *LOGGER),
     ],
-    ids=("adapters and texts", "callbacks", "a file", "two files and a logger"),
+    ids=("adapters and texts", "callbacks", "signs", "a file", "two files and a logger"),
 )
 def test_options(rlhf: Rlhf, words: tuple[str, ...]) -> None:
     same_again(rlhf, "--algo", "ppo", *words)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.names import class_path
@@ -33,6 +34,17 @@ def test_options_with_dots_are_those_of_the_class(tmp_path: Path) -> None:
     assert read["trainer"] == {"max_steps": 3}
     path.write_text("algo: grpo\nstrategy.offload: true\n")  # of the default strategy, which the parser knows
     assert json.loads(read_config(str(path)))["strategy"] == {"offload": True}
+
+
+def test_signs_of_every_kind(tmp_path: Path) -> None:
+    """The parser, which reads YAML, gets the texts of the file."""
+    path, signs = (
+        tmp_path / "mine.yaml",
+        '\U0001f600 é\x00\n\x7f\x85\x9f\u2028\u2029\ud7ff\ue000\ufeff\uffff\\ "',
+    )
+    data = {"class_path": "a.B", "init_args": {"c": "", "d": [signs]}}
+    path.write_text(yaml.safe_dump({"data": data}, allow_unicode=True), encoding="utf-8")
+    assert yaml.load(read_config(str(path)), yaml.CSafeLoader)["data"] == data
 
 
 def test_an_option_with_dots_leaves_what_stands_beside_it(tmp_path: Path) -> None:
