@@ -24,6 +24,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning import __version__
@@ -210,6 +211,7 @@ class CommandLine(LightningCLI):
         own = [*given] if isinstance(given, list) else [given]  # a copy: the trainer adds its own to the list
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         self._show_progress(own)
+        self._let_wandb_go_on()
         if options.get("enable_checkpointing") is not False:
             self._keep_last_checkpoint(own)
         if path := self._get(self.config_init, "trace"):
@@ -221,6 +223,14 @@ class CommandLine(LightningCLI):
         for place, theirs in enumerate(callbacks):
             if isinstance(theirs, RichProgressBar) and theirs not in own:
                 callbacks[place] = Progress()
+
+    def _let_wandb_go_on(self) -> None:
+        """Let a run of wandb that has a name go on: the parser's null would replace Lightning's `allow`."""
+        for logger in self.trainer.loggers:
+            options = logger._wandb_init if isinstance(logger, WandbLogger) else {}
+            ways = [options.get(way) for way in ("resume", "resume_from", "fork_from")]
+            if options.get("id") and ways == [None] * 3:
+                options["resume"] = "allow"
 
     def _keep_last_checkpoint(self, own: Sequence[object]) -> None:
         """Keep <root>/checkpoints/last.ckpt, for `--ckpt_path last`, beside the user's own checkpoints."""

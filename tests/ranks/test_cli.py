@@ -8,15 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning import __version__, checkpoint
-from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import connection
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
@@ -312,58 +309,6 @@ def test_what_is_right_is_not_refused(rlhf: Rlhf) -> None:
     assert "class_path: rlhf_lightning.strategies.Split" in out
     with pytest.raises(AssertionError, match="started Ray"):
         rlhf.run(*FIT, *SHORT)
-
-
-class StartedError(Exception):
-    """The run is ready, and would begin."""
-
-
-@pytest.fixture
-def prepared(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    """The trainer that a command line makes."""
-
-    def prepare(*words: str) -> Trainer:
-        made: list[Trainer] = []
-
-        def begin(trainer: Trainer, *_: object, **__: object) -> None:
-            made.append(trainer)
-            raise StartedError
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "fit", begin)
-            with pytest.raises(StartedError):
-                rlhf.run(*words)
-        return made[0]
-
-    return prepare
-
-
-def test_a_checkpoint_callback_of_the_users_own_stays(prepared: Callable[..., Trainer]) -> None:
-    mine = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
-    found, last = prepared(*FIT, *SHORT, *mine).checkpoint_callbacks
-    assert type(found) is ModelCheckpoint
-    assert found._every_n_train_steps == 50
-    (usual,) = prepared(*FIT, *SHORT).checkpoint_callbacks
-    assert type(last) is type(usual) is LastCheckpoint
-    (beside,) = prepared(*FIT, *SHORT, "--trainer.callbacks+=Rollouts").checkpoint_callbacks
-    assert type(beside) is LastCheckpoint
-    assert vars(last)["dirpath"] == vars(usual)["dirpath"] == str(Path("runs/checkpoints").absolute())
-    assert found.state_key != last.state_key
-    (own,) = prepared(
-        *FIT, *SHORT, "--trainer.callbacks+=LastCheckpoint", "--trainer.callbacks.directory=mine"
-    ).checkpoint_callbacks
-    assert vars(own)["dirpath"] == str(Path("mine").absolute())
-    assert prepared(*FIT, *SHORT, "--trainer.enable_checkpointing", "false").checkpoint_callbacks == []
-
-
-def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> None:
-    logger = (
-        "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: ., version: 2026-01-05}}"
-    )
-    Path("mine.yaml").write_text(
-        f"algo: ppo\ndata: taskdata\ntrainer: {{logger: {logger}}}\n", encoding="utf-8"
-    )
-    assert prepared("fit", "-c", "mine.yaml").loggers[0].version == "2026-01-05"
 
 
 def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
