@@ -121,6 +121,7 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             "its share of a checkpoint itself. Leave it out."
         )
     _check_intervals(trainer)
+    _check_loggers(trainer)
     _check_callbacks(trainer)
     _check_checkpoints(trainer)
     _check_gradients(trainer, strategy.settings.training)
@@ -163,6 +164,20 @@ def _check_intervals(trainer: Trainer) -> None:
     for name in ("val_check_interval", "check_val_every_n_epoch"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
+
+
+def _check_loggers(trainer: Trainer) -> None:
+    """Refuse loggers that are to upload checkpoints: they would pass over each, since it is no file.
+
+    Raises:
+        ValueError: there is such a logger.
+    """
+    for logger in trainer.loggers:
+        if uploads := getattr(logger, "_log_model", False):
+            raise ValueError(
+                f"{type(logger).__name__}(log_model={uploads!r}): checkpoints are directories, which it does "
+                "not upload. Leave log_model out; `rlhf export` writes the model, for an upload of your own."
+            )
 
 
 def _check_callbacks(trainer: Trainer) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback, ModelSummary
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.utils.data import DataLoader
 
 from rlhf_lightning.algos import GRPO
@@ -92,3 +94,10 @@ def test_a_callback_is_told_which_hooks_are_not_called(
         "GradientNorms.on_after_backward is never called",
         "LambdaCallback.on_before_zero_grad is never called",
     ]
+
+
+@pytest.mark.parametrize("uploads", [True, "all"])
+def test_a_logger_that_would_upload_checkpoints(tmp_path: Path, uploads: bool | Literal["all"]) -> None:
+    loggers = [CSVLogger(tmp_path), WandbLogger(save_dir=tmp_path, log_model=uploads)]
+    with pytest.raises(ValueError, match=rf"^WandbLogger\(log_model={uploads!r}\): checkpoints are dir"):
+        trainer(Local(), tmp_path, logger=loggers).fit(grpo())
