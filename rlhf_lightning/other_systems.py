@@ -104,8 +104,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "total_training_steps": ("trainer.max_steps",),
     "output_dir save_path default_local_dir": ("trainer.default_root_dir",),
     "report_to": "Type --trainer.logger CLASS, or false for none.",
-    "project_name experiment_name run_name wandb.project use_wandb": (
+    "project_name wandb.project use_wandb": (
         "Type --trainer.logger WandbLogger --trainer.logger.project NAME."
+    ),
+    "experiment_name run_name": (
+        "Type --trainer.logger WandbLogger --trainer.logger.name NAME; --trainer.logger.project is another."
     ),
     "logging_steps": ("trainer.log_every_n_steps",),
     "eval_steps test_freq": (

@@ -257,6 +257,12 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
         ("--trainer.total_epochs 3", "Did you mean --trainer.max_epochs?"),
         ("--trainer.resume_from_checkpoint x", "Type --ckpt_path last, or the path of a checkpoint."),
         ("--report_to none", "Type --trainer.logger CLASS, or false for none."),
+        ("--trainer.project_name x", "Type --trainer.logger WandbLogger --trainer.logger.project NAME."),
+        (
+            "--run_name x",
+            "Type --trainer.logger WandbLogger --trainer.logger.name NAME; --trainer.logger.project",
+        ),
+        ("--trainer.experiment_name x", "Type --trainer.logger WandbLogger --trainer.logger.name NAME;"),
         ("--critic.adam.lr 1e-6", "Did you mean --algo.critic.optimizer.lr?"),
         ("data.train_files=x a.b=c", "Options begin with two dashes. Did you mean --data.path?"),
         ("+actor_rollout_ref.rollout.n=5", "Options begin with two dashes. Did you mean --algo.group_size?"),
