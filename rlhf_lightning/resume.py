@@ -76,9 +76,9 @@ def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> No
         )
 
 
-def warn_of_others(path: str | Path, held: Collection[str], wanted: Collection[str]) -> None:
-    """Warn of models in a checkpoint that this run has no use for: their state is lost."""
-    if others := sorted(set(held) - set(wanted)):
+def warn_of_others(path: str | Path, held: object, wanted: Collection[str]) -> None:
+    """Warn of models in a checkpoint, by role, that this run has no use for: their state is lost."""
+    if others := sorted(set(held if isinstance(held, dict) else ()) - set(wanted)):
         logger.warning(
             "checkpoint %s: holds %s too, which this algorithm does not keep: their weights are lost. A "
             "reference that followed the actor continues if it has its `decay` again.",

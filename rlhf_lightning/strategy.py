@@ -275,8 +275,7 @@ class Strategy(SingleDeviceStrategy):
     ) -> tuple[dict[str, Placement], list[tuple[int, ...]]]:
         """The placement of each role, and the global ranks of every process group that the job needs."""
         placements: dict[str, Placement] = {}
-        groups: list[tuple[int, ...]] = []
-        first = 0
+        groups, first = list[tuple[int, ...]](), 0
         for pool in pools:
             members = tuple(range(first, first + pool.num_devices))
             for name in pool.roles:
@@ -316,8 +315,6 @@ class Strategy(SingleDeviceStrategy):
             self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
         self._handles, self.workers, self._resume, self._saved, self._cluster = {}, {}, None, None, None
         super().teardown()
-
-    # ---- the controller's own module has nothing to move or to step ----------------------------------------
 
     def model_to_device(self) -> None:
         """Do nothing: the models are on their devices."""
@@ -362,8 +359,7 @@ class Strategy(SingleDeviceStrategy):
             role.check_checkpoint(directory / name)
         if resuming:
             resume.check_rows(state, trainer)
-            held = cast(Mapping[str, object], state.get(files.MODELS, {}))
-            resume.warn_of_others(checkpoint_path, held, wanted)
+            resume.warn_of_others(checkpoint_path, state.get(files.MODELS), wanted)
             resume.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), resume.start_paths(roles))
             self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         resume.recount_epochs(state)
