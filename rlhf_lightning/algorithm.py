@@ -21,7 +21,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning import checks, data_checks, reporting
+from rlhf_lightning import checks, data_checks, reporting, resume
 from rlhf_lightning.balance import balanced, tokens_of
 from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import load_tokenizer
@@ -82,6 +82,8 @@ class RLHFAlgorithm(LightningModule):
     """Pre-training rows of this iteration, where the data module gives some under the key `ptx`."""
     iterations_here = 0
     """Iterations trained in this process, without those of a `fast_dev_run`."""
+    _first: dict[str, Tensor] | None = None
+    """The algorithm's own tensors before its first run, as its options make them."""
 
     def __init_subclass__(cls) -> None:
         """Make the fields of the subclass options."""
@@ -191,6 +193,7 @@ class RLHFAlgorithm(LightningModule):
                 function does not work.
         """
         check_lightning(self)
+        self._first = resume.begun(self, self._first)
         checks.check_fields(self)
         if stage != "predict":
             data_checks.check_columns(self)

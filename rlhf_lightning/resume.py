@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import _TunerExitException
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_lightning.data import row_data
 from rlhf_lightning.workers import Role
@@ -154,6 +154,25 @@ def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) 
 def fitting(held: Tensors, own: Tensors) -> dict[str, Tensor]:
     """The algorithm's tensors, as in the checkpoint where that holds them in the same shape."""
     return {n: held[n] if n in held and held[n].shape == own[n].shape else own[n] for n in own}
+
+
+def begun(algorithm: nn.Module, first: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Let a run begin from the options, whatever a trial run or one that failed has left in the algorithm.
+
+    A checkpoint's tensors are loaded later.
+
+    Args:
+        algorithm: its own tensors are set, but for those of which `first` has none of the same shape.
+        first: what they were before the first run; None if this is the first.
+
+    Returns:
+        `first`, for the next run.
+    """
+    own = algorithm.state_dict()
+    if first is None:
+        return {name: tensor.clone() for name, tensor in own.items()}
+    algorithm.load_state_dict(fitting(first, own))
+    return first
 
 
 def _described(tensors: Tensors) -> list[str]:

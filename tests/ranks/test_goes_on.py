@@ -7,14 +7,17 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from torch import Tensor
 
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import GRPO, SafeRLHF
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers import Actor, Cost, Reward
 from tests.unit.algos.short import grpo, trainer
 
 
@@ -93,3 +96,78 @@ def test_who_has_learned_nothing_may_begin_again(tmp_path: Path) -> None:
     for options in ({"fast_dev_run": True}, {}):
         trainer(Local(), tmp_path, **options).fit(tried, datamodule=data)
     assert (unlucky.iterations_here, tried.iterations_here) == (1, 1)
+
+
+class Fickle(SafeRLHF):
+    """Fails in the iterations that it is told to, once it has changed its weights of divergence and cost."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fails = False
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        found = super().compute_advantage(batch)
+        if self.fails:
+            raise KeyError("out of luck")
+        return found
+
+
+def fickle() -> Fickle:
+    """With a weight that adapts fast."""
+    return Fickle(
+        actor=Actor(sampling=Sampling(max_new_tokens=2)),
+        reward=Reward(functions={"length": 1.0}),
+        cost=Cost(functions={"length": 1.0}),
+        kl=KLPenalty(coef=0.1, target=1.0, horizon=10.0),
+        window=4,
+    )
+
+
+class Begins(pl.Callback):
+    """Notes what an algorithm knows as its training starts."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.known = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+
+
+def differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    """Names of tensors that are not the same."""
+    assert one.keys() == other.keys()
+    return {n for n, tensor in one.items() if not torch.equal(tensor.nan_to_num(), other[n].nan_to_num())}
+
+
+LEARNED = {"running.kl_coef", "log_multiplier", "costs"}
+
+
+@pytest.mark.parametrize("before", ["fast_dev_run", "failure", "validation"])
+def test_who_begins_again_begins_from_the_options(before: str, tmp_path: Path) -> None:
+    data, algorithm, begins = TaskData(batch_size=4, num_rows=16, num_val_rows=2), fickle(), Begins()
+    fresh = {name: tensor.clone() for name, tensor in algorithm.state_dict().items()}
+    if before == "fast_dev_run":
+        trainer(Local(), tmp_path, fast_dev_run=True).fit(algorithm, datamodule=data)
+    elif before == "failure":
+        algorithm.fails = True
+        with pytest.raises(KeyError, match="out of luck"):
+            trainer(Local(), tmp_path).fit(algorithm, datamodule=data)
+        algorithm.fails = False
+    else:
+        own = LastCheckpoint(tmp_path)
+        run = trainer(Local(), tmp_path, enable_checkpointing=True, callbacks=[own])
+        run.fit(fickle(), datamodule=data)
+        trainer(Local(), tmp_path, limit_val_batches=None).validate(algorithm, data, own.path, verbose=False)
+    assert differ(algorithm.state_dict(), fresh) == LEARNED
+    trainer(Local(), tmp_path, callbacks=[begins]).fit(algorithm, datamodule=data)
+    assert not differ(begins.known, fresh)
+
+
+def test_who_goes_on_knows_what_the_checkpoint_does(tmp_path: Path) -> None:
+    data, algorithm = TaskData(batch_size=4, num_rows=16, num_val_rows=0), fickle()
+    own, begins = LastCheckpoint(tmp_path), Begins()
+    run = trainer(Local(), tmp_path, enable_checkpointing=True, callbacks=[own])
+    run.fit(algorithm, datamodule=data)
+    learned = {name: tensor.clone() for name, tensor in algorithm.state_dict().items()}
+    assert differ(learned, fickle().state_dict()) == LEARNED
+    for goes_on in (algorithm, fickle()):
+        again = trainer(Local(), tmp_path, steps=2, callbacks=[begins])
+        again.fit(goes_on, datamodule=data, ckpt_path=own.path)
+        assert not differ(begins.known, learned)
