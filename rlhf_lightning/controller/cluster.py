@@ -238,7 +238,8 @@ class RayCluster:
         nodes = [node for node, _ in found]
         self.spans_nodes = len({*nodes, ray.get_runtime_context().get_node_id()}) > 1
         address = self._get({"the address of device 0": self.actors[0].address.remote()})[0]
-        spec = WorldSpec(len(self.actors), str(address), tuple(dict.fromkeys(groups)), self.timeout_s)
+        made, links = dict.fromkeys(groups), {p.link: None for p in placements.values() if p.link}
+        spec = WorldSpec(len(self.actors), str(address), tuple(made), self.timeout_s, tuple(links))
         threads = [max(1, cores // nodes.count(node)) for node, cores in found]
         joined = {
             f"{label} to join the world": actor.join.remote(spec, num_threads, offload=offload)

@@ -18,6 +18,9 @@ from rlhf_lightning.parallel.link import Link
 _NO_RECORD = {"TORCH_FR_BUFFER_SIZE": "0"}
 """Torch keeps 2,000 collectives, which NCCL's watchdog writes after a failure; nobody writes gloo's."""
 
+LINK_PATIENCE = timedelta(days=365)
+"""Longest wait over a link: that it lasts too long is for the controller to say, which sees calls end."""
+
 
 @dataclass(frozen=True)
 class WorldSpec:
@@ -31,6 +34,8 @@ class WorldSpec:
     """Global ranks of every subgroup, in the order in which all devices make them."""
     timeout_s: float
     """Longest wait in a collective."""
+    links: tuple[tuple[int, ...], ...] = ()
+    """Those of the groups that are links, whose other end may have any number of calls to finish first."""
 
 
 def subgroups(layout: ParallelLayout, devices: Sequence[int]) -> list[tuple[int, ...]]:
@@ -92,7 +97,11 @@ class World:
                     **where,
                 )
             # New groups do not inherit the world's timeout: the default is half an hour.
-            world.groups = {ranks: dist.new_group(list(ranks), timeout=patience) for ranks in spec.groups}
+            patient = dict.fromkeys(spec.links, LINK_PATIENCE)
+            world.groups = {
+                ranks: dist.new_group(list(ranks), timeout=patient.get(ranks, patience))
+                for ranks in spec.groups
+            }
         return world
 
     def seat(self, layout: ParallelLayout, devices: Sequence[int]) -> Seat:

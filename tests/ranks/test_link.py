@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_lightning.parallel import Link, Moved, link
+from rlhf_lightning.parallel import Link, Moved, World, WorldSpec, link
 from tests.unit import spmd
 from tests.unit.parallel import memory
 
@@ -114,3 +116,30 @@ def test_a_bucket_is_all_that_is_held() -> None:
     sender, receiver = spmd.run(2, held)
     assert 2 * SIZE <= receiver < 3 * SIZE
     assert 2 * SIZE <= sender < 4 * SIZE
+
+
+TIMEOUT_S, BUSY_S = 4.0, 6.0
+"""How long a group of the world waits, and how long calls before it keep one end of a link."""
+
+
+def late(group: dist.ProcessGroup, *, address: str, busy: int) -> list[str]:
+    """What comes over a link of the world when one of its ends is there later than a group waits."""
+    rank, ends = group.rank(), (0, 1)
+    dist.destroy_process_group()
+    spec = WorldSpec(size=2, address=address, groups=(ends,), timeout_s=TIMEOUT_S, links=(ends,))
+    end = World.join(rank, spec, gpu=False).link(ends)
+    assert end is not None
+    if rank == busy:
+        time.sleep(BUSY_S)
+    if rank == 0:
+        end.send(weights(torch.float32))
+        return list(SHAPES)
+    return [name for name, _ in end.receive()]
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_an_end_is_waited_for_while_it_has_other_calls_to_finish(busy: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert spmd.run(2, late, address=address, busy=busy) == [list(SHAPES)] * 2

@@ -160,6 +160,19 @@ def test_devices_share_the_cores_of_their_node(there: Pretended, *, offload: boo
     assert [each.join.named for each in devices] == [{"offload": offload}] * 5
 
 
+def test_devices_are_told_which_groups_are_links(there: Pretended) -> None:
+    devices, link = [device(there, node) for node in NODES[:3]], (0, 2)
+    ends = {"actor": (0, 1), "generator": (2,)}
+    placements = {
+        name: Placement(Echo(), ParallelLayout(d=len(ranks)), ranks, None, link)
+        for name, ranks in ends.items()
+    }
+    placements["reward"] = Placement(Echo(), ParallelLayout(), (1,), None)
+    of(*devices).prepare(placements, [(0, 1), link, link])
+    world = WorldSpec(3, "10.0.0.1:5", ((0, 1), link), TIMEOUT_S, links=(link,))
+    assert [each.join.calls[0][0] for each in devices] == [world] * 3
+
+
 @pytest.mark.parametrize(("nodes", "spans"), [("aa", False), ("ab", True), ("bb", True)])
 def test_the_controllers_node_counts_too(there: Pretended, nodes: str, *, spans: bool) -> None:
     job = of(*(device(there, (node, 1)) for node in nodes))
