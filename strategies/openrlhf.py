@@ -28,10 +28,13 @@ class OpenRLHF(Strategy):
         """Receives the calls on the actor's handle, during a run with a generator."""
 
     def models(self) -> dict[str, Role]:
-        """The algorithm's roles, and a generator if there is an actor."""
-        roles = super().models()
+        """The algorithm's roles, and a generator if there is an actor that answers, as all do to predict."""
+        roles, trainer = super().models(), self.algorithm._trainer
+        predicts = trainer is not None and trainer.state.fn == "predict"
         actor = roles.get("actor")
-        return roles | {GENERATOR: Generator.of(actor)} if isinstance(actor, Actor) else roles
+        if not isinstance(actor, Actor) or (self.algorithm.reads_only and not predicts):
+            return roles
+        return roles | {GENERATOR: Generator.of(actor)}
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """Give the generator its devices, and divide the others evenly.
@@ -42,9 +45,12 @@ class OpenRLHF(Strategy):
         """
         wanted = self.generator_devices
         if wanted is not None and GENERATOR not in roles:
+            why = f"has no actor that would generate, only {', '.join(roles)}"
+            if "actor" in roles:
+                why = "learns from given answers, and its actor draws none"
             raise ValueError(
                 f"{type(self).__name__}(generator_devices={wanted}): nothing reads it, since the algorithm "
-                f"has no actor that would generate, only {', '.join(roles)}. Leave it out."
+                f"{why}. Leave it out."
             )
         if wanted is None:
             return one_each(roles, devices, name=type(self).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,8 +13,9 @@ import ray
 
 from rlhf_lightning import strategy_checks
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import PPO, SFT, RewardModel
+from rlhf_lightning.algos import DPO, PPO, SFT, RewardModel
 from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, Megatron
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import (
@@ -28,7 +30,8 @@ from rlhf_lightning.strategies import (
 )
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Settings
+from rlhf_lightning.workers import Actor, Role, Settings
+from tests.unit.algos.short import trainer
 from tests.unit.rlhf import refuse_to_start
 
 
@@ -153,6 +156,36 @@ def test_what_is_advised_for_a_generator_can_be_placed(devices: int, generator: 
 def test_devices_for_what_the_algorithm_does_not_have(strategy: Strategy, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         prepare(strategy, RewardModel())
+
+
+@pytest.mark.parametrize("strategy", [OpenRLHF, OneStepOff, Pipelined])
+def test_who_reads_answers_has_no_generator(strategy: type[OpenRLHF]) -> None:
+    for algorithm, roles in ((SFT(), ["actor"]), (DPO(), ["actor", "reference"])):
+        reads = strategy(devices=len(roles))
+        prepare(reads, algorithm)
+        placements, groups = reads.placements(reads.models(), reads._pools(reads.models()))
+        assert ([*placements], groups) == (roles, [])
+    said = (
+        r"\(generator_devices=1\): nothing reads it, since .* from given answers, and its actor draws none\."
+    )
+    with pytest.raises(ValueError, match=said):
+        prepare(strategy(generator_devices=1), SFT())
+
+
+@pytest.mark.parametrize(
+    ("called", "expected"), [("fit", "actor"), ("validate", "actor"), ("predict", "actor, generator")]
+)
+def test_who_learns_from_given_answers_draws_some_only_to_predict(
+    called: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Strategy, roles: dict[str, Role]) -> None:
+        raise KeyError(", ".join(roles))
+
+    monkeypatch.setattr(OpenRLHF, "_launch", start)
+    run = trainer(OpenRLHF(), tmp_path, limit_val_batches=None)
+    data = TaskData(batch_size=2, num_rows=4, completions=True)
+    with pytest.raises(KeyError, match=rf"^'{expected}'$"):
+        getattr(run, called)(SFT(), datamodule=data)
 
 
 @pytest.mark.parametrize("strategy", [Split(), NeMoAligner(), OpenRLHF(), OneStepOff(), HybridEngine3D()])
