@@ -104,6 +104,16 @@ def test_every_stage_trains_as_one_device_does(paths: dict[str, Path], case: Cas
     assert totals == pytest.approx(theirs.metrics, rel=1e-4)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_recomputed_experts_draw_nothing(tmp_path: Path, stage: int) -> None:
+    plain = tiny.spec(tiny.write_experts(tmp_path), eps=1e-5)
+    case, theirs = Case(stage, ALL, recompute=True), expected(plain, "lm")
+    (ours,) = spmd.run(1, trained, case, replace(plain, gradient_checkpointing=True))
+    assert ours.metrics == pytest.approx(theirs.metrics, rel=SAME)
+    for found, wanted in zip(ours.reports, theirs.reports, strict=True):
+        assert found == pytest.approx(wanted, rel=SAME)
+
+
 def in_bfloat16(group: dist.ProcessGroup, spec: ModelSpec) -> list[tuple[Tensor, set[torch.dtype], Trained]]:
     """Of all stages: masters before a step, types of the parameters, and what training gives."""
     found = []

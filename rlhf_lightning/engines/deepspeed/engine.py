@@ -32,6 +32,7 @@ from rlhf_lightning.engines.huggingface.models import (
     export_gathered,
     load_causal_lm,
     load_scalar,
+    recomputing,
 )
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
@@ -97,13 +98,10 @@ class ZeROEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
         self._offloaded.refuse(*PARTS[:2])
-        self._module.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
-        with self._scope.entered():
-            totals = self._passes.accumulate(
+        with recomputing(self._module, wanted=self._spec.gradient_checkpointing), self._scope.entered():
+            return self._passes.accumulate(
                 rows, loss, counts, temperature=temperature, backward=self._backward
             )
-        self._module.eval()
-        return totals
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`; the norm of a skipped step is inf."""

@@ -43,6 +43,7 @@ from rlhf_lightning.engines.huggingface.models import (
     export_gathered,
     load_causal_lm,
     load_scalar,
+    recomputing,
 )
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.native.decoder import Decoder
@@ -104,9 +105,8 @@ class FSDPEngine(TrainEngine):
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._offloaded.refuse("parameters")
-        self._root.train(keep and self._spec.gradient_checkpointing)
-        results = self._passes.infer(rows, temperature=temperature, entropy=entropy, keep=keep)
-        self._root.eval()
+        with recomputing(self._root, wanted=keep and self._spec.gradient_checkpointing):
+            results = self._passes.infer(rows, temperature=temperature, entropy=entropy, keep=keep)
         self._weights.after_forward()
         return results
 
@@ -115,11 +115,9 @@ class FSDPEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
         self._offloaded.refuse(*PARTS[:2])
-        self._root.train(self._spec.gradient_checkpointing)  # recomputation is for training mode only
         backward = self._weights.backward
-        totals = self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
-        self._root.eval()
-        return totals
+        with recomputing(self._root, wanted=self._spec.gradient_checkpointing):
+            return self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
 
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from rlhf_lightning.engines.head import Head
@@ -99,6 +100,27 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
         weight = model.get_parameter(HEAD)
         weight.data = fresh_head(weight.shape[1], seed=spec.init_seed or 0)
     return ScalarModel(_prepared(model, spec))
+
+
+@contextmanager
+def recomputing(model: nn.Module, *, wanted: bool = True) -> Iterator[None]:
+    """Within this context layers with gradient checkpointing keep their inputs alone, and compute twice.
+
+    transformers asks whether a layer is in training mode. What lies within a layer stays in evaluation mode:
+    in the other, routers of experts may draw, and an update would compute another function than rollouts.
+
+    Args:
+        model: in evaluation mode; it is again on exit.
+        wanted: False changes nothing.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    try:
+        for layer in layers:
+            layer.training = wanted
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def empty_model(config: PreTrainedConfig, head: Head) -> PreTrainedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,21 @@ def test_gradient_checkpointing_changes_nothing(paths: dict[str, Path]) -> None:
     thrifty.infer(tiny.rows(), temperature=1.0)
     assert calls == {plain: 1, thrifty: 3}
     assert tiny.distance(gradients(thrifty), gradients(plain)) < SAME
+
+
+def test_gradient_checkpointing_lets_no_router_draw(tmp_path: Path) -> None:
+    path = tiny.write_experts(tmp_path)
+    plain, thrifty = (FSDPEngine(tiny.spec(path, gradient_checkpointing=on)) for on in (False, True))
+    routed, losses = Counter[FSDPEngine](), []
+    for engine in (plain, thrifty):
+        gate = engine._root.get_submodule("model.layers.0.mlp.gate")
+        gate.register_forward_pre_hook(lambda *_, engine=engine: routed.update([engine]))
+        metrics = engine.accumulate(tiny.rows(), Fit(), tiny.counts(), temperature=1.0)
+        losses.append(float(metrics["test/loss"]))
+    assert routed == {plain: 1, thrifty: 2}
+    assert losses[1] == losses[0]
+    assert tiny.distance(gradients(thrifty), gradients(plain)) < SAME
+    assert not any(module.training for module in thrifty._root.modules())
 
 
 def test_bfloat16_is_near_float32_and_keeps_float32_masters(paths: dict[str, Path]) -> None:

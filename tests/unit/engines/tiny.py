@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -97,6 +98,13 @@ def write_noisy(
             torch.nn.init.normal_(parameter, std=weights if parameter.dim() > 1 else others)
         model.save_pretrained(directory)
     return directory
+
+
+def write_experts(directory: Path) -> Path:
+    """Save a mixture of experts whose routers draw in training mode."""
+    sizes: dict[str, Any] = {**SIZES, "vocab_size": VOCABULARY}
+    settings = MixtralConfig(**sizes, num_local_experts=4, router_jitter_noise=0.5)
+    return _write(directory, lambda: AutoModelForCausalLM.from_config(settings))
 
 
 def _write(directory: Path, make: Callable[[], PreTrainedModel]) -> Path:
