@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import Baseline, GroupEstimator, PolicyLoss, reads_reference
+from rlhf_lightning.functional import Baseline, GroupEstimator, PolicyLoss, reads_reference, row_ends
 from rlhf_lightning.workers import Actor, Reference, Reward
 
 
@@ -72,7 +72,8 @@ class GRPO(RLHFAlgorithm):
         samples = {"response/samples_per_prompt": float(self.group_size)}
         metrics = Metrics.of(self.rollout_metrics(batch) | samples)
         if self.mask_truncated:
-            batch |= {"response_mask": batch["response_mask"] & ~batch["truncated_mask"]}
+            mask = batch["response_mask"] & ~batch["truncated_mask"]
+            batch |= {"response_mask": mask, "row_ends": row_ends(mask)}
         return batch, metrics
 
     def estimator(self) -> GroupEstimator:

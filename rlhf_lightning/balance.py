@@ -11,14 +11,16 @@ from rlhf_lightning.parallel.shares import evened
 
 
 def tokens_of(batch: Batch) -> Tensor | None:
-    """Tokens of each row, prompt and response: [B] int64; None where they are not known.
+    """Tokens of each row that an update computes, prompt and response: [B] int64; None where not known.
 
     Args:
-        batch: tokens are known if it has `row_ends` [B] int64, those of the responses, and `prompt_mask`.
+        batch: tokens are known if it has `row_ends` [B] int64, those of the responses, and `prompt_mask`. A
+            row whose response has none is not computed at all.
     """
     if not {"row_ends", "prompt_mask"} <= set(batch):
         return None
-    return batch["row_ends"] + batch["prompt_mask"].sum(dim=1)
+    ends: Tensor = batch["row_ends"]
+    return (ends + batch["prompt_mask"].sum(dim=1)) * (ends > 0)
 
 
 def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch:

@@ -52,6 +52,7 @@ class Noting(algos.GRPO):
         """Note the ids, and the masks before and after."""
         learned, metrics = super().compute_advantage(batch)
         self.seen = batch["response_ids"], batch["response_mask"], learned["response_mask"]
+        self.row_ends = learned["row_ends"]
         return learned, metrics
 
 
@@ -70,6 +71,7 @@ def test_what_was_cut_off_teaches_nothing(model: str) -> None:
     assert torch.equal(algorithm.rollouts["response_mask"], mask)  # told of all that was drawn
     ended = (torch.isin(ids, torch.tensor([*sampling.stop_token_ids, 258])) & mask).any(dim=1)
     assert torch.equal(learned, mask & ended[:, None])
+    assert torch.equal(algorithm.row_ends, mask.sum(dim=1) * ended)  # devices are balanced by these
     share = float((~ended).float().mean())
     assert 0 < share < float(mask[:, -1].float().mean())
     assert kept.numbers[0]["response/truncated"] == pytest.approx(share)

@@ -58,6 +58,14 @@ def test_the_longer_prompt_counts_too() -> None:
     assert mini["row_ids"].tolist() in ([0, 2, 1, 3], [0, 3, 1, 2])
 
 
+def test_a_response_without_a_token_to_learn_from_costs_nothing() -> None:
+    batch = rows([30, 0, 10, 10])
+    batch |= {"prompt_mask": torch.arange(60) < torch.tensor([10, 60, 10, 10])[:, None]}
+    (mini,) = PPO().mini_batches(batch, size=0)
+    computed = torch.tensor([40, 0, 20, 20])[mini["row_ids"]]
+    assert computed.view(2, 2).sum(dim=1).tolist() == [40, 40]
+
+
 def test_answers_to_one_prompt_stay_side_by_side() -> None:
     batch = rows([9, 9, 9, 8, 1, 2, 1, 1], group_ids=[4, 4, 5, 5, 6, 6, 7, 7])
     (mini,) = GRPO().mini_batches(batch, size=0)
