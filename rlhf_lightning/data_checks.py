@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.functional import Loss, PairwiseLoss, SFTLoss
+from rlhf_lightning.running import KLPenalty
 
 if TYPE_CHECKING:
     from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -26,7 +27,8 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
     Warns of a second data module and of margins that nothing is learned from.
 
     Raises:
-        ValueError: the data lacks a column, margins or pairs, or holds nothing out for a validation.
+        ValueError: the data lacks a column, margins or pairs, holds nothing out for a validation, or has
+            more rows in a batch than the horizon of a KL penalty allows.
     """
     data, name = row_data(algorithm.trainer), type(algorithm).__name__
     if data is None:
@@ -57,6 +59,7 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         _check_margins(algorithm, data)
         if algorithm.trainer.state.fn == "fit":
             _warn_of_unread_ptx(algorithm)
+            _check_penalties(algorithm, rows=data.batch_rows)
 
 
 def _is_own(step: Callable[..., object]) -> bool:
@@ -79,6 +82,13 @@ def _check_margins(algorithm: RLHFAlgorithm, data: RowData | MixedData) -> None:
         able = [name for name, loss in losses.items() if isinstance(loss, PairwiseLoss)]
         advice = f"Type --algo.{able[0]}.margin true" if able else "Leave it out"
         logger.warning("data.margin_field: %s does not read the margins. %s.", kind, advice)
+
+
+def _check_penalties(algorithm: RLHFAlgorithm, *, rows: int) -> None:
+    """Refuse a KL weight that steers to a target and could turn negative after one batch of these rows."""
+    for value in vars(algorithm).values():
+        if isinstance(value, KLPenalty) and value.target is not None:
+            value.adapted(value.coef, current=value.target, num_rows=rows)
 
 
 def check_ptx(algorithm: RLHFAlgorithm) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DPO, RewardModel
+from rlhf_lightning.algos import DPO, PPO, RewardModel, SafeRLHF
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import PreferenceData
+from rlhf_lightning.data import PreferenceData, TaskData
 from rlhf_lightning.functional import PairwiseLoss
+from rlhf_lightning.running import KLPenalty
+from rlhf_lightning.workers import Cost
 from tests.unit.algos.short import refusal
 
 
@@ -62,3 +66,18 @@ def test_margins_that_nothing_reads_are_said(
         assert told(algorithm, tmp_path, margin_field=margin_field) == "started"
     found = [record.getMessage() for record in caplog.records if "margin" in record.getMessage()]
     assert found == ([f"data.margin_field: {said}"] if said else [])
+
+
+@pytest.mark.parametrize("make", [PPO, partial(SafeRLHF, cost=Cost(functions="length"))])
+def test_a_horizon_is_long_enough_for_a_batch(make: Callable[..., PPO], tmp_path: Path) -> None:
+    def begun(target: float | None, horizon: float) -> str:
+        data = TaskData(batch_size=8, num_rows=8, num_val_rows=0)
+        return refusal(make(kl=KLPenalty(target=target, horizon=horizon)), tmp_path, data=data)
+
+    assert begun(0.1, 1.6) == (
+        "adapted_kl_coef(horizon=1.6, num_rows=8): one iteration with little divergence would take the whole "
+        "coefficient away, or more. Try a horizon of at least 8, at which it changes by 20% an iteration at "
+        "most."
+    )
+    assert begun(0.1, 8.0) == "started"
+    assert begun(None, 1.6) == "started"
