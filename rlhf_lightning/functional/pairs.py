@@ -1,12 +1,13 @@
 """Pairs of answers to one prompt in neighbouring rows: chosen, rejected, chosen, rejected, ...
 
 Legend: B rows, R response width, P = B / 2 pairs; row 2i is the chosen answer of pair i, row 2i + 1 the
-rejected. A pair counts where both rows have a valid token, and only then; `Counts.groups` of a `PairLoss` is
-the number of those.
+rejected. A pair counts where both rows have a valid token, and only then: `Counts` of a `PairLoss` are of
+whole pairs alone, so that a mini-batch without one holds nothing to learn from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -23,6 +24,10 @@ class PairLoss(Loss):
         """A chosen and a rejected answer."""
         return 2
 
+    def count(self, rows: Mapping[str, Tensor]) -> Counts:
+        """Pairs, and rows and tokens of those."""
+        return Counts.of(_of_pairs(rows["response_mask"]), together=2)
+
 
 def split_pairs(x: Tensor) -> tuple[Tensor, Tensor]:
     """Take apart the chosen and the rejected rows: [B, ...] into twice [P, ...]."""
@@ -34,6 +39,11 @@ def whole_pairs(mask: Tensor) -> Tensor:
     return mask.any(dim=1).view(-1, 2).all(dim=1)
 
 
+def _of_pairs(mask: Tensor) -> Tensor:
+    """The mask [B, R] without rows whose pair is not whole."""
+    return mask & whole_pairs(mask).repeat_interleave(2)[:, None]
+
+
 def count_pairs(mask: Tensor) -> Counts:
     """Count pairs, and as tokens those of the chosen answers of whole pairs, which a likelihood term reads.
 
@@ -41,7 +51,7 @@ def count_pairs(mask: Tensor) -> Counts:
         mask: [B, R] bool.
     """
     chosen = split_pairs(mask)[0] & whole_pairs(mask)[:, None]
-    return replace(Counts.of(mask, together=2), tokens=int(chosen.sum()))
+    return replace(Counts.of(_of_pairs(mask), together=2), tokens=int(chosen.sum()))
 
 
 def pair_mean(x: Tensor, mask: Tensor, counts: Counts) -> Tensor:

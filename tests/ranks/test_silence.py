@@ -11,10 +11,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import DPO, GRPO
 from rlhf_lightning.controller import Batch, Caller, Metrics
 from rlhf_lightning.controller.register import Method
-from rlhf_lightning.data import PromptData, TaskData
+from rlhf_lightning.data import PreferenceData, PromptData, TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reference, Reward
@@ -129,6 +129,28 @@ def test_what_has_no_token_to_learn_from_moves_nothing(tmp_path: Path) -> None:
         idle = Idle(actor=actor, reward=Reward(functions="length"), group_size=2)
         data = TaskData(batch_size=2, num_rows=8, num_val_rows=0)
         return fitted(idle, data, steps=steps).weights["actor"]
+
+    once, after = weights(1), weights(3)
+    assert all(torch.equal(weight, after[name]) for name, weight in once.items())
+
+
+class Halved(DPO):
+    """Learns in the first iteration; later from pairs without a rejected answer."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """One iteration."""
+        if self.global_step:
+            chosen = (torch.arange(len(batch)) % 2 == 0)[:, None]
+            batch |= {"response_mask": batch["response_mask"] & chosen}
+        return super().step(batch)
+
+
+def test_what_has_no_whole_pair_to_learn_from_moves_nothing(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "chosen": "good", "rejected": "bad"} for n in range(6)]
+
+    def weights(steps: int) -> Mapping[str, torch.Tensor]:
+        halved = Halved(actor=Actor(path=write_model(tmp_path)))
+        return fitted(halved, PreferenceData.from_rows(rows, batch_size=2), steps=steps).weights["actor"]
 
     once, after = weights(1), weights(3)
     assert all(torch.equal(weight, after[name]) for name, weight in once.items())

@@ -80,7 +80,7 @@ def test_by_hand() -> None:
     loss, metrics = DPOLoss(beta=0.2, sft_coef=0.1)(
         {"log_probs": log_probs}, rows, counts := DPOLoss().count(rows)
     )
-    assert (counts.groups, counts.sequences, counts.tokens) == (1, 3, 2)
+    assert (counts.groups, counts.sequences, counts.tokens) == (1, 2, 2)
     close(loss, -log_sigmoid(0.5) + 0.1 * 1.5)
     wanted = {
         "loss": -log_sigmoid(0.5) + 0.15,
