@@ -103,7 +103,7 @@ class PPO(RLHFAlgorithm):
         if self.ptx_loss.coef:
             metrics |= self.actor.accumulate_actor(next(self.ptx_batches), loss=self.ptx_loss)
         metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
-        self.actor_paused = drifted(metrics, self.stop_kl)
+        self.actor_paused = drifted(metrics, self.stop_kl, mini)
         return metrics
 
     def split_ptx(self, *, steps: int) -> Iterator[Batch]:

@@ -127,21 +127,23 @@ class Running(nn.Module):
             self.returns.copy_(merged(self.returns, *totals))
 
 
-def drifted(metrics: Metrics, stop_kl: float | None) -> bool:
+def drifted(metrics: Metrics, stop_kl: float | None, mini: Batch) -> bool:
     """Whether an update has moved the actor further from the rollout's policy than it may, nats per token.
 
     Args:
         metrics: of the update; fetched only where there is a limit.
         stop_kl: the limit; None for none.
+        mini: what it was to learn from; where no token is valid nothing has moved, and nothing is measured.
 
     Raises:
         ValueError: there is a limit, and the actor's loss does not measure it.
     """
     if stop_kl is None:
         return False
-    if (measured := metrics.fetch().get("actor/approx_kl")) is None:
+    measured = metrics.fetch().get("actor/approx_kl")
+    if measured is None and mini["response_mask"].any():
         raise ValueError(
             f"stop_kl={stop_kl}: reads actor/approx_kl, and the actor's loss returns no such metric. Return "
             "it as PolicyLoss does, or leave stop_kl out."
         )
-    return measured > stop_kl
+    return measured is not None and measured > stop_kl

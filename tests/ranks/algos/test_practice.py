@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import pstdev
 
@@ -15,14 +15,14 @@ import torch
 from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.data import MixedData, TaskData, TextData
 from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.functional import Counts, GAEEstimator, OffPolicyCorrection, Overlong, PolicyLoss
+from rlhf_lightning.functional import Counts, GAEEstimator, OffPolicyCorrection, Overlong, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
-from tests.unit.algos.small import run
+from tests.unit.algos.small import run, write_rows
 
 FAST = OptimizerSpec(lr=1e-3)
 
@@ -91,6 +91,26 @@ def test_a_limit_of_the_drift_needs_a_loss_that_measures_it(model: str) -> None:
         r"it as PolicyLoss does, or leave stop_kl out\.$",
     ):
         run(ppo(model, policy_loss=Unmeasured(), stop_kl=0.1), data(), steps=1)
+
+
+class Masked(PPO):
+    """Learns nothing from its answers."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Mask them all."""
+        batch, metrics = super().compute_advantage(batch)
+        return batch | {"response_mask": torch.zeros_like(batch["response_mask"])}, metrics
+
+
+@pytest.mark.parametrize("coef", [0.0, 1.0])
+def test_where_nothing_is_learned_nothing_drifts(coef: float, model: str, tmp_path: Path) -> None:
+    plain = ppo(model, stop_kl=0.1, ptx_loss=SFTLoss(coef=coef, prefix="ptx/"))
+    algorithm = Masked(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    texts = write_rows(tmp_path / "texts.jsonl", [{"text": f"text number {n}"} for n in range(40)])
+    text = TextData(path=texts, block_tokens=16, batch_size=3)
+    (told,) = run(algorithm, MixedData(main=data(), ptx=text) if coef else data(), steps=1).numbers
+    assert "actor/approx_kl" not in told
+    assert ("actor/grad_norm" in told) == ("ptx/loss" in told) == bool(coef)
 
 
 def test_only_the_critic_learns_at_first(model: str) -> None:
