@@ -100,24 +100,18 @@ class CommandLine(LightningCLI):
     model: RLHFAlgorithm
     datamodule: LightningDataModule
 
-    def __init__(self, arguments: Sequence[str], *, given: Sequence[str] = ()) -> None:
-        """Run the command.
-
-        Args:
-            arguments: of the command line, without short names and files.
-            given: the files, which are not to be written over.
-        """
+    def __init__(self, arguments: Sequence[str]) -> None:
         # Docstrings below fields are read from the sources only for help, since it takes half a second.
         set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in arguments))
         super().__init__(
             RLHFAlgorithm,
-            args=list(arguments),
+            args=resolved(arguments),
             seed_everything_default=0,
             subclass_mode_model=True,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_callback=SaveConfig,
-            save_config_kwargs={"given": given},
+            save_config_kwargs={"given": config_files(arguments)},
             parser_class=Parser,
             parser_kwargs=STRICT
             | HELP
@@ -349,7 +343,7 @@ def run(arguments: Sequence[str]) -> None:
     """
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_about_run)
     try:
-        CommandLine(resolved(arguments), given=config_files(arguments))
+        CommandLine(arguments)
     except SIGTERMException:  # Lightning would exit with 0, as if the run had ended well
         sys.exit(128 + signal.SIGTERM)
 

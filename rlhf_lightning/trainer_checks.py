@@ -173,7 +173,8 @@ def _check_loggers(trainer: Trainer) -> None:
         ValueError: there is such a logger.
     """
     for logger in trainer.loggers:
-        if uploads := getattr(logger, "_log_model", False):
+        uploads = getattr(logger, "_log_model", False)
+        if uploads in (True, "all"):  # the logger of a fast_dev_run has every attribute
             raise ValueError(
                 f"{type(logger).__name__}(log_model={uploads!r}): checkpoints are directories, which it does "
                 "not upload. Leave log_model out; `rlhf export` writes the model, for an upload of your own."

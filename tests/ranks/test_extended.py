@@ -19,7 +19,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.engines.fsdp import engine as fsdp
+from rlhf_lightning.engines.checkpoint import CheckpointReader
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
@@ -237,10 +237,10 @@ def test_what_evaluates_reads_no_moments(tiny: Path, tmp_path: Path, monkeypatch
     checkpoint = saved(tiny, tmp_path)
     read: list[str] = []
 
-    def noted(directory: Path, tensors: dict[str, torch.Tensor], **_: object) -> None:
+    def noted(_: CheckpointReader, tensors: dict[str, torch.Tensor], **_rest: object) -> None:
         read.extend(tensors)
 
-    monkeypatch.setattr(fsdp, "load_checkpoint", noted)
+    monkeypatch.setattr(CheckpointReader, "fill", noted)
     actor = Actor(path=str(tiny), sampling=Sampling(max_new_tokens=4))
     algorithm = GRPO(actor=actor, reward=Reward(functions={"length": 1.0}), group_size=2)
     run(algorithm, checkpoint, command="validate")

@@ -101,3 +101,5 @@ def test_a_logger_that_would_upload_checkpoints(tmp_path: Path, uploads: bool | 
     loggers = [CSVLogger(tmp_path), WandbLogger(save_dir=tmp_path, log_model=uploads)]
     with pytest.raises(ValueError, match=rf"^WandbLogger\(log_model={uploads!r}\): checkpoints are dir"):
         trainer(Local(), tmp_path, logger=loggers).fit(grpo())
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    trainer(Local(), tmp_path, logger=loggers, fast_dev_run=True).fit(grpo(), datamodule=data)  # logs nothing
