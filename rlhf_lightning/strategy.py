@@ -96,7 +96,7 @@ class Strategy(SingleDeviceStrategy):
         self.reports: list[CallReport] = []
         """Reports of the calls that the last `drain` waited for."""
         self.history: list[CallReport] | None = None
-        """Reports of all calls, once a callback such as Trace has given a list for them."""
+        """Reports of all calls of a run, once a callback such as Trace has given a list for them."""
         self.workers: dict[str, WorkerGroup] = {}
         """The worker group of each placed role, during a run."""
         self._restore_gc: Callable[[], None] = lambda: None
@@ -305,7 +305,7 @@ class Strategy(SingleDeviceStrategy):
         """Release the devices, also after a failure; the roles become plain descriptions again."""
         if self.transport is not None:
             self.transport.close()
-            self.transport = None
+            self.transport = self.history = None
             self._restore_gc()
         elif self._cluster is not None:
             self._cluster.close()

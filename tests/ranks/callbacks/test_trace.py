@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
 from rlhf_lightning.algorithm import Columns
 from rlhf_lightning.algos import GRPO
@@ -74,3 +74,15 @@ def test_two_traces_are_alike(tmp_path: Path) -> None:
     assert found["actor.generate_sequences"] == 2 + 2 * 2
     assert [call.started_s for call in first.calls] == [call.started_s for call in second.calls]
     assert (tmp_path / "second.json").exists()
+
+
+def test_a_later_run_of_the_strategy_is_not_told_of_an_earlier_one(tmp_path: Path) -> None:
+    strategy, data = Local(), TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    traces = [Trace(str(tmp_path / name)) for name in ("first.json", "second.json")]
+    for trace in traces:
+        run = Trainer(
+            strategy=strategy, max_steps=1, logger=False, enable_checkpointing=False, callbacks=[trace]
+        )
+        run.fit(grpo(), datamodule=data)
+    for trace in traces:
+        assert [call.method for call in trace.calls].count("update_actor") == 1
