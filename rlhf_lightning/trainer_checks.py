@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
-from lightning.pytorch.plugins import Precision
+from lightning.pytorch.plugins import Precision, TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rlhf_lightning.data import MixedData, RowData, row_data
@@ -115,7 +115,8 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
-    if (plugin := connector.checkpoint_io) is not None:
+    plugin = connector.checkpoint_io
+    if not isinstance(plugin, TorchCheckpointIO | None):  # Lightning's own comes with a used strategy
         raise ValueError(
             f"Trainer(plugins={type(plugin).__name__}()): it would write nothing, since each device writes "
             "its share of a checkpoint itself. Leave it out."
