@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -82,25 +84,28 @@ def held(group: dist.ProcessGroup) -> int:
 SIZE = 200 * 64 * 4
 
 
-def let_go(size_bytes: int) -> bool:
-    """Whether at most one tensor has memory of this size."""
-    sizes = (tensor.untyped_storage().nbytes() for tensor in memory.live_tensors())
-    return sum(size == size_bytes for size in sizes) <= 1
+def let_go(tensor: Tensor, source: int, *, group: dist.ProcessGroup, broadcast: Callable[..., None]) -> None:
+    """Broadcast, and wait until gloo's thread, which may hold what it has sent a while, has let go of it."""
+    size_bytes = tensor.untyped_storage().nbytes()
+
+    def views() -> int:
+        return sum(found.untyped_storage().nbytes() == size_bytes for found in memory.live_tensors())
+
+    before, sent = views(), tensor.view(-1)
+    broadcast(sent, source, group=group)
+    del sent
+    memory.settles(lambda: views() <= before)
 
 
 def grown(group: dist.ProcessGroup) -> int:
     """The most that the source holds as a parameter comes that is larger than the buckets before it."""
     gc.freeze()
     end = Link(group, 0, torch.device("cpu"))
-
-    def growing() -> Iterator[tuple[str, Tensor]]:
-        for number in (1, 1, 6, 1):
-            memory.settles(lambda: let_go(4 * SIZE))
-            yield str(number), torch.zeros(number * 200, 64)
-
-    with memory.Peak(link) as peak:
+    growing = ((str(number), torch.zeros(number * 200, 64)) for number in (1, 1, 6, 1))
+    waiting = partial(let_go, broadcast=dist.broadcast)
+    with mock.patch.object(dist, "broadcast", waiting), memory.Peak(link) as peak:
         if group.rank() == 0:
-            end.send(growing(), bucket_bytes=4 * SIZE)
+            end.send(growing, bucket_bytes=4 * SIZE)
         else:
             for _ in end.receive():
                 pass
