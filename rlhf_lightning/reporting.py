@@ -48,13 +48,23 @@ def silence_lightning(trainer: Trainer, model: LightningModule) -> None:
         callbacks[:] = [callback for callback, left in zip(callbacks, usual, strict=True) if not left]
 
 
+def validation_interval(trainer: Trainer) -> int | float | None:
+    """Iterations from one validation to the next, or parts of an epoch; None where it is a time.
+
+    A trainer that was given a time lacks the attribute that Lightning declares.
+    """
+    return getattr(trainer, "val_check_interval", None)
+
+
 def monitor_each_validation(trainer: Trainer) -> None:
     """Let EarlyStopping and ModelCheckpoint check their metric after every validation.
 
     With `val_check_interval=1` a validation follows every iteration, but Lightning takes the 1 for 1.0, a
-    whole epoch, and would let them check at the end of an epoch only.
+    whole epoch, and would let them check at the end of an epoch only. With a time, such as "00:00:30:00",
+    ModelCheckpoint does so by itself, and EarlyStopping would look for the interval, which is not there.
     """
-    if type(trainer.val_check_interval) is not int or trainer.val_check_interval != 1:
+    interval = validation_interval(trainer)
+    if interval is not None and (type(interval) is not int or interval != 1):
         return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:

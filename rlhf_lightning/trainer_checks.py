@@ -26,6 +26,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.output import check_output
+from rlhf_lightning.reporting import validation_interval
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -162,8 +163,12 @@ def _check_intervals(trainer: Trainer) -> None:
     Raises:
         ValueError: an interval is 0.
     """
-    for name in ("val_check_interval", "check_val_every_n_epoch"):
-        if getattr(trainer, name) == 0:
+    intervals = {
+        "val_check_interval": validation_interval(trainer),
+        "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
+    }
+    for name, interval in intervals.items():
+        if interval == 0:
             raise ValueError(f"Trainer({name}=0): type 1 or more, or limit_val_batches=0 for no validation.")
 
 
@@ -302,7 +307,7 @@ def _check_reached(trainer: Trainer) -> None:
     Raises:
         ValueError: there is such an interval, and it is counted anew in each epoch.
     """
-    data, interval, limit = row_data(trainer), trainer.val_check_interval, trainer.limit_train_batches
+    data, interval, limit = row_data(trainer), validation_interval(trainer), trainer.limit_train_batches
     validates = trainer.limit_val_batches and trainer.check_val_every_n_epoch
     if data is None or trainer.state.fn != "fit" or not validates or not isinstance(interval, int):
         return

@@ -16,6 +16,7 @@ from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with
 from rlhf_lightning.callbacks.validation import check_validates
 from rlhf_lightning.data import row_data
 from rlhf_lightning.output import check_output, leaves_files, output_path
+from rlhf_lightning.reporting import validation_interval
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
 from rlhf_lightning.workers import Reward
 
@@ -127,9 +128,10 @@ class SecondReward(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the changes and the gap."""
         if not self._first:
+            interval = validation_interval(trainer) or "a time"
             warnings.warn(
                 "SecondReward: nothing was validated, so there is no gap and no picture. "
-                f"Lower trainer.val_check_interval ({trainer.val_check_interval}), or train longer.",
+                f"Lower trainer.val_check_interval ({interval}), or train longer.",
                 stacklevel=2,
             )
         elif leaves_files(trainer):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -249,7 +250,9 @@ def test_a_module_that_hands_over_too_little_is_refused(tmp_path: Path) -> None:
         trainer_in(tmp_path, [SecondReward("length")]).validate(Tiny(uneven), data())
 
 
-def test_a_run_without_a_validation_is_told(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"nothing was validated.*val_check_interval \(2\)"):
-        fit(trainer_in(tmp_path, [SecondReward("length")], steps=1), Scripted(FIRST))
+@pytest.mark.parametrize(("interval", "said"), [(2, "2"), (timedelta(hours=1), "a time")])
+def test_a_run_without_a_validation_is_told(interval: int | timedelta, said: str, tmp_path: Path) -> None:
+    run = trainer_in(tmp_path, [SecondReward("length")], steps=1, interval=interval)
+    with pytest.warns(UserWarning, match=rf"nothing was validated.*val_check_interval \({said}\)"):
+        fit(run, Scripted(FIRST))
     assert list(tmp_path.iterdir()) == []

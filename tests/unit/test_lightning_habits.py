@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LambdaCallback, ModelSummary
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelSummary
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.utils.data import DataLoader
 
@@ -103,3 +104,14 @@ def test_a_logger_that_would_upload_checkpoints(tmp_path: Path, uploads: bool | 
         trainer(Local(), tmp_path, logger=loggers).fit(grpo())
     data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
     trainer(Local(), tmp_path, logger=loggers, fast_dev_run=True).fit(grpo(), datamodule=data)  # logs nothing
+
+
+@pytest.mark.parametrize(
+    ("called", "interval"),
+    [("fit", "00:00:30:00"), ("validate", timedelta(minutes=30)), ("predict", {"minutes": 30})],
+)
+def test_an_interval_of_validations_may_be_a_time(called: str, interval: object, tmp_path: Path) -> None:
+    stop = EarlyStopping("val/reward")
+    run = trainer(Local(), tmp_path, limit_val_batches=1, val_check_interval=interval, callbacks=[stop])
+    getattr(run, called)(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=2))
+    assert run.state.finished

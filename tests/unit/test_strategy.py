@@ -252,11 +252,13 @@ def test_a_run_of_no_batches_may_have_any_interval(tmp_path: Path) -> None:
     assert run.global_step == 0
 
 
-@pytest.mark.parametrize(("interval", "looks", "after"), [(1, 2, True), (1.0, 1, False), (2, 1, True)])
+@pytest.mark.parametrize(
+    ("interval", "looks", "after"), [(1, 2, True), (1.0, 1, False), (2, 1, True), (timedelta(0), 2, True)]
+)
 def test_callbacks_look_after_a_validation_of_every_iteration(
-    interval: float, looks: int, *, after: bool, tmp_path: Path
+    interval: float | timedelta, looks: int, *, after: bool, tmp_path: Path
 ) -> None:
-    """As at an interval of 2 iterations: one of 1 Lightning takes for 1.0, the epoch."""
+    """As at an interval of 2 iterations: one of 1 Lightning takes for 1.0, the epoch, and a time is none."""
     stop = EarlyStopping("val/reward", patience=100)
     late = EarlyStopping("val/reward", mode="max", patience=100, check_on_train_epoch_end=True)
     best = ModelCheckpoint(tmp_path / "best", monitor="val/reward", mode="max", save_top_k=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -42,18 +43,19 @@ def trainer_in(
     callbacks: Sequence[Callback],
     *,
     steps: int = 4,
+    interval: int | timedelta = 2,
     loggers: Sequence[Logger] = (),
     fast_dev_run: bool = False,
     checkpoints: bool = False,
 ) -> Trainer:
-    """Validate every second step, with two batches."""
+    """Validate every second step, or after another interval, with two batches."""
     return Trainer(
         default_root_dir=root,
         accelerator="cpu",
         callbacks=list(callbacks),
         logger=list(loggers),
         max_steps=steps,
-        val_check_interval=2,
+        val_check_interval=interval,
         check_val_every_n_epoch=None,
         limit_val_batches=2,
         log_every_n_steps=1,
