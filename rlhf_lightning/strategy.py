@@ -36,7 +36,7 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
-from rlhf_lightning.trainer_checks import check_trainer
+from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
 from rlhf_lightning.workers import Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
 
@@ -183,17 +183,20 @@ class Strategy(SingleDeviceStrategy):
         if model._trainer is not None:
             check_trainer(model._trainer, self)
             silence_lightning(model._trainer, model)
-            monitor_each_validation(model._trainer)
             Requeue.add(model._trainer)
 
     def setup_environment(self) -> None:
-        """Refuse impossible placements and unreachable clusters before data are read or processes started.
+        """Refuse callbacks, placements and clusters that cannot work, before data are read or processes run.
 
         Raises:
-            ValueError: too few devices, a division that does not work, no cluster, or several controllers.
+            ValueError: too few devices, a division that does not work, no cluster, several controllers, or a
+                callback that works on weights or saves what no run can resume.
         """
         # The controller holds no model: Lightning would choose a GPU for it where there is one.
         self.accelerator = CPUAccelerator()
+        if (trainer := self.algorithm._trainer) is not None:  # which has the algorithm's callbacks by now
+            check_callbacks(trainer)
+            monitor_each_validation(trainer)
         check_alone()
         super().setup_environment()
         self.join()
@@ -214,13 +217,10 @@ class Strategy(SingleDeviceStrategy):
             self._cluster.connect(1)
 
     def check(self, needed: int) -> None:
-        """Refuse a cluster that does not answer or is too small.
-
-        Args:
-            needed: devices of the job.
+        """Refuse a cluster that does not answer, or has fewer devices than are needed.
 
         Raises:
-            ValueError: it does not answer, or has too few devices.
+            ValueError: it is such a cluster.
         """
         assert self._cluster is not None
         self._cluster.check(needed)

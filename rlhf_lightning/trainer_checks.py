@@ -124,9 +124,45 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
         )
     _check_intervals(trainer)
     _check_loggers(trainer)
-    _check_callbacks(trainer)
-    _check_checkpoints(trainer)
     _check_gradients(trainer, strategy.settings.training)
+
+
+def check_callbacks(trainer: Trainer) -> None:
+    """Refuse callbacks that cannot work on remote models, or would save a state that no run can resume.
+
+    Warns of a callback's hooks that are never called.
+
+    Args:
+        trainer: of the run; Lightning adds to its callbacks those that the algorithm's `configure_callbacks`
+            returns, after it has connected the strategy.
+
+    Raises:
+        ValueError: there is such a callback, or the directory of one's checkpoints takes no files.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        name = type(callback).__name__
+        _check_hooks(callback)
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            callbacks.remove(callback)  # a tuner adds it to the trainer, where it would stay after this error
+            raise ValueError(
+                f"{name}: its trials train the models, and leave them so. Leave it out; type "
+                "--data.batch_size ROWS and --algo.actor.optimizer.lr RATE."
+            )
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            raise ValueError(
+                f"{name}(train_time_interval=...): Lightning would never save, since the models step by "
+                "themselves. Type every_n_train_steps=N, in iterations."
+            )
+        on_exception = isinstance(callback, ModelCheckpoint) and callback.save_on_exception
+        if on_exception or isinstance(callback, OnExceptionCheckpoint):
+            callbacks.remove(callback)  # else it would save at this error, and its own error be shown
+            raise ValueError(
+                f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
+                "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
+                "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
+            )
+    _check_checkpoints(trainer)
 
 
 def check_batches(trainer: Trainer) -> None:
@@ -184,39 +220,6 @@ def _check_loggers(trainer: Trainer) -> None:
             raise ValueError(
                 f"{type(logger).__name__}(log_model={uploads!r}): checkpoints are directories, which it does "
                 "not upload. Leave log_model out; `rlhf export` writes the model, for an upload of your own."
-            )
-
-
-def _check_callbacks(trainer: Trainer) -> None:
-    """Refuse callbacks that cannot work on remote models, or would save a state that no run can resume.
-
-    Warns of a callback's hooks that are never called.
-
-    Raises:
-        ValueError: there is such a callback.
-    """
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        name = type(callback).__name__
-        _check_hooks(callback)
-        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            callbacks.remove(callback)  # a tuner adds it to the trainer, where it would stay after this error
-            raise ValueError(
-                f"{name}: its trials train the models, and leave them so. Leave it out; type "
-                "--data.batch_size ROWS and --algo.actor.optimizer.lr RATE."
-            )
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
-            raise ValueError(
-                f"{name}(train_time_interval=...): Lightning would never save, since the models step by "
-                "themselves. Type every_n_train_steps=N, in iterations."
-            )
-        on_exception = isinstance(callback, ModelCheckpoint) and callback.save_on_exception
-        if on_exception or isinstance(callback, OnExceptionCheckpoint):
-            callbacks.remove(callback)  # else it would save at this error, and its own error be shown
-            raise ValueError(
-                f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
-                "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
-                "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
             )
 
 

@@ -8,7 +8,14 @@ from typing import Literal
 
 import pytest
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelSummary
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelSummary,
+)
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.utils.data import DataLoader
 
@@ -115,3 +122,36 @@ def test_an_interval_of_validations_may_be_a_time(called: str, interval: object,
     run = trainer(Local(), tmp_path, limit_val_batches=1, val_check_interval=interval, callbacks=[stop])
     getattr(run, called)(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=2))
     assert run.state.finished
+
+
+def bringing(callback: Callback) -> type[GRPO]:
+    """An algorithm with a callback of its own, as Lightning's documentation has it."""
+
+    class Bringing(GRPO):
+        def configure_callbacks(self) -> Callback:
+            return callback
+
+    return Bringing
+
+
+@pytest.mark.parametrize(
+    ("callback", "said"),
+    [
+        (EMAWeightAveraging(), "weights and gradients are on the devices"),
+        (LearningRateFinder(), "its trials train the models"),
+        (ModelCheckpoint(train_time_interval=timedelta(minutes=1)), "Lightning would never save"),
+        (ModelCheckpoint(save_on_exception=True), "an error comes in the middle of an iteration"),
+    ],
+    ids=["averages", "trials", "clock", "exception"],
+)
+def test_callbacks_that_an_algorithm_brings_are_refused_too(
+    callback: Callback, said: str, tmp_path: Path
+) -> None:
+    assert said in refusal(grpo(bringing(callback)), tmp_path)
+
+
+def test_callbacks_that_an_algorithm_brings_look_after_every_validation_too(tmp_path: Path) -> None:
+    stop = EarlyStopping("val/reward")
+    run = trainer(Local(), tmp_path, limit_val_batches=1, val_check_interval=1)
+    run.fit(grpo(bringing(stop)), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=2))
+    assert stop._check_on_train_epoch_end is False

@@ -170,7 +170,7 @@ def test_otherwise_it_is_not(
 class Started(Colocated):
     """Fails once it is to start."""
 
-    def setup_environment(self) -> None:
+    def join(self) -> None:
         """Refuse."""
         raise KeyError("it would start")
 
