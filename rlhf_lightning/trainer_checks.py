@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -70,8 +71,10 @@ _WITHOUT_EFFECT: Mapping[type[Callback], str] = {
     ModelPruning: "it prunes the controller's module. Prune the model that `rlhf export` writes",
     BaseFinetuning: "it freezes parts of the controller's module. Try --algo.actor.lora.rank, for adapters",
     GradientAccumulationScheduler: "an update is over a whole mini-batch. Try --algo.mini_batch_size",
+    SpikeDetection: "its loss is that of training_step, which returns none. Watch actor/grad_norm and "
+    "<role>/skipped_steps",
 }
-"""Callbacks that work on a module with weights, why they have no effect, and what to do instead."""
+"""Callbacks that work on a module with weights or a loss, why they could not, and what to do instead."""
 
 
 def check_lightning(algorithm: RLHFAlgorithm) -> None:

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.plugins import AsyncCheckpointIO
@@ -280,6 +281,7 @@ def test_callbacks_look_after_a_validation_of_every_iteration(
         (ModelPruning("l1_unstructured"), "Prune the model that `rlhf export` writes"),
         (BackboneFinetuning(), "Try --algo.actor.lora.rank"),
         (GradientAccumulationScheduler({1: 2}), "Try --algo.mini_batch_size"),
+        (SpikeDetection(), "Watch actor/grad_norm and <role>/skipped_steps"),
     ],
     ids=lambda value: type(value).__name__,
 )
