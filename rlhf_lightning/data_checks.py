@@ -75,13 +75,14 @@ def _check_margins(algorithm: RLHFAlgorithm, data: RowData | MixedData) -> None:
     if reading and not given:
         raise ValueError(
             f"{reading[0]}: reads the margins, by how much each chosen answer is better, and "
-            f"{type(data).__name__} gives none. Type --data.margin_field FIELD, or --algo.loss.margin false."
+            f"{type(data).__name__} gives none. Type --{data.typed}.margin_field FIELD, or "
+            "--algo.loss.margin false."
         )
     if given and not reading:
         kind = type(algorithm).__name__
         able = [name for name, loss in losses.items() if isinstance(loss, PairwiseLoss)]
         advice = f"Type --algo.{able[0]}.margin true" if able else "Leave it out"
-        logger.warning("data.margin_field: %s does not read the margins. %s.", kind, advice)
+        logger.warning("%s.margin_field: %s does not read the margins. %s.", data.typed, kind, advice)
 
 
 def _check_penalties(algorithm: RLHFAlgorithm, *, rows: int) -> None:

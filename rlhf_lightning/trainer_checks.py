@@ -288,7 +288,9 @@ def _check_shares(trainer: Trainer) -> None:
     if (data := row_data(trainer)) is None:
         return
     for name in _READ.get(trainer.state.fn, ()):
-        limit = getattr(trainer, option := f"limit_{name}_batches")
+        overfits = trainer.overfit_batches and name != "predict"  # type: ignore[attr-defined]
+        option = "overfit_batches" if overfits else f"limit_{name}_batches"
+        limit = getattr(trainer, option)
         share = isinstance(limit, float) and limit < 1
         for batches in _batches(data, name) if share else ():
             if 0 < limit * batches < 1:

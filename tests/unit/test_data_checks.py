@@ -12,7 +12,7 @@ import pytest
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, PPO, RewardModel, SafeRLHF
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import PreferenceData, TaskData
+from rlhf_lightning.data import MixedData, PreferenceData, TaskData
 from rlhf_lightning.functional import PairwiseLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import Cost
@@ -66,6 +66,21 @@ def test_margins_that_nothing_reads_are_said(
         assert told(algorithm, tmp_path, margin_field=margin_field) == "started"
     found = [record.getMessage() for record in caplog.records if "margin" in record.getMessage()]
     assert found == ([f"data.margin_field: {said}"] if said else [])
+
+
+def test_margins_are_those_of_the_rows_that_are_trained_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begun(algorithm: RLHFAlgorithm, margin_field: str | None) -> str:
+        rows = [{"prompt": "a", "chosen": "b", "rejected": "c", "by": 1.5}] * 2
+        main = PreferenceData.from_rows(rows, batch_size=2, margin_field=margin_field)
+        ptx = TaskData(batch_size=1, num_rows=1, num_val_rows=0, completions=True)
+        return refusal(algorithm, tmp_path, data=MixedData(main=main, ptx=ptx))
+
+    assert "MixedData gives none. Type --data.main.margin_field FIELD" in begun(RewardModel(loss=READS), None)
+    with caplog.at_level(logging.WARNING):
+        assert begun(RewardModel(), "by") == "started"
+    assert "data.main.margin_field: RewardModel does not read the margins." in caplog.text
 
 
 @pytest.mark.parametrize("make", [PPO, partial(SafeRLHF, cost=Cost(functions="length"))])
