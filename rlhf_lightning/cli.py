@@ -219,11 +219,16 @@ class CommandLine(LightningCLI):
                 callbacks[place] = Progress()
 
     def _let_wandb_go_on(self) -> None:
-        """Let a run of wandb that has a name go on: the parser's null would replace Lightning's `allow`."""
+        """Let a run of wandb with a name, maybe of WANDB_RUN_ID, go on: the parser's null would begin anew.
+
+        Lightning's `allow` stands in its place, where neither an option nor a variable says how to go on.
+        """
+        ways = ("resume", "resume_from", "fork_from")
+        if any(f"WANDB_{way.upper()}" in os.environ for way in ways):
+            return
         for logger in self.trainer.loggers:
             options = logger._wandb_init if isinstance(logger, WandbLogger) else {}
-            ways = [options.get(way) for way in ("resume", "resume_from", "fork_from")]
-            if options.get("id") and ways == [None] * 3:
+            if all(options.get(way) is None for way in ways):
                 options["resume"] = "allow"
 
     def _keep_last_checkpoint(self, own: Sequence[object]) -> None:

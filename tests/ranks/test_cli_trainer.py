@@ -80,7 +80,7 @@ def test_a_configuration_may_hold_a_date(prepared: Callable[..., Trainer]) -> No
 @pytest.mark.parametrize(
     ("words", "resume"),
     [
-        ((), None),
+        ((), "allow"),  # the name may be WANDB_RUN_ID
         (("--trainer.logger.version", "mine"), "allow"),
         (("--trainer.logger.id", "mine"), "allow"),
         (("--trainer.logger.version", "mine", "--trainer.logger.resume", "never"), "never"),
@@ -94,3 +94,12 @@ def test_a_run_of_wandb_with_a_name_goes_on(
     (logger,) = prepared(*FIT, *SHORT, *WANDB, *words).loggers
     assert isinstance(logger, WandbLogger)
     assert logger._wandb_init["resume"] == resume
+
+
+def test_what_a_variable_tells_wandb_is_not_replaced(
+    prepared: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_RESUME", "never")
+    (logger,) = prepared(*FIT, *SHORT, *WANDB).loggers
+    assert isinstance(logger, WandbLogger)
+    assert logger._wandb_init["resume"] is None
