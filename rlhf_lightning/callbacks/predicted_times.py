@@ -48,12 +48,18 @@ class PredictedTimes(Callback):
             clusters.load(hardware)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a GPU without a known description, and a directory that cannot be written.
+        """Refuse a GPU without a known description, a directory that takes no files, a run without metrics.
 
         Raises:
-            ValueError: the GPU is of an unknown kind, or on other machines; or nothing can be written there.
+            ValueError: the GPU is of an unknown kind, or on other machines; or nothing can be written there,
+                or nothing is logged.
         """
         if stage == "fit":
+            if trainer.barebones:
+                raise ValueError(
+                    "PredictedTimes: with trainer.barebones=true no metrics are logged, and it reads the "
+                    "lengths of answers in them. Leave one of the two out."
+                )
             self._cluster = of_a_run(
                 self.hardware, os.cpu_count() or 1, option="PredictedTimes(hardware=...)"
             )

@@ -11,6 +11,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
 from rlhf_lightning.output import check_output, leaves_files
+from rlhf_lightning.trainer_checks import check_lightning
 
 
 class Trace(Callback):
@@ -34,12 +35,14 @@ class Trace(Callback):
         """Ask for the reports; refuse a directory in place of the file, and one that cannot be written.
 
         Raises:
-            ValueError: the path is a directory, or nothing can be written there.
+            ValueError: the path is a directory, or nothing can be written there; or the trainer's strategy is
+                one of Lightning's, which makes no reports.
         """
         if self.path.is_dir():
             raise ValueError(f"Trace: {self.path} is a directory. Type a file in it: {self.path}/trace.json.")
         check_output(trainer, self.path.parent, name="Trace")
         if isinstance(pl_module, RLHFAlgorithm):
+            check_lightning(pl_module)
             strategy = pl_module.strategy
             strategy.history = self.calls = self.calls if strategy.history is None else strategy.history
 
@@ -49,8 +52,7 @@ class Trace(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         """Record an iteration."""
-        seconds = float(trainer.callback_metrics["time/step_s"])
-        self.iterations.append((self._began_s, seconds))
+        self.iterations.append((self._began_s, time.time() - self._began_s))
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         """Wait for the calls of a held-out batch, which a `validation_step` of the user's own may not do."""

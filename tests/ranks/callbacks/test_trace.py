@@ -86,3 +86,18 @@ def test_a_later_run_of_the_strategy_is_not_told_of_an_earlier_one(tmp_path: Pat
         run.fit(grpo(), datamodule=data)
     for trace in traces:
         assert [call.method for call in trace.calls].count("update_actor") == 1
+
+
+def test_a_run_that_logs_nothing_has_its_trace(tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "trace.json"))
+    run = trainer(Local(), tmp_path, barebones=True, callbacks=[trace])
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    ((_, seconds),) = trace.iterations
+    assert 0 < sum(call.seconds for call in trace.calls) < seconds
+
+
+def test_a_strategy_of_lightning_has_nothing_to_trace(tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "trace.json"))
+    run = Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path, callbacks=[trace])
+    with pytest.raises(ValueError, match=r"^GRPO: .* SingleDeviceStrategy\. Type Trainer\(strategy="):
+        run.fit(grpo(), datamodule=TaskData())

@@ -23,6 +23,7 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Settings
 from tests.logged import csv_file
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import write_model
 
 METHODS = (
@@ -53,7 +54,7 @@ def fit(
     checkpoint: str = "",
     strategy: type[Local] = Local,
 ) -> None:
-    trainer = pl.Trainer(
+    run = pl.Trainer(
         default_root_dir=root,
         strategy=strategy(),
         accelerator="cpu",
@@ -65,7 +66,7 @@ def fit(
         enable_progress_bar=False,
     )
     data = TaskData(batch_size=8, num_rows=32, num_val_rows=4, completions=isinstance(algorithm, SFT))
-    trainer.fit(algorithm, datamodule=data, ckpt_path=checkpoint or None)
+    run.fit(algorithm, datamodule=data, ckpt_path=checkpoint or None)
 
 
 def actor(root: Path) -> Actor:
@@ -132,6 +133,15 @@ def test_gpus_of_other_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     said = r"^PredictedTimes\(hardware=...\): the cluster has 16 GPUs, and this process sees none.* a100-80gb"
     with pytest.raises(ValueError, match=said):
         fit(tmp_path, SFT(actor=actor(tmp_path)), PredictedTimes(), steps=1)
+
+
+def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path, barebones=True, callbacks=[PredictedTimes("cpu")])
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=True)
+    with pytest.raises(
+        ValueError, match=r"^PredictedTimes: with trainer\.barebones=true no metrics are logged"
+    ):
+        run.fit(SFT(actor=actor(tmp_path)), datamodule=data)
 
 
 def test_unknown_hardware() -> None:
