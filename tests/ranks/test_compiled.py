@@ -130,10 +130,14 @@ def test_compiled_layers_of_shards_learn_the_same(paths: dict[str, Path]) -> Non
     spmd.run(2, on_ranks, tiny.spec(paths["lm"]))
 
 
-def test_without_a_compiler_it_is_refused(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gpu", "variable"), [(False, "CXX"), (True, "CC")])
+def test_without_a_compiler_it_is_refused(
+    gpu: bool, variable: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
     check()
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv(variable, "no-such-compiler")
     with pytest.raises(ValueError, match=r"train\.compile_layers=true: .* \(no-such-compiler\) on the PATH"):
         check()
 
@@ -142,6 +146,7 @@ def test_compilers_that_torch_does_not_call_are_not_enough(
     paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     called = cpp.cxx[-1]
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -154,6 +159,23 @@ def test_compilers_that_torch_does_not_call_are_not_enough(
     monkeypatch.delenv("CXX")
     (tmp_path / called).touch(mode=0o755)
     check()
+
+
+def test_a_gpu_needs_no_compiler_of_cpp(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles what launches its kernels as C."""
+    check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "g++").touch(mode=0o755)
+    with pytest.raises(ValueError, match=r"no C compiler \(gcc or clang\) on the PATH .* Install gcc, "):
+        check()
+    for name in ("gcc", "clang"):
+        (tmp_path / name).touch(mode=0o755)
+        check()
+        (tmp_path / name).unlink()
 
 
 def test_divided_layers_are_refused() -> None:

@@ -17,24 +17,27 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-_COMPILER = "clang++" if sys.platform == "darwin" else "g++"
-"""What torch.compile calls where CXX names no other; it looks for none besides."""
+_CXX = ("clang++" if sys.platform == "darwin" else "g++",)
+"""What torch.compile calls for the kernels of a CPU where CXX names no other; it looks for none besides."""
+_CC = ("gcc", "clang")
+"""What Triton calls for the programs that launch its kernels on a GPU, where CC names no other."""
 
 
 def check_compiler() -> None:
-    """Refuse to compile without a C++ compiler, which torch.compile needs on GPUs too, to launch kernels.
+    """Refuse to compile without the compiler that torch.compile calls: of C on GPUs, else of C++.
 
     It is looked for on this machine, the controller's; those of the devices are taken to be like it.
 
     Raises:
-        ValueError: the C++ compiler is not on the PATH.
+        ValueError: the compiler is not on the PATH.
     """
-    compiler = os.environ.get("CXX", _COMPILER)
-    if not shutil.which(compiler):
+    language, variable, known = ("C", "CC", _CC) if torch.cuda.is_available() else ("C++", "CXX", _CXX)
+    called = (os.environ[variable],) if variable in os.environ else known
+    if not any(shutil.which(name) for name in called):
         raise ValueError(
-            f"strategy.settings.train.compile_layers=true: found no C++ compiler ({compiler}) on the PATH of "
-            f"this machine, and every machine with devices needs one. Install {_COMPILER}, name another as "
-            "CXX in the environment, or leave the option out."
+            f"strategy.settings.train.compile_layers=true: found no {language} compiler "
+            f"({' or '.join(called)}) on the PATH of this machine, and every machine with devices needs one. "
+            f"Install {known[0]}, name another as {variable} in the environment, or leave the option out."
         )
 
 
