@@ -39,7 +39,7 @@ from rlhf_lightning.output import check_output, leaves_files
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
-from rlhf_lightning.words import config_files, resolved
+from rlhf_lightning.words import chosen, config_files, resolved
 
 DECIDED_BY_STRATEGY = {
     "strategy": "The strategy stands for itself: --strategy NAME.",
@@ -183,7 +183,8 @@ class CommandLine(LightningCLI):
                 lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
             elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}
-            raise ValueError(option_error(str(err), {"trainer": Trainer}, elsewhere=elsewhere)) from err
+            owners = {"trainer": Trainer} | _chosen_algorithm(args if isinstance(args, list) else [])
+            raise ValueError(option_error(str(err), owners, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:
         """Make the algorithm, the data and the trainer with its strategy.
@@ -325,6 +326,13 @@ class CommandLine(LightningCLI):
                     file.write(json.dumps({"prompt": prompt, "response": response}) + "\n")
         unfinished.replace(out)
         sys.stdout.write(f"predictions: {out}\n")
+
+
+def _chosen_algorithm(words: Sequence[str]) -> dict[str, type]:
+    """The class of the algorithm, by its option; empty where none was chosen, or it was not imported."""
+    module, _, name = chosen(words, "algo").rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return {"algo": found} if isinstance(found, type) else {}
 
 
 def _searched(directory: Path) -> str:

@@ -7,18 +7,26 @@ _MICRO_BATCHES = (
     "Micro-batches are counted in tokens, --strategy.settings.train.max_tokens_per_micro_batch; an optimizer "
     "step takes --algo.mini_batch_size rows, in as many of them as it needs."
 )
+_STEPS = (
+    "An optimizer step takes --algo.mini_batch_size answers that were drawn. Of given answers it takes "
+    "--data.batch_size rows, or pairs: leave mini_batch_size out."
+)
+_HELD_OUT = (
+    "Held-out prompts are answered greedily. To draw N answers to each as well, type "
+    "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples N."
+)
 _GENERATED = "An iteration answers --data.batch_size prompts, each --algo.group_size times."
 _SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
 
 
 def _trained(option: str) -> tuple[str, ...]:
-    """An option of the model that is trained: the actor, or the reward model."""
-    return (f"algo.actor.{option}", f"algo.reward.{option}")
+    """An option of the model that is trained: the actor, or else the reward or cost model."""
+    return (f"algo.actor.{option}", f"algo.reward.{option}", f"algo.cost.{option}")
 
 
 _HERE: dict[str, tuple[str, ...] | str] = {
     "lr learning_rate actor_learning_rate": _trained("optimizer.lr"),
-    "critic.optim.lr critic.adam.lr critic_learning_rate": ("algo.critic.optimizer.lr",),
+    "critic_learning_rate": ("algo.critic.optimizer.lr",),
     "lr_scheduler_type lr_scheduler warmup_style": _trained("optimizer.schedule"),
     "warmup_steps lr_warmup_steps": _trained("optimizer.warmup_steps"),
     "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": (
@@ -29,7 +37,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "optim": "Every model is trained with AdamW, with options such as --algo.actor.optimizer.lr.",
     "model model_name_or_path pretrain sft_model_path model.path": _trained("path"),
     "ref_model": ("algo.reference.path",),
-    "value_model critic_pretrain critic.model.path critic.model_name_or_path": ("algo.critic.path",),
+    "value_model critic_pretrain": ("algo.critic.path",),
     "reward_model_path reward_pretrain reward.model_name_or_path reward_model.model.path": (
         "algo.reward.path",
     ),
@@ -53,9 +61,16 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "top_p": ("algo.actor.sampling.top_p",),
     "top_k": ("algo.actor.sampling.top_k",),
     "repetition_penalty": "There is none: it changes what log-probabilities are of.",
+    (
+        "val_kwargs.temperature val_kwargs.top_p val_kwargs.top_k val_kwargs.n val_kwargs.do_sample "
+        "eval.temperature eval.top_p eval.max_new_tokens eval.n_samples_per_prompt "
+        "eval_temperature eval_n_samples_per_prompt num_generations_eval"
+    ): _HELD_OUT,
     "num_generations n_samples_per_prompt rollout.n": ("algo.group_size",),
     "num_iterations num_ppo_epochs ppo_epochs": ("algo.epochs",),
-    "ppo_mini_batch_size": ("algo.mini_batch_size",),
+    "ppo_mini_batch_size": (
+        "Type --algo.mini_batch_size N, which counts answers: the prompts of verl times --algo.group_size."
+    ),
     (
         "per_device_train_batch_size gradient_accumulation_steps micro_train_batch_size "
         "micro_batch_size ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu"
@@ -68,6 +83,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "epsilon cliprange clip_ratio clip_ratio_low eps_clip": ("algo.policy_loss.clip_low",),
     "epsilon_high clip_ratio_high": ("algo.policy_loss.clip_high",),
     "delta clip_ratio_c": ("algo.policy_loss.dual_clip",),
+    "critic.loss_agg_mode": "The critic's loss is a mean over tokens: leave it out.",
     "loss_type loss_agg_mode": ("algo.policy_loss.aggregation", "algo.loss.kind"),
     "entropy_coeff": ("algo.policy_loss.entropy_coef",),
     "vf_coef": ("algo.value_loss.coef",),
@@ -82,8 +98,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "critic_warmup": ("algo.critic_warmup_steps",),
     "dataset_name train_dataset train_files prompt_data prompt_dataset dataset": ("data.path",),
     "eval_dataset eval.dataset val_files": ("data.val_path",),
-    "train_batch_size rollout_batch_size rollout.batch_size": ("data.batch_size",),
-    "train.batch_size": ("algo.mini_batch_size",),
+    "data.train_batch_size rollout_batch_size rollout.batch_size": ("data.batch_size",),
+    "train_batch_size train.batch_size": _STEPS,
     "max_prompt_length prompt_max_len max_length max_len": ("data.max_prompt_tokens",),
     "prompt_key input_key": ("data.prompt_field",),
     "output_key": ("data.response_field",),
@@ -128,7 +144,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "use_vllm rollout.name": "Type --strategy.settings.generator vllm, or native.",
     "gpu_memory_utilization vllm_gpu_memory_utilization": ("strategy.settings.vllm.gpu_memory_utilization",),
     "zero_stage": ("strategy.settings.zero.stage",),
-    "param_offload optimizer_offload adam_offload": ("strategy.offload",),
+    "param_offload optimizer_offload": ("strategy.offload",),
+    "adam_offload": ("strategy.settings.zero.offload_optimizer",),
     "colocate_all colocate_all_models vllm_mode": _SHARING,
     "rollout.tensor_model_parallel_size vllm_tensor_parallel_size vllm.tensor_parallel_size": (
         "strategy.parallel.generate.t",
@@ -138,14 +155,24 @@ _HERE: dict[str, tuple[str, ...] | str] = {
 }
 """Names there, in a line -> options here, of which a class has the first or the next; or a sentence."""
 OTHERS = {name: here for names, here in _HERE.items() for name in names.split()}
+_ROLES = {"critic": "critic", "ref": "reference"}
+"""Models beside the actor whose options have its names, behind these words, and what they are here."""
 
 
 def known_elsewhere(option: str) -> tuple[str, ...] | str:
     """What an option of TRL, verl or OpenRLHF is here: options, or a sentence; empty for no known name.
 
     Args:
-        option: with or without the parts that stand before its name there, such as `actor.optim.lr`.
+        option: with or without the parts that stand before its name there, such as `actor.optim.lr`. Those
+            that name another model make it an option of that one.
     """
     words = option.split(".")
-    ends = (".".join(words[start:]) for start in range(len(words)))
-    return next((OTHERS[end] for end in ends if end in OTHERS), ())
+    starts = [start for start in range(len(words)) if ".".join(words[start:]) in OTHERS]
+    if not starts:
+        return ()
+    here = OTHERS[".".join(words[starts[0] :])]
+    role = next((_ROLES[word] for word in words[: starts[0]] if word in _ROLES), "actor")
+    if isinstance(here, str):
+        return here.replace("algo.actor.", f"algo.{role}.")
+    of_actor = [path for path in here if path.startswith("algo.actor.")]
+    return here if role == "actor" else tuple(path.replace("actor", role, 1) for path in of_actor) or here

@@ -190,17 +190,23 @@ def _suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type])
 
 def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     """What an unknown option of the command was meant to be."""
+    if whole := [prefix for prefix, cls in owners.items() if option in option_paths(cls)]:
+        return meant(f"--{whole[0]}.{option}")
+    if here := known_elsewhere(option):
+        return f" {here}" if isinstance(here, str) else meant(*(f"--{path}" for path in _had(here, owners)))
     first, _, rest = option.partition(".")
-    here = known_elsewhere(option)
-    if isinstance(here, str):
-        return f" {here}"
     kinds = [kind for kind in FOLDERS if any(first in option_names(cls) for cls in choices(kind).values())]
-    found = [f"{prefix}.{option}" for prefix, cls in owners.items() if first in option_names(cls)]
-    if found := [*found, *here, *(f"{kind}.{option}" for kind in kinds)]:
-        return meant(f"--{found[0]}")
+    if found := [*(prefix for prefix, cls in owners.items() if first in option_names(cls)), *kinds]:
+        return meant(f"--{found[0]}.{option}")
     if rest and first in owners:
         return _suggestion_of_class(rest, owners[first])
     return meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1)) or " Try --help."
+
+
+def _had(here: Sequence[str], owners: Mapping[str, type]) -> Sequence[str]:
+    """The first of these options that one of the classes has; all of them where none does."""
+    parts = (path.partition(".") for path in here)
+    return [f"{kind}.{rest}" for kind, _, rest in parts if rest in option_paths(owners.get(kind))][:1] or here
 
 
 def _suggestion_of_class(option: str, owner: type) -> str:
@@ -210,17 +216,23 @@ def _suggestion_of_class(option: str, owner: type) -> str:
         return _suggestion_of_class(rest, inner)
     if untyped := _untyped(first, owner):
         return untyped
-    here = known_elsewhere(option)
-    if isinstance(here, str):
-        return f" {here}"
     modules = [base.__module__ for base in owner.__mro__]
     kind = next((k for k, folder in FOLDERS.items() if any(m.startswith(folder) for m in modules)), "")
-    if found := _similar(option, owner, here=here, kind=kind):
+    here = known_elsewhere(f"{kind}.{option}" if kind else option)
+    if isinstance(here, str):
+        return f" {here}"
+    lacks = rest and first != "actor" and _is_model(first)
+    if not lacks and (found := _similar(option, owner, here=here, kind=kind)):
         return meant(*found)
     for name in (first, *(path.split(".")[1] for path in here)) if kind else ():
         if having := [short for short, cls in choices(kind).items() if name in option_names(cls)]:
             return f" {name} is an option of --{kind} {', '.join(having[:4])}."
     return f" {owner.__name__} has: {', '.join(option_names(owner))}."
+
+
+def _is_model(name: str) -> bool:
+    """Whether an algorithm has a model of this name, for whose options those of another are no answer."""
+    return any("path" in option_names(option_classes(cls).get(name)) for cls in choices("algo").values())
 
 
 def _untyped(name: str, owner: type) -> str:

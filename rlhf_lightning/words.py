@@ -158,6 +158,18 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     return result
 
 
+def chosen(words: Sequence[str], option: str) -> str:
+    """The class path that an option has at last, of words that are resolved; empty where it has none."""
+    found = ""
+    for previous, word in pairwise(words):
+        if previous == f"--{option}":
+            found = word
+        elif previous in ("-c", "--config"):
+            given = json.loads(word).get(option)
+            found = str(given.get("class_path", found)) if isinstance(given, dict) else found
+    return found
+
+
 def _with_negative_numbers(words: Sequence[str]) -> list[str]:
     """`--lr -1e-6` as one word, since argparse takes -1 for a number and -1e-6 for an option."""
     result: list[str] = []

@@ -57,6 +57,12 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             ("fit", "--algo", "grpo", "--data.path", "prompts.jsonl"),
             ("TaskData: Option 'path'", "path is an option of --data completiondata, ", ", promptdata"),
         ),
+        (("fit", "--algo", "dpo", "--beta", "0.1"), ("--beta 0.1", "Did you mean --algo.loss.beta?")),
+        (
+            ("fit", "--algo", "rewardmodel", "--learning_rate=1e-5"),
+            ("--learning_rate=1e-5", "Did you mean --algo.reward.optimizer.lr?"),
+        ),
+        (("fit", "--lr", "1e-5"), ("--lr 1e-5", "Did you mean --algo.actor.optimizer.lr?")),
         (
             (*FIT, "--trainer.callbacks+=SecondReward", "--trainer.callbacks.func=length"),
             ("SecondReward: Option 'func'", "Did you mean functions?"),

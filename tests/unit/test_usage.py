@@ -37,7 +37,10 @@ def answer(cls: str, option: str) -> str:
         ("algos.GRPO", "kl.coef", "Did you mean reward_kl_coef?"),
         ("algos.GRPO", "kl_coef", "Did you mean reward_kl_coef or policy_loss.kl_coef?"),
         ("algos.GRPO", "kl_loss_coef", "Did you mean policy_loss.kl_coef?"),
-        ("algos.GRPO", "critic.path", "Did you mean actor.path?"),
+        ("algos.GRPO", "critic.path", "critic is an option of --algo ppo, saferlhf."),
+        ("algos.GRPO", "critic.optimizer.lr", "critic is an option of --algo ppo, saferlhf."),
+        ("algos.PPO", "cost.functions", "cost is an option of --algo costmodel, saferlhf."),
+        ("algos.RewardModel", "actor.path", "Did you mean reward.path?"),
         ("algos.PPO", "group_size", "group_size is an option of --algo cispo, dapo, gmpo, grpo."),
         ("data.TaskData", "path", "path is an option of --data completiondata, "),
         ("workers.Actor", "optimizer.momentum", "OptimizerSpec has: lr, betas, "),
@@ -238,9 +241,10 @@ def test_what_a_library_refuses_is_one_line() -> None:
 def test_an_option_of_the_trainer_without_its_prefix() -> None:
     said = option_error("unrecognized arguments: --max_steps 3", {"trainer": Trainer})
     assert said == "unrecognized arguments: --max_steps 3. Did you mean --trainer.max_steps?"
-    said = option_error("unrecognized arguments: --learning_rate 1e-5", {"trainer": Trainer})
-    assert said.endswith("Did you mean --algo.actor.optimizer.lr?")
-    assert option_error("unrecognized arguments: --lr 1e-5", {"trainer": Trainer}).endswith(said[-42:])
+    trained = " or ".join(f"--algo.{role}.optimizer.lr" for role in ("actor", "reward", "cost"))
+    for name in ("learning_rate", "lr"):
+        said = option_error(f"unrecognized arguments: --{name} 1e-5", {"trainer": Trainer})
+        assert said.endswith(f"Did you mean {trained}?")
 
 
 @pytest.mark.parametrize(

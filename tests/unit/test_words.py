@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.names import class_path
-from rlhf_lightning.words import read_config, resolved
+from rlhf_lightning.words import chosen, read_config, resolved
 
 
 def test_a_class_may_have_options_that_its_signature_does_not_name(tmp_path: Path) -> None:
@@ -94,6 +94,24 @@ def test_a_group_without_a_value_has_its_defaults(tmp_path: Path) -> None:
         "algo: grpo\nstrategy:\n  # class_path: local\ntrainer:\ndata: taskdata\nseed_everything: null\n"
     )
     assert set(json.loads(read_config(str(path)))) == {"algo", "data", "seed_everything"}
+
+
+def test_the_class_that_was_chosen_last(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("algo: dpo\ndata: preferencedata\n")
+    (tmp_path / "other.yaml").write_text("trainer: {max_steps: 3}\n")
+    mine, other = (("-c", str(tmp_path / name)) for name in ("mine.yaml", "other.yaml"))
+    for words, name in (
+        ((), "PPO"),
+        (("--algo", "grpo"), "GRPO"),
+        (("--algo=grpo",), "GRPO"),
+        (mine, "DPO"),
+        ((*mine, *other), "DPO"),
+        ((*mine, "--algo", "kto"), "KTO"),
+        (("--algo", "kto", *mine), "DPO"),
+    ):
+        assert chosen(resolved(["fit", *words]), "algo") == f"rlhf_lightning.algos.{name}"
+    assert not chosen(resolved(["fit", *other]), "algo")
+    assert chosen(resolved(["fit", "--algo", "mine.Mine"]), "algo") == "mine.Mine"
 
 
 @pytest.mark.parametrize("words", ["--algo --strategy local", "--strategy local --algo"])

@@ -1,0 +1,119 @@
+"""What an option of another system is here, for the algorithm that was chosen and the model that it is of."""
+
+from __future__ import annotations
+
+import pytest
+from lightning.pytorch import Trainer
+
+import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
+from rlhf_lightning.algos import DPO, GRPO, KTO, PPO, SFT, CostModel, OnlineDPO, RewardModel, SimPO
+from rlhf_lightning.other_systems import known_elsewhere
+from rlhf_lightning.usage import option_error
+
+GREEDY = "Held-out prompts are answered greedily. To draw N answers to each as well, type --trainer."
+
+
+def told(option: str, algo: type) -> str:
+    """What is said of an option without its prefix, beside an algorithm."""
+    typed = f"unrecognized arguments: --{option} 1"
+    return option_error(typed, {"trainer": Trainer, "algo": algo}).removeprefix(f"{typed}. ")
+
+
+@pytest.mark.parametrize(
+    ("option", "here"),
+    [
+        ("critic.model.enable_gradient_checkpointing", "gradient_checkpointing"),
+        ("critic.gradient_checkpointing_enable", "gradient_checkpointing"),
+        ("critic.optim.weight_decay", "optimizer.weight_decay"),
+        ("critic.optim.lr", "optimizer.lr"),
+        ("critic.adam.lr", "optimizer.lr"),
+        ("critic.grad_clip", "optimizer.grad_clip"),
+        ("critic.model.path", "path"),
+        ("critic.model_name_or_path", "path"),
+        ("critic.model.lora_rank", "lora.rank"),
+    ],
+)
+def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
+    assert known_elsewhere(option) == (f"algo.critic.{here}",)
+    assert told(option, PPO) == f"Did you mean --algo.critic.{here}?"
+
+
+def test_an_option_of_another_model_stays_one() -> None:
+    assert told("critic.optim.lr_warmup_steps_ratio", PPO).endswith("--algo.critic.optimizer.warmup_steps N.")
+    assert told("critic.ppo_epochs", PPO) == "Did you mean --algo.epochs?"
+    assert told("critic.loss_agg_mode", PPO) == "The critic's loss is a mean over tokens: leave it out."
+    assert told("actor_rollout_ref.ref.model.path", GRPO) == "Did you mean --algo.reference.path?"
+    assert told("actor_rollout_ref.actor.optim.lr", GRPO) == "Did you mean --algo.actor.optimizer.lr?"
+    assert told("reference.dtype", GRPO) == "Did you mean --algo.reference.dtype?"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "actor_rollout_ref.rollout.val_kwargs.temperature",
+        "actor_rollout_ref.rollout.val_kwargs.top_p",
+        "actor_rollout_ref.rollout.val_kwargs.top_k",
+        "actor_rollout_ref.rollout.val_kwargs.n",
+        "eval.temperature",
+        "eval.n_samples_per_prompt",
+        "eval_n_samples_per_prompt",
+    ],
+)
+def test_how_validation_draws_is_not_how_training_does(option: str) -> None:
+    assert told(option, GRPO).startswith(GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("option", "algo", "here"),
+    [
+        ("beta", DPO, "loss.beta"),
+        ("beta", KTO, "loss.beta"),
+        ("beta", SimPO, "loss.beta"),
+        ("beta", OnlineDPO, "loss.beta"),
+        ("beta", GRPO, "policy_loss.kl_coef"),
+        ("loss_type", DPO, "loss.kind"),
+        ("loss_type", GRPO, "policy_loss.aggregation"),
+        ("learning_rate", SFT, "actor.optimizer.lr"),
+        ("learning_rate", PPO, "actor.optimizer.lr"),
+        ("learning_rate", RewardModel, "reward.optimizer.lr"),
+        ("learning_rate", CostModel, "cost.optimizer.lr"),
+        ("init_kl_coef", PPO, "kl.coef"),
+        ("init_kl_coef", GRPO, "reward_kl_coef"),
+        ("reward.clip_range", GRPO, "reward.clip"),
+    ],
+)
+def test_the_algorithm_that_was_chosen_decides(option: str, algo: type, here: str) -> None:
+    assert told(option, algo) == f"Did you mean --algo.{here}?"
+
+
+class Tempered(GRPO):
+    """Has an option by a name that another system has, too."""
+
+    beta: float = 0.1
+
+
+def test_an_option_of_ones_own_goes_first() -> None:
+    assert told("beta", Tempered) == "Did you mean --algo.beta?"
+
+
+def test_an_option_that_the_algorithm_lacks_has_all_its_names() -> None:
+    assert told("beta", SFT) == "Did you mean --algo.policy_loss.kl_coef or --algo.loss.beta?"
+    assert told("critic.optim.lr", GRPO) == "Did you mean --algo.critic.optimizer.lr?"
+
+
+def test_what_is_counted_is_said() -> None:
+    assert told("ppo_mini_batch_size", GRPO) == (
+        "Type --algo.mini_batch_size N, which counts answers: the prompts of verl times --algo.group_size."
+    )
+    for answers in ("train_batch_size", "train.batch_size"):
+        assert told(answers, GRPO).startswith("An optimizer step takes --algo.mini_batch_size answers that ")
+    for prompts in ("data.train_batch_size", "rollout_batch_size", "rollout.batch_size"):
+        assert told(prompts, GRPO) == "Did you mean --data.batch_size?"
+    within = "Problem with given class_path 'rlhf_lightning.data.PromptData':\n"
+    said = option_error(f"{within}    unrecognized arguments: --train_batch_size=1", {})
+    assert said.endswith("Did you mean batch_size?")  # typed as --data.train_batch_size, which is verl's
+
+
+def test_where_the_optimizer_lies() -> None:
+    assert told("ds.adam_offload", PPO) == "Did you mean --strategy.settings.zero.offload_optimizer?"
+    assert told("fsdp_config.optimizer_offload", PPO) == "Did you mean --strategy.offload?"
