@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.data import MixedData, RowData, row_data
+from rlhf_lightning.data import MixedData, RowData, TaskData, row_data
 from rlhf_lightning.functional import Loss, PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 
@@ -27,8 +27,9 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
     Warns of a second data module and of margins that nothing is learned from.
 
     Raises:
-        ValueError: the data lacks a column, margins or pairs, holds nothing out for a validation, or has
-            more rows in a batch than the horizon of a KL penalty allows.
+        ValueError: the data lacks a column, margins or pairs, holds nothing out for a validation, has more
+            rows in a batch than the horizon of a KL penalty allows, or fewer than an optimizer step is to
+            take.
     """
     data, name = row_data(algorithm.trainer), type(algorithm).__name__
     if data is None:
@@ -60,6 +61,7 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         if algorithm.trainer.state.fn == "fit":
             _warn_of_unread_ptx(algorithm)
             _check_penalties(algorithm, rows=data.batch_rows)
+            _check_steps(algorithm, data)
 
 
 def _is_own(step: Callable[..., object]) -> bool:
@@ -90,6 +92,21 @@ def _check_penalties(algorithm: RLHFAlgorithm, *, rows: int) -> None:
     for value in vars(algorithm).values():
         if isinstance(value, KLPenalty) and value.target is not None:
             value.adapted(value.coef, current=value.target, num_rows=rows)
+
+
+def _check_steps(algorithm: RLHFAlgorithm, data: RowData | MixedData) -> None:
+    """Refuse optimizer steps of more given answers than an iteration reads: they would be of all those.
+
+    Not with the embedded task: its configuration has a `mini_batch_size` that nobody has typed.
+    """
+    size = vars(algorithm).get("mini_batch_size", 0)
+    whole, unit = (data.batch_size, "pairs") if algorithm.needs_pairs else (data.batch_rows, "rows")
+    if algorithm.reads_only and size > whole and not isinstance(data, TaskData):
+        raise ValueError(
+            f"mini_batch_size={size}: an iteration reads {whole} {unit}, {data.typed}.batch_size, and no "
+            f"step takes more. Type --{data.typed}.batch_size {size}, or --algo.mini_batch_size 0 for steps "
+            f"of {whole}."
+        )
 
 
 def check_ptx(algorithm: RLHFAlgorithm) -> None:

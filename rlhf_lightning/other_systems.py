@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 _ESTIMATOR = "The estimator is the algorithm's: --algo NAME."
-_MICRO_BATCHES = (
-    "Micro-batches are counted in tokens, --strategy.settings.train.max_tokens_per_micro_batch; an optimizer "
-    "step takes --algo.mini_batch_size rows, in as many of them as it needs."
-)
 _STEPS = (
     "An optimizer step takes --algo.mini_batch_size answers that were drawn. Of given answers it takes "
     "--data.batch_size rows, or pairs: leave mini_batch_size out."
+)
+_MICRO_BATCHES = (
+    "Micro-batches are counted in tokens, --strategy.settings.train.max_tokens_per_micro_batch; a step has "
+    f"as many as it needs. {_STEPS}"
 )
 _HELD_OUT = (
     "Held-out prompts are answered greedily. To draw N answers to each as well, type "

@@ -10,12 +10,30 @@ from pathlib import Path
 import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DPO, PPO, RewardModel, SafeRLHF
+from rlhf_lightning.algos import (
+    DPO,
+    GRPO,
+    KTO,
+    PPO,
+    SFT,
+    ProcessRewardModel,
+    RewardModel,
+    SafeRLHF,
+    SimPO,
+)
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import MixedData, PreferenceData, TaskData
+from rlhf_lightning.data import (
+    CompletionData,
+    MixedData,
+    PreferenceData,
+    PromptData,
+    StepData,
+    TaskData,
+    UnpairedData,
+)
 from rlhf_lightning.functional import PairwiseLoss
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import Cost
+from rlhf_lightning.workers import Cost, Reward
 from tests.unit.algos.short import refusal
 
 
@@ -96,3 +114,51 @@ def test_a_horizon_is_long_enough_for_a_batch(make: Callable[..., PPO], tmp_path
     )
     assert begun(0.1, 8.0) == "started"
     assert begun(None, 1.6) == "started"
+
+
+PAIR: dict[str, object] = {"prompt": "a", "chosen": "b", "rejected": "c"}
+ROWS = [PAIR | {"response": "b", "label": n < 4, "steps": ["b"], "labels": [1]} for n in range(8)]
+LEARNERS: list[tuple[Callable[..., RLHFAlgorithm], type[PromptData], str]] = [
+    (DPO, PreferenceData, "pairs"),
+    (SimPO, PreferenceData, "pairs"),
+    (RewardModel, PreferenceData, "pairs"),
+    (KTO, UnpairedData, "rows"),
+    (SFT, CompletionData, "rows"),
+    (ProcessRewardModel, StepData, "rows"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "unit"), LEARNERS)
+def test_a_step_takes_no_more_given_answers_than_an_iteration_reads(
+    make: Callable[..., RLHFAlgorithm], kind: type[PromptData], unit: str, tmp_path: Path
+) -> None:
+    def begun(size: int) -> str:
+        return refusal(make(mini_batch_size=size), tmp_path, data=kind.from_rows(ROWS, batch_size=4))
+
+    assert begun(5) == (
+        f"mini_batch_size=5: an iteration reads 4 {unit}, data.batch_size, and no step takes more. "
+        "Type --data.batch_size 5, or --algo.mini_batch_size 0 for steps of 4."
+    )
+    assert [begun(size) for size in (0, 3, 4)] == ["started"] * 3
+
+
+class Collecting(SFT):
+    """Which may join the rows of several iterations before a step."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As that of its base."""
+        return super().step(batch)
+
+
+def test_steps_of_other_rows_are_not_those_of_an_iteration(tmp_path: Path) -> None:
+    data = CompletionData.from_rows(ROWS, batch_size=4)
+    assert refusal(Collecting(mini_batch_size=5), tmp_path, data=data) == "started"
+    prompts = PromptData.from_rows(ROWS, batch_size=4)
+    grpo = GRPO(mini_batch_size=8, group_size=2, reward=Reward(functions="length"))
+    assert refusal(grpo, tmp_path, data=prompts) == "started"
+
+
+def test_a_smaller_batch_of_the_embedded_task_needs_no_other_option(tmp_path: Path) -> None:
+    """configs/embedded.yaml has mini-batches of 64."""
+    data = TaskData(batch_size=16, num_rows=16, num_val_rows=0, completions=True)
+    assert refusal(SFT(mini_batch_size=64), tmp_path, data=data) == "started"

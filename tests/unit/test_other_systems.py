@@ -105,8 +105,8 @@ def test_what_is_counted_is_said() -> None:
     assert told("ppo_mini_batch_size", GRPO) == (
         "Type --algo.mini_batch_size N, which counts answers: the prompts of verl times --algo.group_size."
     )
-    for answers in ("train_batch_size", "train.batch_size"):
-        assert told(answers, GRPO).startswith("An optimizer step takes --algo.mini_batch_size answers that ")
+    for answers in ("train_batch_size", "train.batch_size", "per_device_train_batch_size"):
+        assert "Of given answers it takes --data.batch_size rows, or pairs: leave mini_" in told(answers, DPO)
     for prompts in ("data.train_batch_size", "rollout_batch_size", "rollout.batch_size"):
         assert told(prompts, GRPO) == "Did you mean --data.batch_size?"
     within = "Problem with given class_path 'rlhf_lightning.data.PromptData':\n"
