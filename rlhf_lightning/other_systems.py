@@ -28,7 +28,10 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "lr learning_rate actor_learning_rate": _trained("optimizer.lr"),
     "critic_learning_rate": ("algo.critic.optimizer.lr",),
     "lr_scheduler_type lr_scheduler warmup_style": _trained("optimizer.schedule"),
-    "warmup_steps lr_warmup_steps": _trained("optimizer.warmup_steps"),
+    "warmup_steps": _trained("optimizer.warmup_steps"),
+    "lr_warmup_steps": (
+        "Type --algo.actor.optimizer.warmup_steps N, which counts optimizer steps; verl counts iterations."
+    ),
     "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": (
         "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."
     ),
@@ -148,7 +151,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "adam_offload": ("strategy.settings.zero.offload_optimizer",),
     "colocate_all colocate_all_models vllm_mode": _SHARING,
     "rollout.tensor_model_parallel_size vllm_tensor_parallel_size vllm.tensor_parallel_size": (
-        "strategy.parallel.generate.t",
+        "With --strategy hybrid3d type --strategy.parallel.generate.t N. With FSDP and ZeRO a device "
+        "generates with a whole model: leave it out."
     ),
     "tensor_model_parallel_size": ("strategy.parallel.t",),
     "pipeline_model_parallel_size": ("strategy.parallel.p",),

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
-from lightning.pytorch import Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
+from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.engines import VLLM
 from rlhf_lightning.strategies import (
     Auto,
@@ -358,30 +354,3 @@ def test_an_engine_that_there_is_not(option: str, kinds: str) -> None:
 def test_errors_name_the_sizes_that_were_written() -> None:
     with pytest.raises(ValueError, match=r"^Sizes\(p=0, t=1\): every size is at least 1"):
         NeMoAligner(parallel=Sizes(p=0))
-
-
-def holds(kind: object, names: Sequence[str]) -> bool:
-    """Whether an option of these names is a field of a dataclass, or of one of a union's."""
-    found = [one for one in (get_args(kind) or (kind,)) if isinstance(one, type)]
-    fields = [get_type_hints(one) for one in found if dataclasses.is_dataclass(one)]
-    first, rest = names[0], names[1:]
-    return any(first in known and (not rest or holds(known[first], rest)) for known in fields)
-
-
-OWNERS = {
-    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel),
-    "strategy": (HybridEngine3D,),
-    "data": (PromptData, CompletionData),
-}
-
-
-def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
-    rows = [line for line in (ROOT / "docs/coming_from.md").read_text().splitlines() if line.startswith("| ")]
-    written = [name for row in rows for name in re.findall(r"`--([\w.]+)", row.split(" | ")[-1])]
-    assert len(written) > 40
-    for name in written:
-        owner, *rest = name.split(".")
-        if owner == "trainer":
-            assert rest[0] in inspect.signature(Trainer).parameters, name
-        else:
-            assert any(holds(kind, rest) for kind in OWNERS[owner]) if rest else owner != "data", name

@@ -113,6 +113,16 @@ def test_what_is_counted_is_said() -> None:
     said = option_error(f"{within}    unrecognized arguments: --train_batch_size=1", {})
     assert said.endswith("Did you mean batch_size?")  # typed as --data.train_batch_size, which is verl's
 
+    assert told("critic.optim.lr_warmup_steps", PPO) == (
+        "Type --algo.critic.optimizer.warmup_steps N, which counts optimizer steps; verl counts iterations."
+    )
+    assert told("warmup_steps", PPO) == "Did you mean --algo.actor.optimizer.warmup_steps?"
+
+
+def test_how_many_devices_generate_together() -> None:
+    for option in ("actor_rollout_ref.rollout.tensor_model_parallel_size", "vllm_tensor_parallel_size"):
+        assert told(option, GRPO).endswith("a device generates with a whole model: leave it out.")
+
 
 def test_where_the_optimizer_lies() -> None:
     assert told("ds.adam_offload", PPO) == "Did you mean --strategy.settings.zero.offload_optimizer?"

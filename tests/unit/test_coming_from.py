@@ -1,0 +1,60 @@
+"""docs/coming_from.md: its options are there, and the defaults that it compares are those of the classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Sequence
+from typing import get_args, get_type_hints
+
+from lightning.pytorch import Trainer
+
+from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
+from rlhf_lightning.data import CompletionData, PromptData
+from rlhf_lightning.rewards.spec import DEFAULT
+from rlhf_lightning.strategies import HybridEngine3D
+from tests.conftest import ROOT
+
+
+def holds(kind: object, names: Sequence[str]) -> bool:
+    """Whether an option of these names is a field of a dataclass, or of one of a union's."""
+    found = [one for one in (get_args(kind) or (kind,)) if isinstance(one, type)]
+    fields = [get_type_hints(one) for one in found if dataclasses.is_dataclass(one)]
+    first, rest = names[0], names[1:]
+    return any(first in known and (not rest or holds(known[first], rest)) for known in fields)
+
+
+OWNERS = {
+    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel),
+    "strategy": (HybridEngine3D,),
+    "data": (PromptData, CompletionData),
+}
+
+
+COMING = (ROOT / "docs/coming_from.md").read_text()
+DIFFERENT = COMING.partition("## What is not the same by default")[2]
+
+
+def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
+    rows = [line.split(" | ")[-1] for line in COMING.splitlines() if line.startswith("| ")]
+    written = [name for part in (*rows, DIFFERENT) for name in re.findall(r"[` ]--([\w.]+)", part)]
+    assert len(written) > 40
+    for name in written:
+        owner, *rest = name.split(".")
+        if owner == "trainer":
+            assert rest[0] in inspect.signature(Trainer).parameters, name
+        else:
+            assert any(holds(kind, rest) for kind in OWNERS[owner]) if rest else owner != "data", name
+
+
+def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
+    ppo, grpo = PPO(), GRPO()
+    said = " ".join(DIFFERENT.split())
+    assert f"`{grpo.policy_loss.aggregation}`" in said
+    assert f"GRPO has a KL of {grpo.policy_loss.kl_coef} in its loss" in said
+    assert f"PPO** has a KL of {ppo.kl.coef} in its reward" in said
+    assert f"`lam` {ppo.lam} (verl: 1.0) and a value clip of {ppo.value_loss.clip} (verl: 0.5)" in said
+    assert grpo.actor.optimizer.schedule == "constant"
+    assert f"`{DEFAULT}`" in said
+    assert "**Schedule.** The learning rate stays as it is (TRL: `linear`" in said
