@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
+from transformers import AutoConfig, LlamaConfig, Phi3Config, PreTrainedConfig
 
 from rlhf_lightning import workers
 from rlhf_lightning.algos import GRPO
@@ -98,6 +99,51 @@ def test_what_vllm_does_not_take_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         check_vllm(model(head_dim), layout, on_cpu=on_cpu)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 8,
+    "hidden_size": 128,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("mixtral", {"num_local_experts": 4}, r"is a mixture of 4 experts, whose"),
+        ("qwen3_moe", {"num_experts": 4}, r"is a mixture of 4 experts, whose"),
+        ("glm4_moe", {"n_routed_experts": 4}, r"is a mixture of 4 experts, whose"),
+        ("deepseek_v3", {"n_routed_experts": 4}, "is a mixture of 4 experts, whose"),
+        ("gemma4_text", {}, r"computes with model\.layers\.0\.layer_scalar, which is a buffer, and"),
+        ("apertus", {}, r"computes with model\.layers\.0\.mlp\.act_fn\.beta, which is a buffer, and"),
+    ],
+)
+def test_models_that_vllm_would_compute_with_other_weights_are_refused(
+    kind: str, options: dict[str, int], message: str
+) -> None:
+    config = AutoConfig.for_model(kind, **SIZES, **options)
+    with pytest.raises(ValueError, match=rf"the model {message} .*Take generator=native, or another model"):
+        check_vllm(config, ParallelLayout(), on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"num_experts": 1}),
+        ("gemma3_text", {}),
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("minicpm3", {}),
+    ],
+)
+def test_models_whose_weights_vllm_computes_with_are_not_refused(kind: str, options: dict[str, Any]) -> None:
+    check_vllm(AutoConfig.for_model(kind, **SIZES, **options), ParallelLayout(), on_cpu=True)
 
 
 def test_what_vllm_takes_is_not_refused() -> None:

@@ -210,12 +210,17 @@ def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(
     said = rf"^vLLM of {spec.path}: was given {name} \(128, 128\) and has \(96, 128\)"
     with pytest.raises(ValueError, match=said):
         engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    needs = f"^vLLM of {spec.path}: its LlamaForCausalLM needs"
     engine.source = source = FSDPEngine(spec)
     with monkeypatch.context() as patch:
         given = [pair for pair in source.weights() if pair[0] != "model.norm.weight"]
         patch.setattr(source, "weights", lambda: iter(given))
-        with pytest.raises(ValueError, match=rf"^vLLM of {spec.path}: was given no model\.norm\.weight\. "):
+        with pytest.raises(ValueError, match=rf"{needs} model\.norm\.weight, which the trained model"):
             engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    engine._model.register_buffer("scalar", torch.ones(1))  # as vLLM has them of Gemma 4
+    with pytest.raises(ValueError, match=rf"{needs} scalar, which the trained model does not have"):
+        engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    del engine._model.scalar
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     assert engine.version == 0
     engine.close()

@@ -9,8 +9,10 @@ from importlib.util import find_spec
 import torch
 from transformers import PreTrainedConfig
 
+from rlhf_lightning.engines.huggingface.models import empty_model
 from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions
 from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.spec import EXPERTS
 
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of a head that the attention of vLLM 0.32 takes on a CPU."""
@@ -117,6 +119,7 @@ def check_vllm(
             f"strategy.settings.generator=vllm with generate p={generating.p}: it generates in one stage. "
             f"Try generate p=1, t={generating.t}, or generator=native."
         )
+    _check_weights(config)
     heads: int = text.num_attention_heads
     size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
     if heads % generating.t:
@@ -139,6 +142,27 @@ def check_vllm(
             f"strategy.settings.vllm.max_num_batched_tokens={at_once}: on a CPU vLLM computes a prompt at "
             f"once, and takes {longest} tokens. Try {longest}, or a smaller max_model_len."
         )
+
+
+def _check_weights(config: PreTrainedConfig) -> None:
+    """Refuse a model that vLLM would compute with other weights than those that it is given."""
+    text = config.get_text_config()
+    experts = [n for n in (getattr(text, key, None) for key in EXPERTS) if n not in (None, 0, 1)]
+    if experts:
+        why = f"is a mixture of {experts[0]} experts, whose weights vLLM lays out anew"
+    elif buffers := _buffers(config):
+        why = f"computes with {min(buffers)}, which is a buffer, and vLLM is given parameters alone"
+    else:
+        return
+    raise ValueError(
+        f"strategy.settings.generator=vllm: the model {why}. Take generator=native, or another model."
+    )
+
+
+def _buffers(config: PreTrainedConfig) -> set[str]:
+    """Names of the tensors in the files of a model that are no parameters."""
+    module = empty_model(config, "lm")
+    return module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
 
 
 def _check_head(size: int, *, on_cpu: bool) -> None:

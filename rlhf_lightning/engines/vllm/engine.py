@@ -29,7 +29,7 @@ from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.process import process_restored
-from rlhf_lightning.engines.vllm.weights import fitting, weight_shapes
+from rlhf_lightning.engines.vllm.weights import fitting, needed, weight_shapes
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -259,12 +259,13 @@ class VLLMEngine(GenerationEngine):
                 self._zero_copy.detach()
 
     def _copy(self) -> None:
-        """Copy the source's weights into vLLM's parameters, one after the other."""
+        """Copy the source's weights into vLLM's, one after the other."""
         owner = f"vLLM of {self._spec.path}"
         loaded = self._model.load_weights(fitting(self.source.weights(), self._shapes, owner=owner))
-        if missing := dict(self._model.named_parameters()).keys() - loaded:
+        if missing := needed(self._model) - loaded:
             raise ValueError(
-                f"{owner}: was given no {min(missing)}. Giver and taker must be of one architecture."
+                f"{owner}: its {type(self._model).__name__} needs {min(missing)}, which the trained model "
+                "does not have as a parameter. Take strategy.settings.generator=native."
             )
 
     @cached_property

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_lightning.engines.vllm.weights import fitting, weight_shapes
+from rlhf_lightning.engines.vllm.weights import fitting, needed, weight_shapes
 from tests.unit.engines import tiny
+
+
+def test_what_would_be_in_files_is_needed() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("scalar", torch.ones(1))
+    model.register_buffer("angles", torch.ones(1), persistent=False)
+    model.register_buffer("_k_scale", torch.ones(1))
+    assert needed(torch.nn.Sequential(model)) == {"0.weight", "0.bias", "0.scalar"}
 
 
 def test_a_tied_output_layer_may_be_given_too(tmp_path: Path) -> None:
