@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -64,8 +64,8 @@ def check_model(spec: ModelSpec) -> None:
     Of a hub name only the JSON files are looked up.
 
     Raises:
-        ValueError: config.json is missing or names no causal language model, a weight file is missing,
-            truncated or corrupt, or the hub does not have the name.
+        ValueError: config.json is missing or names no causal language model, the weights are quantised, a
+            weight file is missing, truncated or corrupt, or the hub does not have the name.
     """
     directory = config_source(spec)
     _check_config(directory)
@@ -191,7 +191,8 @@ def _check_config(directory: Path) -> None:
     if not file.exists():
         instead = export_first(str(directory)) or "Type the path of a Hugging Face model directory."
         raise ValueError(f"{directory}: has no config.json. {instead}")
-    kind = read_json(file).get("model_type")
+    config = read_json(file)
+    kind = config.get("model_type")
     if kind is None:
         raise ValueError(f'{file}: has no "model_type". Add it, for example "llama".')
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -199,3 +200,17 @@ def _check_config(directory: Path) -> None:
             f"{file}: model_type={kind!r} is no causal language model that the installed transformers knows. "
             "Use a decoder such as llama, qwen2, qwen3, mistral or gpt_neox."
         )
+    _check_unquantised(file, config)
+
+
+def _check_unquantised(file: Path, config: Mapping[str, object]) -> None:
+    """Refuse weights that mean something only together with scales, which no engine here reads."""
+    for part in (config, config.get("text_config")):
+        found = part.get("quantization_config") if isinstance(part, Mapping) else None
+        if found:
+            method = found.get("quant_method", "an unnamed method") if isinstance(found, Mapping) else found
+            raise ValueError(
+                f"{file}: its quantization_config says {method}: the weights are quantised, and they would "
+                "be read here without their scales. Type the directory of the unquantised model, or of one "
+                "that save_pretrained wrote after model.dequantize()."
+            )

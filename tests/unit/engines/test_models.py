@@ -183,6 +183,16 @@ def _config(directory: Path, text: str) -> None:
     (directory / "config.json").write_text(text)
 
 
+def _quantised(said: dict[str, object]) -> Callable[[Path], None]:
+    """Writes this into config.json, where transformers would have it."""
+
+    def spoil(directory: Path) -> None:
+        config = json.loads((directory / "config.json").read_text())
+        _config(directory, json.dumps({**config, **said}))
+
+    return spoil
+
+
 def _pickle(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
@@ -201,6 +211,15 @@ def _index(directory: Path) -> None:
         (lambda d: _config(d, "{}"), r'config.json: has no "model_type"'),
         (lambda d: _config(d, '{"model_type": "perceptron"}'), r"model_type='perceptron' is no causal"),
         (lambda d: _config(d, '{"model_type": "vit"}'), r"model_type='vit' is no causal"),
+        (
+            _quantised({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
+            r"config.json: its quantization_config says fp8: .* of one that save_pretrained wrote after",
+        ),
+        (
+            _quantised({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}),
+            "quantization_config says mxfp4: the weights are quantised",
+        ),
+        (_quantised({"quantization_config": {"load_in_4bit": True}}), "says an unnamed method: the weights"),
         (_cut, r"model.safetensors: is truncated or corrupt, \d+ bytes for \d+"),
         (_lengthen, r"model.safetensors: is truncated or corrupt, \d+ bytes for \d+"),
         (_cut_in_the_header, r"model.safetensors: is truncated, its 50 bytes end inside the header"),
@@ -217,6 +236,12 @@ def test_what_cannot_be_loaded_is_refused(causal: Path, spoil: Callable[[Path], 
         check_model(ModelSpec(path=str(causal)))
     with pytest.raises(ValueError, match=message):
         load_causal_lm(ModelSpec(path=str(causal)))
+
+
+@pytest.mark.parametrize("said", [None, {}])
+def test_a_config_that_names_no_quantisation_is_taken(causal: Path, said: object) -> None:
+    _quantised({"quantization_config": said})(causal)
+    check_model(ModelSpec(path=str(causal)))
 
 
 def test_missing_directories_are_refused(tmp_path: Path) -> None:
