@@ -173,6 +173,19 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+VARIANTS: dict[str, object] = {
+    "lora_bias": True,
+    "kasa_config": {"beta": 1e-4},
+    "use_bdlora": {"nblocks": 2},
+    "trainable_token_indices": [3],
+    "target_parameters": ["up_proj"],
+    "alora_invocation_tokens": [5, 6],
+    "use_qalora": True,
+}
+"""Options of peft that make other adapters, of the same names and shapes or of others."""
+UNMERGED = ("alora_invocation_tokens", "use_qalora")
+
+
 @pytest.mark.parametrize("name", SPOILT)
 def test_other_adapters_are_refused_before_anything_starts(
     name: str, written: dict[Head, Path], paths: dict[str, Path], tmp_path: Path
@@ -185,6 +198,18 @@ def test_other_adapters_are_refused_before_anything_starts(
     spoil(at)
     with pytest.raises(ValueError, match=message):
         actor.check_layout(ParallelLayout(), Settings())
+
+
+@pytest.mark.parametrize("option", VARIANTS)
+def test_variants_are_refused_with_what_can_be_done_about_them(
+    option: str, written: dict[Head, Path], paths: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(written["lm"], tmp_path / "copy")
+    edited(tmp_path / "copy", **{option: VARIANTS[option]})
+    advice = "They cannot be merged either: type plain ones" if option in UNMERGED else "Merge them into"
+    said = re.escape(f"have {option}={VARIANTS[option]}, and here they are W + alpha / rank B A of linear")
+    with pytest.raises(ValueError, match=f"{said} .* for all tokens. {advice}"):
+        check_adapters(begun(paths, tmp_path / "copy"), "lm")
 
 
 @pytest.mark.parametrize("kind", ["pissa", "olora", "gaussian", "orthogonal"])

@@ -29,8 +29,14 @@ FACTOR = ".lora_"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _MERGE = "Merge them into their base model with peft's merge_and_unload, and type that model as the path."
-_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
-"""Options of peft with which an adapted layer is not W + alpha / rank B A of one rank and one alpha."""
+_FRESH = "They cannot be merged either: type plain ones, or leave lora.path out to begin with fresh ones."
+_OTHER_KINDS = (
+    "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "kasa_config", "use_bdlora",
+    "trainable_token_indices", "target_parameters",
+)  # fmt: skip
+"""Options with which adapters are not W + alpha / rank B A of linear layers, with one rank and one alpha."""
+_UNMERGED = ("alora_invocation_tokens", "use_qalora")
+"""Those with which none can be merged: they act on some tokens only, or on inputs that are averaged."""
 _BESIDE_THE_BASE = ("none", "true", "false", "gaussian", "eva", "orthogonal", "mica")
 """Values of peft's `init_lora_weights` with which W is the weight of the base model; others change it."""
 
@@ -161,11 +167,12 @@ def _read_options(path: str) -> dict[str, object]:
     kind = options.get("peft_type")
     if kind != "LORA":
         raise ValueError(f"lora.path={path}: adapters of the kind {kind}, not LORA. {_MERGE}")
-    for name in _OTHER_KINDS:
+    for name in _OTHER_KINDS + _UNMERGED:
         if options.get(name):
+            instead = _FRESH if name in _UNMERGED else _MERGE
             raise ValueError(
-                f"lora.path={path}: these adapters have {name}={options[name]}, and here they are "
-                f"W + alpha / rank B A with one rank and one alpha. {_MERGE}"
+                f"lora.path={path}: these adapters have {name}={options[name]}, and here they are W + "
+                f"alpha / rank B A of linear layers, with one rank and one alpha, for all tokens. {instead}"
             )
     begun = options.get("init_lora_weights")
     if str(begun).lower() not in _BESIDE_THE_BASE:
