@@ -22,7 +22,6 @@ from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.parallel.sharding import Place, Sharded
-from rlhf_lightning.spec import why_not_megatron
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -35,17 +34,12 @@ class Conversion:
     """Converts names, shapes and values of one model, both ways.
 
     Args:
-        config: of the Hugging Face model.
+        config: of the Hugging Face model, a Llama or Qwen2 without biases in its MLPs.
         head: a language model's, or one number per token.
         vocabulary_multiple: the vocabulary is padded to a multiple of this.
-
-    Raises:
-        ValueError: the model is of another family, or has biases in its MLPs.
     """
 
     def __init__(self, config: PreTrainedConfig, *, head: Head = "lm", vocabulary_multiple: int = 1) -> None:
-        if reason := why_not_megatron(config.model_type, mlp_bias=getattr(config, "mlp_bias", False)):
-            raise ValueError(f"{reason}. Take another model, or the FSDP engine.")
         self.config, self.head = config, head
         self.tied = bool(config.tie_word_embeddings) and head == "lm"
         self.heads: int = config.num_attention_heads

@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import random
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import Qwen2Config
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from rlhf_lightning.engines import Head, Megatron
 from rlhf_lightning.engines.megatron import check_layout, parts
@@ -261,10 +261,26 @@ def test_what_cannot_be_divided_is_refused(
         check_layout(MODELS[model], layout, settings=Megatron(chunks=chunks))
 
 
-def test_other_angles_are_refused() -> None:
-    config = Qwen2Config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
-    with pytest.raises(ValueError, match="rope_type='yarn'"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Qwen2Config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
+            r"^rope_type=.yarn.: the Megatron engine has",
+        ),
+        (LlamaConfig(mlp_bias=True), r"^mlp_bias=true: the Megatron engine takes no biases"),
+        (
+            Qwen3Config(),
+            r"^model_type=.qwen3.: Megatron takes llama and qwen2 only\. Take another model, or",
+        ),
+    ],
+)
+def test_models_that_megatron_does_not_take_are_refused(config: PreTrainedConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_layout(config, ParallelLayout())
+
+
+def test_wrong_options_are_refused() -> None:
     with pytest.raises(ValueError, match="max_tokens_per_micro_batch=-1"):
         Megatron(max_tokens_per_micro_batch=-1)
     with pytest.raises(ValueError, match="chunks=0: a stage holds at least 1 run"):

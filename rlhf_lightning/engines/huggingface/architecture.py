@@ -19,13 +19,14 @@ from rlhf_lightning.engines.huggingface.models import empty_model, headless
 from rlhf_lightning.engines.huggingface.source import (
     config_directory,
     config_source,
+    on_hub,
     resolve,
     weight_files,
 )
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
 from rlhf_lightning.extras import import_extra
-from rlhf_lightning.spec import EMBEDDED, ModelSpec
+from rlhf_lightning.spec import ModelSpec
 
 
 def check_checkpoint(spec: ModelSpec, head: Head, directory: Path) -> None:
@@ -46,13 +47,13 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
     Raises:
         ValueError: peft is not installed, the directory has no weights, or the model has no such layers.
     """
-    directory = Path(spec.path).expanduser()
-    if spec.path != EMBEDDED and not directory.is_dir():
+    if on_hub(spec):
         import_extra("peft", extra="lora", purpose="lora")
         if spec.lora is not None and spec.lora.path:
             check_adapter_files(spec.lora, spec.lora.target_modules)
         return
-    if not weight_files(resolve(spec)):
+    directory = resolve(spec)
+    if not weight_files(directory):
         raise ValueError(
             f"{directory}: holds a config.json without weights, and adapters add to weights that are there. "
             "Type a directory with weights, or leave lora out."
@@ -122,8 +123,7 @@ def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:
 
 def _headers(spec: ModelSpec) -> list[dict[str, tuple[int, ...]]]:
     """Names and shapes of the tensors of each weight file; empty for a hub name, which is not looked up."""
-    directory = Path(spec.path).expanduser() if spec.path != EMBEDDED else resolve(spec)
-    return [read_header(file) for file in weight_files(directory)] if directory.is_dir() else []
+    return [] if on_hub(spec) else [read_header(file) for file in weight_files(resolve(spec))]
 
 
 def _meta_model(spec: ModelSpec, head: Head) -> PreTrainedModel:

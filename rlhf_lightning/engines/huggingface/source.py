@@ -35,10 +35,7 @@ def resolve(spec: ModelSpec) -> Path:
     """
     if spec.path == EMBEDDED:
         return _EMBEDDED_DIRECTORY
-    directory = Path(spec.path).expanduser()
-    if directory.is_dir():
-        return directory
-    if _is_hub_name(spec.path):
+    if on_hub(spec):
         found = _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
         if not weight_files(found):
             raise ValueError(
@@ -46,7 +43,10 @@ def resolve(spec: ModelSpec) -> Path:
                 "save_pretrained, and type the directory."
             )
         return found
-    raise ValueError(f"path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
+    directory = Path(spec.path).expanduser()
+    if not directory.is_dir():
+        raise ValueError(f"path={spec.path}: no such directory. Type the path of a Hugging Face directory.")
+    return directory
 
 
 def located(path: str) -> str:
@@ -69,7 +69,7 @@ def check_model(spec: ModelSpec) -> None:
     """
     directory = config_source(spec)
     _check_config(directory)
-    for file in weight_files(directory) if not _on_hub(spec) else ():
+    for file in weight_files(directory) if not on_hub(spec) else ():
         read_header(file)
 
 
@@ -129,7 +129,7 @@ def has_tokenizer(spec: ModelSpec) -> bool:
 
 def config_directory(spec: ModelSpec) -> Path | None:
     """The directory of `config_source`; None: the hub does not give the name."""
-    if not _on_hub(spec):
+    if not on_hub(spec):
         return resolve(spec)
     try:
         return config_source(spec)
@@ -143,7 +143,7 @@ def config_source(spec: ModelSpec) -> Path:
     Raises:
         ValueError: there is no such directory, and no such name on the hub.
     """
-    return _from_hub(spec, "config.json", *_TOKENIZER_FILES) if _on_hub(spec) else resolve(spec)
+    return _from_hub(spec, "config.json", *_TOKENIZER_FILES) if on_hub(spec) else resolve(spec)
 
 
 def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
@@ -157,12 +157,11 @@ def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
         ) from err
 
 
-def _on_hub(spec: ModelSpec) -> bool:
-    return _is_hub_name(spec.path) and not Path(spec.path).is_dir()
-
-
-def _is_hub_name(path: str) -> bool:
-    return path != EMBEDDED and not path.startswith((".", "/", "~")) and path.count("/") == 1
+def on_hub(spec: ModelSpec) -> bool:
+    """Whether the path is a name of the hub: two words, and no directory here."""
+    path = spec.path
+    named = path != EMBEDDED and not path.startswith((".", "/", "~")) and path.count("/") == 1
+    return named and not Path(path).is_dir()
 
 
 def read_json(file: Path) -> dict[str, object]:

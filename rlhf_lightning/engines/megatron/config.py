@@ -75,9 +75,12 @@ def check_layout(
         ValueError: the model cannot be converted, or p or t does not divide it; the message names the nearest
             sizes that do.
     """
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    mlp_bias = getattr(config, "mlp_bias", False)
+    if reason := why_not_megatron(config.model_type, mlp_bias=mlp_bias, rope=rope):
+        raise ValueError(f"{reason}. Take another model, or the FSDP engine.")
     conversion = Conversion(config, head=head)
     chunks = (settings or Megatron()).chunks
-    _check_rope(config)
     fitting = [t for t in range(1, conversion.heads + 1) if not _indivisible(conversion, t)]
     if reason := _indivisible(conversion, layout.t):
         near = [max(n for n in fitting if n < layout.t), *[n for n in fitting if n > layout.t][:1]]
@@ -101,9 +104,3 @@ def _indivisible(conversion: Conversion, t: int) -> str:
         head_size=conversion.head_size,
         inner=conversion.config.intermediate_size,
     )
-
-
-def _check_rope(config: PreTrainedConfig) -> None:
-    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if reason := why_not_megatron(config.model_type, rope=kind):
-        raise ValueError(f"{reason}. Take another model, or the FSDP engine.")
