@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -22,12 +21,11 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.connection import LOCAL, check_address, join, start_ray
-from rlhf_lightning.controller.device import Device, Placement
+from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
-from rlhf_lightning.controller.parcel import answer, deliver
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import WorldSpec
 
@@ -35,8 +33,6 @@ RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
 _WAIT_S = 1.0
 """How long Ray is to wait for them at a time: meanwhile it hears no signal, such as Ctrl-C."""
-_LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-"""Tells Ray to leave it to its actors which GPUs they see."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """What torchrun, srun and mpirun number their processes by."""
 
@@ -48,45 +44,6 @@ class ResourcePool:
     name: str
     num_devices: int
     roles: tuple[str, ...]
-
-
-class DeviceActor(Device):
-    """A Device as a Ray actor."""
-
-    def __init__(self, rank: int, *, gpu: bool) -> None:
-        """See `Device`; it sees its own GPU alone, or none, also where Ray leaves that to others."""
-        if not gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries take what they see, and Ray hides no GPU
-        elif os.environ.get(_LEFT, "0").lower() in ("1", "true"):
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ray.get_gpu_ids()))
-        super().__init__(rank, gpu=gpu)
-
-    def address(self) -> str:
-        """host:port of a port that is free on this node."""
-        with socket.socket() as sock:
-            sock.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{sock.getsockname()[1]}"
-
-    def submit(self, parcel: bytes, *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
-        """Run a call; Ray wants one result bare and several as a tuple.
-
-        The report comes last: Ray stores one after the other, and what finds no room fails those behind it.
-        """
-        report, *columns = deliver(self, parcel, shards)
-        return (*columns, report) if columns else report
-
-    def ask(self) -> bytes:
-        """Run the bare call that this task is named after."""
-        return answer(self, str(ray.get_runtime_context().get_task_name()))
-
-    def node_cores(self) -> tuple[str, int]:
-        """Ray's name of the node, and the cores that this process may use there."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return str(ray.get_runtime_context().get_node_id()), cores or 1
-
-    def made_bytes(self, method: str) -> int:
-        """Bytes of the columns that the last call of `role.method` made."""
-        return self.made.get(method, 0)
 
 
 def check_alone() -> None:
@@ -239,7 +196,10 @@ class RayCluster:
         self.spans_nodes = len({*nodes, ray.get_runtime_context().get_node_id()}) > 1
         address = self._get({"the address of device 0": self.actors[0].address.remote()})[0]
         made, links = dict.fromkeys(groups), {p.link: None for p in placements.values() if p.link}
-        spec = WorldSpec(len(self.actors), str(address), tuple(made), self.timeout_s, tuple(links))
+        several = len(set(nodes)) > 1
+        spec = WorldSpec(
+            len(self.actors), str(address), tuple(made), self.timeout_s, tuple(links), spans_nodes=several
+        )
         threads = [max(1, cores // nodes.count(node)) for node, cores in found]
         joined = {
             f"{label} to join the world": actor.join.remote(spec, num_threads, offload=offload)

@@ -27,6 +27,10 @@ _LESS = (
     "a lower max_tokens_per_micro_batch (of --strategy.settings.train, .megatron or .zero), fewer "
     "--strategy.settings.generate.slots, more devices"
 )
+_UNREACHED = (
+    " Where the nodes do not reach one another by these addresses, name the interface by which they do in "
+    "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where `ray start` runs (docs/cluster.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Device:
             offload: offload roles to make room for the one that computes.
 
         Raises:
-            WorkerError: it is to compute on a GPU that torch cannot use.
+            WorkerError: it is to compute on a GPU that torch cannot use, or the others are not reached.
         """
         if self.gpu and not torch.cuda.is_available():
             raise WorkerError(
@@ -125,7 +129,13 @@ class Device:
         torch.set_num_threads(num_threads)
         allow_files()
         self.offload = offload
-        self.world = World.join(self.rank, spec, gpu=self.gpu)
+        try:
+            self.world = World.join(self.rank, spec, gpu=self.gpu)
+        except RuntimeError as err:
+            raise WorkerError(
+                f"device {self.rank} on node {self.node}: cannot join the world of {spec.size} devices: {err}"
+                f"{_UNREACHED * spec.spans_nodes}"
+            ) from err
 
     def host(self, name: str, placement: Placement) -> None:
         """Build a role's part on this device.

@@ -36,6 +36,8 @@ class WorldSpec:
     """Longest wait in a collective."""
     links: tuple[tuple[int, ...], ...] = ()
     """Those of the groups that are links, whose other end may have any number of calls to finish first."""
+    spans_nodes: bool = False
+    """Whether the devices are on more than one node."""
 
 
 def subgroups(layout: ParallelLayout, devices: Sequence[int]) -> list[tuple[int, ...]]:

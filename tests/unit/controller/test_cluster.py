@@ -155,7 +155,7 @@ def test_devices_share_the_cores_of_their_node(there: Pretended, *, offload: boo
     devices = [device(there, node) for node in NODES]
     job = of(*devices)
     job.prepare({}, [(0, 1), (0, 1), (2, 3)], offload=offload)
-    world = WorldSpec(5, "10.0.0.1:5", ((0, 1), (2, 3)), TIMEOUT_S)
+    world = WorldSpec(5, "10.0.0.1:5", ((0, 1), (2, 3)), TIMEOUT_S, spans_nodes=True)
     assert [each.join.calls for each in devices] == [[(world, threads)] for threads in (4, 4, 1, 1, 1)]
     assert [each.join.named for each in devices] == [{"offload": offload}] * 5
 
@@ -169,15 +169,21 @@ def test_devices_are_told_which_groups_are_links(there: Pretended) -> None:
     }
     placements["reward"] = Placement(Echo(), ParallelLayout(), (1,), None)
     of(*devices).prepare(placements, [(0, 1), link, link])
-    world = WorldSpec(3, "10.0.0.1:5", ((0, 1), link), TIMEOUT_S, links=(link,))
+    world = WorldSpec(3, "10.0.0.1:5", ((0, 1), link), TIMEOUT_S, links=(link,), spans_nodes=True)
     assert [each.join.calls[0][0] for each in devices] == [world] * 3
 
 
-@pytest.mark.parametrize(("nodes", "spans"), [("aa", False), ("ab", True), ("bb", True)])
-def test_the_controllers_node_counts_too(there: Pretended, nodes: str, *, spans: bool) -> None:
-    job = of(*(device(there, (node, 1)) for node in nodes))
+@pytest.mark.parametrize(
+    ("nodes", "spans", "apart"), [("aa", False, False), ("ab", True, True), ("bb", True, False)]
+)
+def test_the_controllers_node_counts_too(there: Pretended, nodes: str, *, spans: bool, apart: bool) -> None:
+    devices = [device(there, (node, 1)) for node in nodes]
+    job = of(*devices)
     job.prepare({}, [])
     assert job.spans_nodes is spans
+    [(world, _)] = devices[0].join.calls
+    assert isinstance(world, WorldSpec)
+    assert world.spans_nodes is apart, "its world is of the devices alone"
 
 
 def test_roles_are_built_on_their_own_devices(there: Pretended) -> None:

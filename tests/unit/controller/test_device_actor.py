@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import weakref
 
 import pytest
@@ -12,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rlhf_lightning.controller import WorkerError
-from rlhf_lightning.controller.cluster import DeviceActor
 from rlhf_lightning.controller.device import Device, Placement, allow_files
+from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
 from tests.ray.echo import Echo
 from tests.unit import spmd
@@ -57,6 +58,40 @@ def test_a_device_that_closes_lets_its_roles_go_and_leaves_the_world() -> None:
     device.close()
     assert left() is None
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("address", "spans", "given", "taken"),
+    [
+        ("127.0.0.1", True, None, "lo"),
+        ("127.0.0.1", True, "ib0", "ib0"),
+        ("127.0.0.1", False, None, None),
+        ("192.0.2.1", True, None, None),  # of documentation: no interface has it
+    ],
+)
+def test_gloo_takes_the_interface_by_which_ray_reaches_the_node(
+    monkeypatch: pytest.MonkeyPatch, address: str, *, spans: bool, given: str | None, taken: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", given or "")
+    if given is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: address)
+    spec = WorldSpec(1, "", (), 60.0, spans_nodes=spans)
+    DeviceActor(0, gpu=False).join(spec, torch.get_num_threads())
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == taken
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_a_device_that_does_not_reach_the_others_is_named(*, spans: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    device = Device(1, gpu=False)
+    device.node = "b"
+    said = r"^device 1 on node b: cannot join the world of 2 devices: "
+    with pytest.raises(WorkerError, match=said) as error:
+        device.join(WorldSpec(2, address, (), 1.0, spans_nodes=spans), torch.get_num_threads())
+    assert ("GLOO_SOCKET_IFNAME" in str(error.value)) is spans
 
 
 def limits(group: dist.ProcessGroup) -> tuple[tuple[int, int], ...]:

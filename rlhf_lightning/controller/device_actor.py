@@ -1,0 +1,66 @@
+"""A device as a Ray actor: what it sees of its node, and how calls come to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import ray
+
+from rlhf_lightning.controller.block import Shard
+from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.network import interface
+from rlhf_lightning.controller.parcel import answer, deliver
+from rlhf_lightning.parallel import WorldSpec
+
+_LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""Tells Ray to leave it to its actors which GPUs they see."""
+
+
+class DeviceActor(Device):
+    """A Device as a Ray actor."""
+
+    def __init__(self, rank: int, *, gpu: bool) -> None:
+        """See `Device`; it sees its own GPU alone, or none, also where Ray leaves that to others."""
+        if not gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries take what they see, and Ray hides no GPU
+        elif os.environ.get(_LEFT, "0").lower() in ("1", "true"):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ray.get_gpu_ids()))
+        super().__init__(rank, gpu=gpu)
+
+    def join(self, spec: WorldSpec, num_threads: int, *, offload: bool = False) -> None:
+        """See `Device`; on several nodes gloo takes the interface that other nodes reach this one by.
+
+        By itself it takes the address of the host's name, which Debian's /etc/hosts maps to 127.0.1.1. Groups
+        that are made later read the variable again, so it stays.
+        """
+        if spec.spans_nodes and (name := interface(ray.util.get_node_ip_address())):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        super().join(spec, num_threads, offload=offload)
+
+    def address(self) -> str:
+        """host:port of a port that is free on this node."""
+        with socket.socket() as sock:
+            sock.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{sock.getsockname()[1]}"
+
+    def submit(self, parcel: bytes, *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
+        """Run a call; Ray wants one result bare and several as a tuple.
+
+        The report comes last: Ray stores one after the other, and what finds no room fails those behind it.
+        """
+        report, *columns = deliver(self, parcel, shards)
+        return (*columns, report) if columns else report
+
+    def ask(self) -> bytes:
+        """Run the bare call that this task is named after."""
+        return answer(self, str(ray.get_runtime_context().get_task_name()))
+
+    def node_cores(self) -> tuple[str, int]:
+        """Ray's name of the node, and the cores that this process may use there."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return str(ray.get_runtime_context().get_node_id()), cores or 1
+
+    def made_bytes(self, method: str) -> int:
+        """Bytes of the columns that the last call of `role.method` made."""
+        return self.made.get(method, 0)
