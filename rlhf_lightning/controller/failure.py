@@ -16,6 +16,7 @@ from ray.exceptions import (
     ActorUnavailableError,
     ObjectStoreFullError,
     OutOfDiskError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -32,6 +33,8 @@ long to wait for a device that says what it made."""
 _BROKEN_OFF = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process")
 MIB = 2**20
 _FULL = (ObjectStoreFullError, OutOfDiskError)
+_DEATHS = (RayActorError, OutOfMemoryError)
+"""What calls to a device that died come to; the second where Ray ended it, for lack of memory on its node."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def explained(err: RayError, calls: Sequence[Pending], *, reading: str) -> Worke
         return WorkerError(str(cause))
     call, cause = next(_failed(calls), (None, cause))
     name = call.name if call is not None else f"reading what {reading} made"
-    if isinstance(cause, RayActorError):
+    if isinstance(cause, _DEATHS):
         return WorkerError(f"{name}: a device's {_told(cause)}")
     if isinstance(cause, _FULL):
         return no_room(name, _size(call) if call is not None else "what is read")
@@ -114,10 +117,10 @@ def first_death(calls: Sequence[tuple[str, Ref]], *, grace_s: float = GRACE_S) -
 
 def _known_death(calls: Sequence[tuple[str, Ref]]) -> str | None:
     errors = ((name, _error(ref)) for name, ref in calls)
-    return next((f"{name}: its {_told(err)}" for name, err in errors if isinstance(err, RayActorError)), None)
+    return next((f"{name}: its {_told(err)}" for name, err in errors if isinstance(err, _DEATHS)), None)
 
 
-def _told(err: RayActorError) -> str:
+def _told(err: RayActorError | OutOfMemoryError) -> str:
     """How a device went, in words. If Ray on its node died it goes too, and Ray hears of it only later."""
     or_ray = ", or Ray on its node" if isinstance(err, ActorUnavailableError) else ""
     return f"process died{or_ray}. {err}"

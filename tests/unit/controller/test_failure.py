@@ -10,6 +10,7 @@ from ray.exceptions import (
     ActorUnavailableError,
     ObjectStoreFullError,
     OutOfDiskError,
+    OutOfMemoryError,
     RayError,
     RaySystemError,
 )
@@ -66,6 +67,14 @@ def test_a_device_that_went_with_the_ray_of_its_node_has_died(there: Pretended) 
     assert there.now < GRACE_S
     died = str(explained(UNREACHABLE, [], reading="x"))
     assert died.startswith("reading what x made: a device's process died, or Ray on its node. The actor")
+
+
+def test_a_device_that_ray_ended_for_lack_of_memory_has_died(there: Pretended) -> None:
+    ended = OutOfMemoryError("Memory on the node was 121.6GB / 128.0GB (0.95)")
+    told = "its process died. Memory on the node was 121.6GB / 128.0GB (0.95)"
+    said = str(explained(BROKEN_OFF, pending(there, BROKEN_OFF, ended, made_s=(0.0, 1.0)), reading="x"))
+    assert said == f"b: {told}"
+    assert str(explained(ended, [], reading="x")) == f"reading what x made: a device's {told[4:]}"
 
 
 def test_the_first_of_several_failures_is_told(there: Pretended) -> None:
