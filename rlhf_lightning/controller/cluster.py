@@ -21,7 +21,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_lightning.controller.connection import LOCAL, check_address, join, start_ray
+from rlhf_lightning.controller.connection import LOCAL, OPTION, check_address, join, start_ray
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
@@ -77,6 +77,7 @@ class RayCluster:
         self.spans_nodes = False
         given = address or os.environ.get("RAY_ADDRESS") or LOCAL
         self._address = None if given == LOCAL else given
+        self._origin = OPTION if address else "RAY_ADDRESS"
         self._groups: list[PlacementGroup] = []
         self._started_ray = False
 
@@ -97,7 +98,7 @@ class RayCluster:
         if ray.is_initialized():
             return
         if self._address is not None:
-            check_address(self._address)
+            check_address(self._address, self._origin)
         elif 0 < torch.cuda.device_count() < needed:
             raise ValueError(_too_few(needed, torch.cuda.device_count(), "GPU"))
 
@@ -117,7 +118,7 @@ class RayCluster:
         if self._address is None:
             start_ray(max(needed, os.cpu_count() or 1))
         else:
-            join(self._address)
+            join(self._address, self._origin)
         self._started_ray = True
 
     def start(self, pools: Sequence[ResourcePool]) -> None:

@@ -21,6 +21,8 @@ from ray._private import services
 from rlhf_lightning.controller.errors import WorkerTimeoutError
 from rlhf_lightning.environment import defaults
 
+OPTION = "strategy.address"
+"""What an address is written for, unless it comes from the environment."""
 LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
 ANSWER_S = 5.0
@@ -38,18 +40,23 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" 
 """What a client says first: the preface and an empty frame of settings."""
 
 
-def check_address(address: str) -> None:
+def check_address(address: str, origin: str = OPTION) -> None:
     """Refuse an address at which nothing answers, in seconds rather than minutes.
+
+    Args:
+        address: `auto` or host:port.
+        origin: the option or the variable that says so.
 
     Raises:
         ValueError: the address is not `auto` or host:port, or nothing listens there.
     """
     if address == "auto":
         return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit() or address.startswith("ray://"):
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in address:
         raise ValueError(
-            f"strategy.address={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379."
+            f"{origin}={address!r}: write host:port of the cluster's head, such as 10.0.0.1:6379, or type "
+            "--strategy.address local to use this machine."
         )
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as head:
@@ -60,8 +67,8 @@ def check_address(address: str) -> None:
         reason = str(err)
     if reason:
         raise ValueError(
-            f"strategy.address={address!r}: no Ray cluster answers there ({reason}). Start one with "
-            "`ray start --head`, or leave the address out to use this machine."
+            f"{origin}={address!r}: no Ray cluster answers there ({reason}). Start one with `ray start "
+            "--head`, or type --strategy.address local to use this machine."
         )
 
 
@@ -91,8 +98,12 @@ def start_ray(num_cpus: int) -> None:
     _heed_sigterm()
 
 
-def join(address: str) -> None:
+def join(address: str, origin: str = OPTION) -> None:
     """Join a cluster that runs already.
+
+    Args:
+        address: `auto` or host:port.
+        origin: the option or the variable that says so.
 
     Raises:
         ValueError: it cannot be joined.
@@ -102,8 +113,8 @@ def join(address: str) -> None:
             ray.init(address=address, **_QUIET)
     except ConnectionError as err:
         raise ValueError(
-            f"strategy.address={address!r}: no Ray cluster can be joined there ({err}). One that asks for "
-            "a token wants RAY_AUTH_MODE=token here, too."
+            f"{origin}={address!r}: no Ray cluster can be joined there ({err}). One that asks for a token "
+            "wants RAY_AUTH_MODE=token here, too."
         ) from err
     _heed_sigterm()
 

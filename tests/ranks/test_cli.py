@@ -213,8 +213,10 @@ def test_a_cluster_that_does_not_answer(
 
 
 def test_the_address_in_the_environment_is_tried_too(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1")
-    assert "strategy.address='127.0.0.1': write host:port" in rlhf.refused(*FIT, *SHORT)
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    message = rlhf.refused(*FIT, *SHORT)
+    assert message.startswith("RAY_ADDRESS='http://127.0.0.1:8265': write host:port")
+    assert message.endswith("or type --strategy.address local to use this machine.")
 
 
 @pytest.mark.parametrize(

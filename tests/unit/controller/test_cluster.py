@@ -54,7 +54,7 @@ def of(*devices: Actor) -> RayCluster:
     [
         ("", 0, False, ["start 99"]),
         ("local", 99, False, ["start 99"]),
-        ("10.0.0.1:6379", 1, False, ["check 10.0.0.1:6379", "join 10.0.0.1:6379"]),
+        ("10.0.0.1:6379", 1, False, ["check 10.0.0.1:6379 RAY_ADDRESS", "join 10.0.0.1:6379 RAY_ADDRESS"]),
         ("10.0.0.1:6379", 1, True, []),
         ("", 1, True, []),
     ],
@@ -68,7 +68,9 @@ def test_where_a_job_finds_its_ray(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for name, word in (("start_ray", "start"), ("join", "join"), ("check_address", "check")):
-        monkeypatch.setattr(cluster, name, lambda where, word=word: told.append(f"{word} {where}"))
+        monkeypatch.setattr(
+            cluster, name, lambda *given, word=word: told.append(" ".join(map(str, (word, *given))))
+        )
     RayCluster(None, timeout_s=TIMEOUT_S).connect(99)
     assert told == begun
 
@@ -241,8 +243,8 @@ def test_what_a_job_has_started_ends_with_it(
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for name in ("start_ray", "join"):
-        monkeypatch.setattr(cluster, name, lambda _: running.add(0))
-    monkeypatch.setattr(cluster, "check_address", lambda _: None)
+        monkeypatch.setattr(cluster, name, lambda *_: running.add(0))
+    monkeypatch.setattr(cluster, "check_address", lambda *_: None)
     monkeypatch.setattr(cluster, "remove_placement_group", lambda _: told.append("remove"))
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(running))
     monkeypatch.setattr(ray, "kill", lambda *_, **__: told.append("kill"))

@@ -160,16 +160,15 @@ def test_who_has_no_handler_of_ctrl_c_gets_none(
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_cluster_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("origin", ["strategy.address", "RAY_ADDRESS"])
+def test_a_cluster_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
     def refuse(**_: object) -> None:
         raise ConnectionError("no token")
 
     monkeypatch.setattr(ray, "init", refuse)
-    said = (
-        r"^strategy\.address='10\.0\.0\.1:6379': no Ray cluster can be joined .* \(no token\)\. .*MODE=token"
-    )
+    said = rf"^{origin}='10\.0\.0\.1:6379': no Ray cluster can be joined .* \(no token\)\. .*MODE=token"
     with pytest.raises(ValueError, match=said):
-        join("10.0.0.1:6379")
+        join("10.0.0.1:6379", origin)
 
 
 @contextmanager
@@ -209,7 +208,10 @@ def test_who_speaks_tls_needs_not_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         check_address(address)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "host:name", ":6379", "ray://10.0.0.1:10001"])
-def test_what_is_no_host_and_port_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match=rf"^strategy\.address='{address}': write host:port"):
-        check_address(address)
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "host:name", ":6379", "ray://10.0.0.1:10001", "http://10.0.0.1:8265"]
+)
+@pytest.mark.parametrize("origin", ["strategy.address", "RAY_ADDRESS"])
+def test_what_is_no_host_and_port_is_refused(address: str, origin: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{origin}='{address}': write host:port .* local to use this"):
+        check_address(address, origin)
