@@ -38,6 +38,10 @@ _SETTINGS = b"\x04"
 """The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
 """What a client says first: the preface and an empty frame of settings."""
+_BE_A_NODE = (
+    "Run rlhf on one of its nodes, or make this machine one: `ray start --address HOST:PORT`, with "
+    "`--num-cpus 0 --num-gpus 0` for one without devices."
+)
 
 
 def check_address(address: str, origin: str = OPTION) -> None:
@@ -108,13 +112,16 @@ def join(address: str, origin: str = OPTION) -> None:
     Raises:
         ValueError: it cannot be joined.
     """
+    said = f"{origin}={address!r}: no Ray cluster can be joined there"
+    if address != "auto" and not services.find_node_ids():  # Ray would look for one for a minute
+        raise ValueError(f"{said} from this machine, on which no Ray runs. {_BE_A_NODE}")
     try:
         with _uninterrupted():
             ray.init(address=address, **_QUIET)
     except ConnectionError as err:
         raise ValueError(
-            f"{origin}={address!r}: no Ray cluster can be joined there ({err}). One that asks for a token "
-            "wants RAY_AUTH_MODE=token here, too."
+            f"{said} ({err}). One that asks for a token wants RAY_AUTH_MODE=token here, "
+            f"too, and this machine must be one of its nodes. {_BE_A_NODE}"
         ) from err
     _heed_sigterm()
 

@@ -52,6 +52,12 @@ def _heeded() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(autouse=True)
+def _on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray runs on this machine, where a cluster is to be joined."""
+    monkeypatch.setattr(services, "find_node_ids", lambda: {"a"})
+
+
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What Ray is told as it begins, how it starts processes then, and whose handler SIGTERM has after it."""
@@ -169,6 +175,29 @@ def test_a_cluster_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch, origin:
     said = rf"^{origin}='10\.0\.0\.1:6379': no Ray cluster can be joined .* \(no token\)\. .*MODE=token"
     with pytest.raises(ValueError, match=said):
         join("10.0.0.1:6379", origin)
+
+
+def test_a_machine_that_is_no_node_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[object]()
+    monkeypatch.setattr(ray, "init", lambda **given: begun.append(given))
+    monkeypatch.setattr(services, "find_node_ids", set[str])
+    said = (
+        r"^strategy\.address='head:6379': .* this machine, on which no Ray runs\. Run .*`ray start --address"
+    )
+    with pytest.raises(ValueError, match=said):
+        join("head:6379")
+    assert begun == []
+    join("auto")  # Ray says so itself, at once
+    assert len(begun) == 1
+
+
+def test_a_machine_that_is_a_node_of_another_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("Failed to connect") from RuntimeError("No node info found")  # after a minute
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ValueError, match=r"\(Failed to connect\)\. .* must be one of its nodes\. Run "):
+        join("head:6379")
 
 
 @contextmanager
