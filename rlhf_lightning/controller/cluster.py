@@ -27,6 +27,7 @@ from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
+from rlhf_lightning.controller.room import BUNDLES, check_room, held, too_few
 from rlhf_lightning.parallel import WorldSpec
 
 RESERVE_S = 60.0
@@ -100,7 +101,7 @@ class RayCluster:
         if self._address is not None:
             check_address(self._address, self._origin)
         elif 0 < torch.cuda.device_count() < needed:
-            raise ValueError(_too_few(needed, torch.cuda.device_count(), "GPU"))
+            raise ValueError(too_few(needed, torch.cuda.device_count(), "GPU"))
 
     def connect(self, needed: int) -> None:
         """Connect, or start Ray on this machine with room for the devices; nothing where Ray is up already.
@@ -125,15 +126,13 @@ class RayCluster:
         """Make one actor for each device of each pool.
 
         Raises:
-            ValueError: the cluster has fewer devices than the pools ask for.
+            ValueError: the cluster has room for fewer devices than the pools ask for.
             WorkerTimeoutError: other jobs hold the devices.
         """
         needed = num_devices(pools)
         self.connect(needed)
         kind = "GPU" if num_gpus() else "CPU"
-        has = int(ray.cluster_resources().get(kind, 0))
-        if has < needed:
-            raise ValueError(_too_few(needed, has, kind))
+        check_room(needed, kind)
         for pool in pools:
             self._open(pool, kind)
         several = len(set(self.hosts)) > 1
@@ -141,17 +140,10 @@ class RayCluster:
 
     def _open(self, pool: ResourcePool, kind: str) -> None:
         """Reserve a pool's devices, filling nodes before spreading, and start their actors in node order."""
-        bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
-        group = placement_group([bundle] * pool.num_devices, strategy="PACK")
+        group = placement_group([BUNDLES[kind]] * pool.num_devices, strategy="PACK")
         self._groups.append(group)
         if not self._has(group, pool):
-            free = {name: ray.available_resources().get(name, 0) for name in bundle}
-            left = ", ".join(f"{count:.0f} {name}s" for name, count in free.items())
-            raise WorkerTimeoutError(
-                f"pool {pool.name} needs {pool.num_devices} devices, each of one {' and one '.join(bundle)}; "
-                f"other jobs and {len(self.actors)} devices of this one leave {left}. Try "
-                f"--strategy.devices {int(min(free.values())) + len(self.actors)}, or wait for those jobs."
-            )
+            raise WorkerTimeoutError(held(pool.name, pool.num_devices, kind, started=len(self.actors)))
         nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
         hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
         actor = ray.remote(DeviceActor)
@@ -257,10 +249,3 @@ def num_devices(pools: Sequence[ResourcePool]) -> int:
 def num_gpus() -> int:
     """GPUs of the cluster that is connected, else of this machine."""
     return int(ray.cluster_resources().get("GPU", 0)) if ray.is_initialized() else torch.cuda.device_count()
-
-
-def _too_few(needed: int, has: int, kind: str) -> str:
-    return (
-        f"the pools need {needed} devices, and there are {has} {kind}s. Try --strategy.devices {has}, or "
-        "--strategy.address of a larger cluster."
-    )

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 import torch
+from ray._private import state
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -118,7 +119,10 @@ def test_actors_start_in_the_order_of_their_nodes(
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     job = RayCluster(None, timeout_s=1000 * TIMEOUT_S)
-    hosts = [{"NodeID": "a", "NodeManagerHostname": "one"}, {"NodeID": "b", "NodeManagerHostname": second}]
+    has = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 2.0}}
+    hosts = [
+        {"NodeID": node, "NodeManagerHostname": host} | has for node, host in (("a", "one"), ("b", second))
+    ]
     monkeypatch.setattr(ray, "nodes", lambda: hosts)
     job.start([ResourcePool("main", 3, ())])
     gpu = kind == "GPU"
@@ -142,7 +146,7 @@ def test_an_interrupt_is_heard_while_others_hold_the_devices(monkeypatch: pytest
     monkeypatch.setattr(cluster, "num_gpus", lambda: 0)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: {"a": {"CPU": 1.0}})
     for timeout_s, total_s in ((1000.0, cluster.RESERVE_S), (2.5, 3.0)):
         waits.clear()
         with pytest.raises(

@@ -1,0 +1,72 @@
+"""How many devices the nodes of a cluster have room for, and what to type where those are too few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import ray
+from ray._private import state
+
+BUNDLES: Mapping[str, dict[str, float]] = {"CPU": {"CPU": 1.0}, "GPU": {"CPU": 1.0, "GPU": 1.0}}
+"""What a device of each kind takes of its node."""
+
+
+def check_room(needed: int, kind: str) -> None:
+    """Refuse more devices than the cluster has room for, were it free.
+
+    Args:
+        needed: devices of the job.
+        kind: what each computes on, `CPU` or `GPU`.
+
+    Raises:
+        ValueError: it has fewer CPUs or GPUs, or nodes with fewer CPUs than GPUs.
+    """
+    has = int(ray.cluster_resources().get(kind, 0))
+    if has < needed:
+        raise ValueError(too_few(needed, has, kind))
+    if kind == "CPU":
+        return
+    nodes = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    room = _room([resources for _, resources in nodes], kind)
+    if room < needed:
+        counts = [(name, int(each.get("CPU", 0)), int(each.get("GPU", 0))) for name, each in nodes]
+        poor = [(name, cpus, gpus) for name, cpus, gpus in counts if cpus < gpus]
+        where = ", ".join(f"{name} has {cpus} CPUs for {gpus} GPUs" for name, cpus, gpus in poor)
+        most = max(gpus for _, _, gpus in poor)
+        raise ValueError(
+            f"the pools need {needed} devices, each of one CPU and one GPU of a node, and there is room for "
+            f"{room}: {where}. {_advice(room, f'`ray start` with --num-cpus {most} there')}"
+        )
+
+
+def too_few(needed: int, has: int, kind: str) -> str:
+    """The error of a cluster, or a machine, with fewer devices than a job needs."""
+    other = "--strategy.address of a larger cluster"
+    return f"the pools need {needed} devices, and there are {has} {kind}s. {_advice(has, other)}"
+
+
+def held(name: str, needed: int, kind: str, *, started: int) -> str:
+    """The error of a pool for which other jobs leave no room.
+
+    Args:
+        name: of the pool.
+        needed: its devices.
+        kind: what each computes on, `CPU` or `GPU`.
+        started: devices of this job's other pools, which hold theirs.
+    """
+    nodes, bundle = list(state.available_resources_per_node().values()), BUNDLES[kind]
+    left = ", ".join(f"{sum(node.get(each, 0) for node in nodes):.0f} {each}s" for each in bundle)
+    advice = _advice(_room(nodes, kind) + started, "again when those jobs have ended")
+    return (
+        f"pool {name} needs {needed} devices, each of one {' and one '.join(bundle)}; other jobs and "
+        f"{started} devices of this one leave {left}. {advice}"
+    )
+
+
+def _room(nodes: Iterable[Mapping[str, float]], kind: str) -> int:
+    """Devices for which there is room, given what each node has: one's CPU and GPU are on the same node."""
+    return sum(int(min(node.get(each, 0) for each in BUNDLES[kind])) for node in nodes)
+
+
+def _advice(devices: int, other: str) -> str:
+    return f"Try {f'--strategy.devices {devices}, or ' if devices else ''}{other}."
