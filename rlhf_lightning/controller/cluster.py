@@ -21,7 +21,14 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_lightning.controller.connection import LOCAL, OPTION, check_address, join, start_ray
+from rlhf_lightning.controller.connection import (
+    LOCAL,
+    OPTION,
+    check_address,
+    check_connected,
+    join,
+    start_ray,
+)
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
@@ -94,9 +101,12 @@ class RayCluster:
             needed: devices of the job.
 
         Raises:
-            ValueError: no cluster answers there, or this machine has GPUs, but fewer.
+            ValueError: no cluster answers there, this process is connected to another, or this machine has
+                GPUs, but fewer.
         """
         if ray.is_initialized():
+            if self._address is not None and self._origin == OPTION and not self._started_ray:
+                check_connected(self._address)
             return
         if self._address is not None:
             check_address(self._address, self._origin)
@@ -110,12 +120,12 @@ class RayCluster:
             needed: devices of the job.
 
         Raises:
-            ValueError: no cluster answers at the address.
+            ValueError: no cluster answers at the address, or this process is connected to another.
         """
         logging.getLogger("ray._private.worker").addFilter(_is_untold)
+        self.check(needed)
         if ray.is_initialized():
             return
-        self.check(needed)
         if self._address is None:
             start_ray(max(needed, os.cpu_count() or 1))
         else:

@@ -19,6 +19,7 @@ import torch
 from ray._private import services
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
+from rlhf_lightning.controller.network import are_apart
 from rlhf_lightning.environment import defaults
 
 OPTION = "strategy.address"
@@ -73,6 +74,20 @@ def check_address(address: str, origin: str = OPTION) -> None:
         raise ValueError(
             f"{origin}={address!r}: no Ray cluster answers there ({reason}). Start one with `ray start "
             "--head`, or type --strategy.address local to use this machine."
+        )
+
+
+def check_connected(address: str) -> None:
+    """Refuse an address other than that of the cluster to which this process is connected.
+
+    Raises:
+        ValueError: it is surely another.
+    """
+    connected = str(ray.get_runtime_context().gcs_address)
+    if address != "auto" and are_apart(address, connected):
+        raise ValueError(
+            f"{OPTION}={address!r}: this process is connected to the Ray at {connected}. Call ray.shutdown() "
+            "first, or leave the address out to use that one."
         )
 
 

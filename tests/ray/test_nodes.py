@@ -98,3 +98,16 @@ def test_a_cluster_that_goes_away_is_named(
     monkeypatch.setattr(ray_cluster, "placement_group", lost)
     with pytest.raises(WorkerError, match=r"pool \w+: the cluster went away .*does not exist.* host:port"):
         fit(ppo(tiny), Colocated(devices=1), tmp_path, steps=1)
+
+
+def test_an_address_other_than_that_of_the_ray_connected_is_refused(
+    cluster: str, tiny: Path, tmp_path: Path
+) -> None:
+    """Ray is connected already, as in a notebook: it was taken in silence."""
+    fit(ppo(tiny), Colocated(devices=1, address=cluster), tmp_path, steps=1)
+    host, _, port = cluster.rpartition(":")
+    for address in (f"{host}:{int(port) - 1}", f"192.0.2.1:{port}"):
+        with pytest.raises(
+            ValueError, match=rf"^strategy\.address='{address}': .* to the Ray at {cluster}\."
+        ):
+            fit(ppo(tiny), Colocated(devices=1, address=address), tmp_path, steps=1)

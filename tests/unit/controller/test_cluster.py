@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +75,28 @@ def test_where_a_job_finds_its_ray(
         )
     RayCluster(None, timeout_s=TIMEOUT_S).connect(99)
     assert told == begun
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "refused"),
+    [
+        ("10.0.0.1:6379", "", True),
+        ("127.0.0.1:5", "", False),
+        ("auto", "", False),
+        ("local", "", False),
+        (None, "10.0.0.1:6379", False),
+    ],
+)
+def test_an_address_other_than_that_of_the_ray_connected_is_refused(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, environment: str, *, refused: bool
+) -> None:
+    context = SimpleNamespace(gcs_address="127.0.0.1:5")
+    monkeypatch.setenv("RAY_ADDRESS", environment)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    said = r"^strategy\.address='10\.0\.0\.1:6379': .* to the Ray at 127\.0\.0\.1:5\. Call ray\.shutdown"
+    with pytest.raises(ValueError, match=said) if refused else nullcontext():
+        RayCluster(address, timeout_s=TIMEOUT_S).connect(1)
 
 
 def test_more_devices_than_this_machine_has_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
