@@ -97,12 +97,12 @@ class PPO(RLHFAlgorithm):
 
     def update_actor(self, mini: Batch) -> Metrics:
         """One optimizer step of the actor, unless it is paused."""
-        metrics = Metrics()
         if self.actor_paused:
-            return metrics
+            return Metrics()
+        ptx = Metrics()
         if self.ptx_loss.coef:
-            metrics |= self.actor.accumulate_actor(next(self.ptx_batches), loss=self.ptx_loss)
-        metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
+            ptx = self.actor.accumulate_actor(next(self.ptx_batches), loss=self.ptx_loss, temperature=1.0)
+        metrics = ptx | self.actor.update_actor(mini, loss=self.policy_loss)
         self.actor_paused = drifted(metrics, self.stop_kl, mini)
         return metrics
 

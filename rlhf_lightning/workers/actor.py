@@ -218,9 +218,18 @@ class Actor(Role):
         return self.update(rows, loss=loss, temperature=self.sampling.temperature, name="actor")
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
-    def accumulate_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
-        """Add the gradient of a loss on given text, at temperature 1, to that of the next `update_actor`."""
-        return self.accumulate(rows, loss=loss, temperature=1.0)
+    def accumulate_actor(
+        self, rows: TensorDict, *, loss: Loss, temperature: float | None = None
+    ) -> Mapping[str, float]:
+        """Add the gradient of a loss to that of the next `update_actor`; reads the loss's `columns` too.
+
+        Args:
+            rows: prompts and responses.
+            loss: what to learn from.
+            temperature: at which the responses are read; that of `sampling` where None.
+        """
+        heat = self.sampling.temperature if temperature is None else temperature
+        return self.accumulate(rows, loss=loss, temperature=heat)
 
     @register(transfer=ONE_TO_ALL)
     def send_weights(self) -> Moved:

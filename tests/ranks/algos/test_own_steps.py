@@ -201,6 +201,29 @@ def test_an_opponent_that_draws_and_does_not_learn(model: str) -> None:
     assert kept.numbers[1]["mine/before"] == 0
 
 
+class InTwoParts(RLHFAlgorithm):
+    """Learns from the halves of a batch, in one optimizer step."""
+
+    actor: Actor = field(default_factory=Actor)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Answer, and learn that all of it was good."""
+        batch |= self.actor.generate_sequences(batch)
+        first, second = (batch | {"advantages": batch["response_mask"].float()}).split(2)
+        metrics = self.actor.accumulate_actor(first, loss=PolicyLoss()).moved("actor", to="first")
+        return metrics | self.actor.update_actor(second, loss=PolicyLoss())
+
+
+def test_what_is_accumulated_is_read_at_the_temperature_of_its_draws(model: str) -> None:
+    kept = run(InTwoParts(actor=actor(model, temperature=0.3)), data(), steps=1)
+    numbers = kept.numbers[0]
+    for part in ("first", "actor"):
+        assert numbers[f"{part}/approx_kl"] == pytest.approx(0, abs=1e-6), "no weight has changed"
+        assert numbers[f"{part}/loss"] == pytest.approx(-1, abs=1e-5), "every ratio is 1"
+    assert numbers["actor/skipped_steps"] == 0
+    assert numbers["actor/grad_norm"] > 0
+
+
 def test_nobody_is_taught_by_oneself(model: str) -> None:
     with pytest.raises(ValueError, match=r"no teacher\. Type --algo\.teacher\.path DIRECTORY\.$"):
         run(Distillation(actor=actor(model)), data(), steps=1)
