@@ -253,7 +253,6 @@ class RLHFAlgorithm(LightningModule):
         samples |= {"answers": reporting.answers(rows, self.tokenizer), "rows": list(batch["rows"])}
         if self.explain_samples:
             samples |= reporting.per_token(self.explain(rows), self.tokenizer)
-        self.strategy.drain()
         return samples
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
@@ -371,7 +370,6 @@ class RLHFAlgorithm(LightningModule):
             short = name.rpartition("/")[2]
             if size := over.get(short, default):
                 self.log(f"val/{short}", value, prog_bar=short == "loss", batch_size=size)
-        self.strategy.drain()
 
     @property
     def strategy(self) -> Strategy:

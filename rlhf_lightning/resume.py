@@ -182,3 +182,8 @@ def _described(tensors: Tensors) -> list[str]:
 def start_paths(roles: Mapping[str, Role]) -> dict[str, str]:
     """Paths of the models that roles start from, including those that are not trained."""
     return {name: role.path for name, role in roles.items() if role.path}
+
+
+def kept(roles: Mapping[str, Role]) -> dict[str, Role]:
+    """The roles whose weights stand in a checkpoint."""
+    return {name: role for name, role in roles.items() if role.weights_change}

@@ -248,10 +248,7 @@ class Strategy(SingleDeviceStrategy):
     def _launch(self, roles: Mapping[str, Role]) -> None:
         placements = self.start(roles)
         transport = cast(Transport, self.transport)
-        self.workers = {
-            name: WorkerGroup(name, transport, placement.layout, placement.devices)
-            for name, placement in placements.items()
-        }
+        self.workers = {n: WorkerGroup(n, transport, p.layout, p.devices) for n, p in placements.items()}
         callers = self.callers(self.workers)
         self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
@@ -301,6 +298,14 @@ class Strategy(SingleDeviceStrategy):
             self.history += self.reports
         return self.reports
 
+    def on_validation_end(self) -> None:
+        """Wait for the calls of a validation: they are not the next iteration's, and one may have failed."""
+        self.drain()
+
+    def on_predict_end(self) -> None:
+        """Wait for the calls of a prediction: one may have failed."""
+        self.drain()
+
     def teardown(self) -> None:
         """Release the devices, also after a failure; the roles become plain descriptions again."""
         if self.transport is not None:
@@ -330,9 +335,9 @@ class Strategy(SingleDeviceStrategy):
             RuntimeError: the run is over and its models are gone, or an iteration is under way.
         """
         check_whole(filepath, checkpoint)
-        kept = _kept(self._handles)
+        kept = resume.kept(self._handles)
         roles = self.algorithm.roles() if self.lightning_module else {}
-        files.check_models(filepath, kept, _kept(roles))
+        files.check_models(filepath, kept, resume.kept(roles))
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
         state = {**checkpoint, files.MODELS: models, files.PATHS: resume.start_paths(roles)}
         self._saved = Path(filepath).absolute()
@@ -351,7 +356,7 @@ class Strategy(SingleDeviceStrategy):
             ValueError: the checkpoint is incomplete, or belongs to other roles, models or rows.
         """
         trainer, roles = self.algorithm.trainer, self.algorithm.roles()
-        directory, wanted = files.find(checkpoint_path), _kept(roles)
+        directory, wanted = files.find(checkpoint_path), resume.kept(roles)
         resuming = trainer.state.fn == "fit"
         state = files.read_state(directory, resuming=resuming)
         resume.check_held(checkpoint_path, directory, wanted)
@@ -388,13 +393,8 @@ class Strategy(SingleDeviceStrategy):
         files.remove(self._saved)
 
     def _restore(self, directory: Path) -> None:
-        trained = self.algorithm.trainer.state.fn == "fit"
-        loading = [r.load(directory=directory / n, trained=trained) for n, r in _kept(self._handles).items()]
+        trained, kept = self.algorithm.trainer.state.fn == "fit", resume.kept(self._handles)
+        loading = [role.load(directory=directory / name, trained=trained) for name, role in kept.items()]
         for ranks in loading:
             ranks.fetch()
         self._resume = None
-
-
-def _kept(roles: Mapping[str, Role]) -> dict[str, Role]:
-    """The roles whose weights stand in a checkpoint."""
-    return {name: role for name, role in roles.items() if role.weights_change}

@@ -77,4 +77,3 @@ class SampledValidation(Callback):
             found[f"val/best@{k}"] = expected_best(scores, k).mean()
             k *= 2
         pl_module.log_dict(found, batch_size=len(scores))
-        pl_module.strategy.drain()

@@ -54,23 +54,15 @@ class Trace(Callback):
         """Record an iteration."""
         self.iterations.append((self._began_s, time.time() - self._began_s))
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Wait for the calls of a held-out batch, which a `validation_step` of the user's own may not do."""
-        assert isinstance(pl_module, RLHFAlgorithm)
-        pl_module.strategy.drain()
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file if the run is a validation."""
         if trainer.state.fn == "validate":
-            self._write(trainer)
-
-    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Wait for the calls of a batch of answers."""
-        assert isinstance(pl_module, RLHFAlgorithm)
-        pl_module.strategy.drain()
+            self.on_predict_end(trainer, pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file."""
+        """Wait for the last calls, which the strategy only does after this, and write the file."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        pl_module.strategy.drain()
         self._write(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

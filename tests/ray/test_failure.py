@@ -1,4 +1,4 @@
-"""Processes killed without warning: what the user reads, what stays, and that nothing learned is lost."""
+"""Processes killed, and calls that fail: what the user reads and what stays; nothing learned is lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -13,11 +14,17 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
+from rlhf_lightning.algorithm import Columns
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import export
+from rlhf_lightning.controller import RANK_ZERO, WorkerError, register
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated
+from rlhf_lightning.workers import Actor
 from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
 from tests.ray.runs import Run, saved_step, write_config
+from tests.unit.algos.short import trainer
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Of a node whose head was killed: they look for it for a minute, and end."""
@@ -91,3 +98,35 @@ def test_the_same_algorithm_fits_again_after_a_failure(
         furthest(fit(algorithm, Colocated(devices=1), tmp_path, steps=STEPS, callbacks=[stop]), alone[1])
         < 1e-5
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailingActor(Actor):
+    """Has a method that does not work."""
+
+    @register(transfer=RANK_ZERO)
+    def fail(self) -> int:
+        """Fail."""
+        raise KeyError("failed on purpose")
+
+
+class Unread(PPO):
+    """A validation and a prediction of one's own, which read nothing of what they ask for."""
+
+    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+        """Ask."""
+        assert isinstance(self.actor, FailingActor)
+        self.actor.fail()
+
+    def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
+        """Ask."""
+        self.validation_step(batch, batch_idx)
+        return {}
+
+
+@pytest.mark.parametrize("fn", ["validate", "predict"])
+def test_a_failed_call_that_nothing_reads_is_told(fn: str, tiny: Path, tmp_path: Path) -> None:
+    actor = FailingActor(path=str(tiny), sampling=Sampling(max_new_tokens=6))
+    run = trainer(Colocated(devices=1), tmp_path, limit_val_batches=1)
+    with pytest.raises(WorkerError, match=r"actor\[rank 0, .*\]\.fail: .*failed on purpose"):
+        getattr(run, fn)(Unread(actor=actor), datamodule=TaskData(num_val_rows=2))

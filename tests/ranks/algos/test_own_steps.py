@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDict
 
 from examples.distillation import Distillation
-from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import Rollouts
 from rlhf_lightning.controller import BROADCAST, Batch, Metrics, register
 from rlhf_lightning.data import TaskData
@@ -20,7 +23,7 @@ from rlhf_lightning.functional import PolicyLoss, SFTLoss
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reference, Reward
-from tests.unit.algos.short import trainer
+from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run
 
 
@@ -222,6 +225,47 @@ def test_what_is_accumulated_is_read_at_the_temperature_of_its_draws(model: str)
         assert numbers[f"{part}/loss"] == pytest.approx(-1, abs=1e-5), "every ratio is 1"
     assert numbers["actor/skipped_steps"] == 0
     assert numbers["actor/grad_norm"] > 0
+
+
+class Unread(GRPO):
+    """A validation and a prediction of one's own, which read nothing of what they ask for."""
+
+    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+        """Answer."""
+        self.actor.generate_sequences(Batch.of(batch), greedy=True)
+
+    def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
+        """Answer."""
+        self.actor.generate_sequences(Batch.of(batch), greedy=True)
+        return {}
+
+
+class Counting(Callback):
+    """How often each method was called in each iteration."""
+
+    def __init__(self) -> None:
+        self.calls: list[Counter[str]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Count."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        self.calls.append(Counter(report.method for report in pl_module.strategy.reports))
+
+
+def test_the_calls_of_a_validation_are_no_iterations(tmp_path: Path) -> None:
+    counting = Counting()
+    fit = trainer(Local(), tmp_path, steps=2, limit_val_batches=2, val_check_interval=1, callbacks=[counting])
+    fit.fit(grpo(Unread), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=4))
+    assert [calls["generate_sequences"] for calls in counting.calls] == [1, 1]
+
+
+def test_calls_that_nothing_reads_are_waited_for(tmp_path: Path) -> None:
+    rows = TaskData(batch_size=2, num_rows=4, num_val_rows=4)
+    for fn in ("validate", "predict"):
+        strategy = Local()
+        run_of = getattr(trainer(strategy, tmp_path, limit_val_batches=None), fn)
+        run_of(grpo(Unread), datamodule=rows)
+        assert [report.method for report in strategy.reports] == ["generate_sequences"] * 2, fn
 
 
 def test_nobody_is_taught_by_oneself(model: str) -> None:
