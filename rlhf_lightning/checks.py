@@ -25,7 +25,7 @@ from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.functional import Loss, PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import OptimizerSpec
-from rlhf_lightning.usage import naming_role
+from rlhf_lightning.usage import naming_judge, naming_role
 from rlhf_lightning.workers import Actor, Judge, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
@@ -266,25 +266,39 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
 
 
 def check_judges(algorithm: RLHFAlgorithm) -> None:
-    """Try reward and cost functions on the first rows, and on the first held-out rows.
+    """Check rewards and costs, and try their functions on the first rows, and on the first held-out rows.
 
     Warns of data sources in `by_source` that no row has.
 
     Raises:
-        ValueError: one does not exist, or does not work.
+        ValueError: an option cannot be, nothing says what one scores, or a function does not exist or work.
     """
     read = _rows_in_use(algorithm)
     sources = {str(row.get("data_source", "")) for rows in read for row in rows}
     for name, judge in algorithm.roles().items():
         if isinstance(judge, Judge):
-            for rows in read:
-                preflight(judge.spec, rows)
+            with naming_judge(name, judge.kind):
+                judge.check()
+                _check_told(name, judge)
+                for rows in read:
+                    preflight(judge.spec, rows)
             unknown = sorted(set(judge.spec.by_source) - sources)
             if unknown and sources:
                 there = ", ".join(sorted(sources)[:5])
                 logger.warning(
                     "%s.by_source: no row is of %s; there are %s.", name, ", ".join(unknown), there
                 )
+
+
+def _check_told(name: str, judge: Judge) -> None:
+    """Refuse a judge that is not told what it scores: the field `reward` alone has a default."""
+    if name != "reward" and not (judge.path or judge.functions or judge.by_source):
+        known = "too_long" if judge.kind == "cost" else "exact_match"
+        raise ValueError(
+            f"{name}: it has neither functions nor a model, and there is no default. Type "
+            f"--algo.{name}.functions {known} (or your own, such as mypackage.mymodule.myfunction), or "
+            f"--algo.{name}.path DIRECTORY, that of a {judge.kind} model."
+        )
 
 
 def check_validation(algorithm: RLHFAlgorithm) -> None:

@@ -287,6 +287,23 @@ def naming_role(name: str) -> Iterator[None]:
         raise ValueError(f"{name}.{said}" if said.startswith(("path=", "lora")) else said) from err
 
 
+@contextmanager
+def naming_judge(name: str, kind: str) -> Iterator[None]:
+    """Let errors about a reward or a cost name the field that holds it, where that is called otherwise.
+
+    Args:
+        name: of the field.
+        kind: what errors call it, at their beginning and in options.
+
+    Raises:
+        ValueError: one was raised within.
+    """
+    try:
+        yield
+    except ValueError as err:
+        raise ValueError(re.sub(rf"^{kind}\b|(?<=--algo\.){kind}\b", name, str(err))) from err
+
+
 def library_error(err: Exception) -> str:
     """An error that a library of the command raised about its use, on one line; empty for any other error."""
     *_, (frame, _) = traceback.walk_tb(err.__traceback__)

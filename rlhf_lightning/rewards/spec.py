@@ -52,8 +52,7 @@ class RewardSpec:
     Python it may be the function itself, if workers can import it.
 
     Raises:
-        ValueError: a weight is not a finite number, a function is named twice, workers cannot import one, or
-            a cost has neither functions nor a model.
+        ValueError: a weight is not a finite number, a function is named twice, or workers cannot import one.
 
     Example:
         >>> RewardSpec(functions={"exact_match": 1.0, "length": -0.1}).weights({"data_source": "any"})
@@ -75,12 +74,6 @@ class RewardSpec:
         object.__setattr__(self, "functions", function_names(self.functions, option=f"{self.kind}.functions"))
         named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
         object.__setattr__(self, "by_source", named)
-        if self.kind == "cost" and self.model is None and not self.names():
-            raise ValueError(
-                "cost: it has neither functions nor a model, and there is no default. Type "
-                "--algo.cost.functions too_long (or your own, such as mypackage.mymodule.myfunction), or "
-                "--algo.cost.path DIRECTORY, that of a cost model."
-            )
         for option, weights in [("functions", self.defaults()), *self.sources().items()]:
             for name, weight in weights.items():
                 if not _is_finite(weight):

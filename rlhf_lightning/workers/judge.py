@@ -38,7 +38,7 @@ class Judge(Remote):
     """The options of a role that scores, beside those of its model.
 
     Raises:
-        ValueError: a value is outside its range.
+        ValueError: workers cannot import a function.
     """
 
     path: str = ""
@@ -67,6 +67,13 @@ class Judge(Remote):
         object.__setattr__(self, "functions", function_names(self.functions, option=f"{self.kind}.functions"))
         named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
         object.__setattr__(self, "by_source", named)
+
+    def check(self) -> None:
+        """Refuse options that cannot be, before any worker starts: the field that holds them is known then.
+
+        Raises:
+            ValueError: a value is outside its range.
+        """
         if self.clip is not None and not self.clip > 0:
             raise ValueError(
                 f"{self.kind}.clip={self.clip}: no score is left. Give a positive number, such as 5."
@@ -74,11 +81,7 @@ class Judge(Remote):
 
     @property
     def spec(self) -> RewardSpec:
-        """The functions and their weights.
-
-        Raises:
-            ValueError: a cost has neither functions nor a model.
-        """
+        """The functions and their weights."""
         model = ModelSpec(path=self.path) if self.path else None
         return RewardSpec(
             functions=self.functions, by_source=self.by_source, model=model, http=self.http, kind=self.kind

@@ -39,11 +39,7 @@ class CutOff:
 @with_types
 @dataclass(frozen=True, kw_only=True)
 class Reward(Judge, Role):
-    """Scores responses with functions (`exact_match` unless told otherwise), a reward model, or both.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Scores responses with functions, a reward model, or both; the field `reward` may be told neither."""
 
     per_token: Literal["outcome", "steps"] = "outcome"  # noqa: S105
     """What the model scores: the whole response at its last token, or each step at the step's last token."""
@@ -56,8 +52,13 @@ class Reward(Judge, Role):
     truncated_penalty: float = 0.0
     """Taken from the score of each answer that was cut off, without an end token, after `clip`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `Judge.check`.
+
+        Raises:
+            ValueError: a value is outside its range, or steps are to be scored without a model.
+        """
+        super().check()
         if self.scores_steps and not self.path:
             raise ValueError(
                 "reward.per_token=steps: a model scores the steps, and there is none. Type "

@@ -329,23 +329,17 @@ def test_a_service_that_is_down_names_role_and_address() -> None:
         assert len(asked.contents) == 1
 
 
-def test_a_cost_must_be_told_what_it_scores() -> None:
-    cost = Cost()
-    with pytest.raises(ValueError, match="cost: it has neither functions nor a model"):
-        _ = cost.spec
-
-
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(ValueError, match=r"reward\.per_token=steps: a model .*--algo\.reward\.path"):
-        Reward(per_token=STEPS)
+        Reward(per_token=STEPS).check()
     with pytest.raises(ValueError, match=r"reward\.separator=''"):
-        Reward(separator="")
+        Reward(separator="").check()
     with pytest.raises(ValueError, match=r"reward\.truncated_penalty=-1\.0: .* Type 1\.0"):
-        Reward(truncated_penalty=-1.0)
+        Reward(truncated_penalty=-1.0).check()
     with pytest.raises(ValueError, match=r"cost\.clip=0\.0"):
-        Cost(clip=0.0)
+        Cost(clip=0.0).check()
     with pytest.raises(ValueError, match=r"reward\.clip=nan"):
-        Reward(clip=float("nan"))
+        Reward(clip=float("nan")).check()
 
 
 @pytest.mark.parametrize("kind", [Reward, Cost])

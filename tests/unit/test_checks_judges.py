@@ -1,0 +1,90 @@
+"""What is refused of rewards and costs before anything is placed, by the names of their fields."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import SafeRLHF
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.workers import Actor, Cost, Reward
+from tests.unit.algos.short import refusal
+from tests.unit.algos.small import write_model
+from tests.unit.rlhf import Rlhf
+
+
+class Twofold(RLHFAlgorithm):
+    """A process reward model beside a reward, and a cost of another name."""
+
+    actor: Actor = field(default_factory=lambda: Actor(sampling=Sampling(max_new_tokens=2)))
+    reward: Reward = field(default_factory=Reward)
+    prm: Reward = field(default_factory=lambda: Reward(per_token="steps"))  # noqa: S106
+    toxicity: Cost = field(default_factory=Cost)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Nothing."""
+        return Metrics()
+
+
+LENGTH = Reward(functions="length")
+
+
+@pytest.mark.parametrize(
+    ("roles", "told"),
+    [
+        (
+            {},
+            "prm.per_token=steps: a model scores the steps, and there is none. Type --algo.prm.path "
+            "DIRECTORY, that of a process reward model, or --algo.prm.per_token outcome.",
+        ),
+        (
+            {"prm": Reward()},
+            "prm: it has neither functions nor a model, and there is no default. Type "
+            "--algo.prm.functions exact_match (or your own, ",
+        ),
+        (
+            {"prm": LENGTH},
+            "toxicity: it has neither functions nor a model, and there is no default. Type "
+            "--algo.toxicity.functions too_long (or your own, such as mypackage.mymodule.myfunction), or "
+            "--algo.toxicity.path DIRECTORY, that of a cost model.",
+        ),
+        ({"prm": Reward(functions="length", truncated_penalty=-1.0)}, "prm.truncated_penalty=-1.0: it is"),
+        ({"prm": LENGTH, "toxicity": Cost(functions="length", clip=0.0)}, "toxicity.clip=0.0: no score"),
+        ({"prm": LENGTH, "toxicity": Cost(functions=["length"] * 2)}, "toxicity.functions: length is named"),
+        (
+            {"prm": LENGTH, "toxicity": Cost(functions="too_lon")},
+            "toxicity function 'too_lon': it is no short",
+        ),
+        ({"prm": LENGTH, "toxicity": Cost(functions="length")}, "started"),
+        ({"reward": Reward(clip=-1.0)}, "reward.clip=-1.0: no score is left."),
+    ],
+)
+def test_a_judge_is_called_by_its_field(roles: dict[str, Reward | Cost], told: str, tmp_path: Path) -> None:
+    assert refusal(Twofold(**roles), tmp_path).startswith(told)  # type: ignore[arg-type]
+
+
+def test_a_model_of_steps_beside_a_reward(tmp_path: Path) -> None:
+    prm = Reward(per_token="steps", path=write_model(tmp_path / "prm"))  # noqa: S106
+    assert refusal(Twofold(prm=prm, toxicity=Cost(functions="length")), tmp_path) == "started"
+
+
+def test_a_cost_must_be_told_what_it_scores(tmp_path: Path) -> None:
+    for cost in (Cost(), Cost(functions=[])):
+        told = refusal(SafeRLHF(cost=cost), tmp_path)
+        assert told.startswith("cost: it has neither functions nor a model, and there is no default.")
+        assert "--algo.cost.functions too_long" in told
+        assert "--algo.cost.path DIRECTORY" in told
+
+
+def test_a_field_whose_default_scores_steps_takes_its_path_from_the_command_line(
+    rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("--algo.prm.path", write_model(tmp_path / "prm"), "--algo.toxicity.functions", "too_lon")
+    command = ("fit", "--strategy", "local", "--algo", f"{__name__}.{Twofold.__name__}", *given)
+    told = rlhf.refused(*command)
+    assert told.startswith("toxicity function 'too_lon': "), "the path of the other is no longer missed"
