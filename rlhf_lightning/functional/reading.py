@@ -24,7 +24,9 @@ def reading(whose: str, **given: Mapping[str, Tensor]) -> Iterator[None]:
     except KeyError as err:
         if not err.args or any(err.args[0] in names for names in given.values()):
             raise
-        entropy = err.args[0] == "entropy" and "outputs" in given
-        fix = "Let its `needs_entropy` be True" if entropy else "Name the column in its `columns`"
+        outputs = sorted(given.get("outputs", ()))
+        fix = ", or read ".join(["Name the column in its `columns`", *(f"outputs[{n!r}]" for n in outputs)])
+        if err.args[0] == "entropy" and "log_probs" in outputs:
+            fix = "Let its `needs_entropy` be True"
         there = " and ".join(f"{what} {sorted(names)}" for what, names in given.items())
         raise ValueError(f"{whose} reads {err.args[0]!r}, and is given {there}. {fix}.") from err

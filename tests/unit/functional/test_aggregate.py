@@ -108,11 +108,17 @@ def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wanted", "fix"), [("entropy", "Let its `needs_entropy` be True"), ("values", "in its `columns`")]
+    ("wanted", "output", "fix"),
+    [
+        ("entropy", "log_probs", r"Let its `needs_entropy` be True\."),
+        ("values", "log_probs", r"Name the column in its `columns`, or read outputs\['log_probs'\]\."),
+        ("log_probs", "values", r"Name the column in its `columns`, or read outputs\['values'\]\."),
+        ("entropy", "values", r"Name the column in its `columns`, or read outputs\['values'\]\."),
+    ],
 )
-def test_what_a_loss_looks_for_in_vain_is_named(wanted: str, fix: str) -> None:
-    given = {"log_probs": torch.ones(2, 3)}
-    with pytest.raises(ValueError, match=rf"^Looking reads '{wanted}', .*\['log_probs'\].*{fix}"):
+def test_what_a_loss_looks_for_in_vain_is_named(wanted: str, output: str, fix: str) -> None:
+    given = {output: torch.ones(2, 3)}
+    with pytest.raises(ValueError, match=rf"^Looking reads '{wanted}', and .*\['{output}'\]\. {fix}$"):
         run_loss(tiny.Looking(wanted), given, given, Counts(6, 2, 2))
 
 
