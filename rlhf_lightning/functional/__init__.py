@@ -61,7 +61,7 @@ from rlhf_lightning.functional.masked import (
 from rlhf_lightning.functional.moments import mean_std, merged
 from rlhf_lightning.functional.off_policy import OffPolicyCorrection
 from rlhf_lightning.functional.overlong import Overlong, overlong_penalty
-from rlhf_lightning.functional.pairs import PairLoss, split_pairs, whole_pairs
+from rlhf_lightning.functional.pairs import PairLoss, in_whole_pairs, split_pairs, whole_pairs
 from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.policy import PolicyLoss, clipped_policy_loss
 from rlhf_lightning.functional.process_reward import StepLoss
@@ -126,6 +126,7 @@ __all__ = [
     "gae",
     "group_advantages",
     "group_std",
+    "in_whole_pairs",
     "kl_columns",
     "kl_estimate",
     "kto_baseline",

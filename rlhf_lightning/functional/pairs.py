@@ -17,7 +17,17 @@ from rlhf_lightning.functional.masked import masked_sum
 
 
 class PairLoss(Loss):
-    """A loss that compares the two answers of a pair."""
+    """A loss that compares the two answers of a pair.
+
+    Its counts are of whole pairs: a term that sums over tokens or rows takes the mask `in_whole_pairs`.
+
+    Example:
+        >>> class Likelihood(PairLoss):
+        ...     def __call__(self, outputs, rows, counts):
+        ...         mask = in_whole_pairs(rows["response_mask"])
+        ...         loss = aggregate(-outputs["log_probs"], mask, "token-mean", counts)
+        ...         return loss, {"actor/loss": loss.detach()}
+    """
 
     @property
     def rows_together(self) -> int:
@@ -26,7 +36,7 @@ class PairLoss(Loss):
 
     def count(self, rows: Mapping[str, Tensor]) -> Counts:
         """Pairs, and rows and tokens of those."""
-        return Counts.of(_of_pairs(rows["response_mask"]), together=2)
+        return Counts.of(in_whole_pairs(rows["response_mask"]), together=2)
 
 
 def split_pairs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,8 +49,8 @@ def whole_pairs(mask: Tensor) -> Tensor:
     return mask.any(dim=1).view(-1, 2).all(dim=1)
 
 
-def _of_pairs(mask: Tensor) -> Tensor:
-    """The mask [B, R] without rows whose pair is not whole."""
+def in_whole_pairs(mask: Tensor) -> Tensor:
+    """Leave out rows whose pair is not whole: [B, R] bool of a [B, R] bool mask."""
     return mask & whole_pairs(mask).repeat_interleave(2)[:, None]
 
 
@@ -51,7 +61,7 @@ def count_pairs(mask: Tensor) -> Counts:
         mask: [B, R] bool.
     """
     chosen = split_pairs(mask)[0] & whole_pairs(mask)[:, None]
-    return replace(Counts.of(_of_pairs(mask), together=2), tokens=int(chosen.sum()))
+    return replace(Counts.of(in_whole_pairs(mask), together=2), tokens=int(chosen.sum()))
 
 
 def pair_mean(x: Tensor, mask: Tensor, counts: Counts) -> Tensor:
