@@ -28,7 +28,7 @@ class PPO(RLHFAlgorithm):
     """The actor's loss."""
     value_loss: ValueLoss = field(default_factory=ValueLoss)
     """The critic's loss."""
-    ptx_loss: SFTLoss = field(default_factory=lambda: SFTLoss(coef=0.0, prefix="ptx/"))
+    ptx_loss: SFTLoss = field(default_factory=lambda: SFTLoss(coef=0.0))
     """A loss on pre-training text (MixedData) in the actor's steps; none where its coef is 0."""
     gamma: float = 1.0
     """Discount per token."""
@@ -102,7 +102,7 @@ class PPO(RLHFAlgorithm):
         ptx = Metrics()
         if self.ptx_loss.coef:
             ptx = self.actor.accumulate_actor(next(self.ptx_batches), loss=self.ptx_loss, temperature=1.0)
-        metrics = ptx | self.actor.update_actor(mini, loss=self.policy_loss)
+        metrics = ptx.moved("sft", to="ptx") | self.actor.update_actor(mini, loss=self.policy_loss)
         self.actor_paused = drifted(metrics, self.stop_kl, mini)
         return metrics
 

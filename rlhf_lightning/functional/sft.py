@@ -16,13 +16,11 @@ class SFTLoss(Loss):
     """Cross-entropy of the response tokens.
 
     Metrics: sft/loss, sft/nll (mean over tokens whatever the aggregation; its exponential is the perplexity),
-    sft/probability (mean probability of the right token), or with another `prefix`.
+    sft/probability (mean probability of the right token).
     """
 
     coef: float = 1.0
     """Weight of the loss."""
-    prefix: str = "sft/"
-    """Beginning of the metrics' names."""
     aggregation: Aggregation = "token-mean"
     """How tokens become one number."""
     horizon: int = 0
@@ -39,7 +37,7 @@ class SFTLoss(Loss):
         log_probs = zero_masked(outputs["log_probs"], mask)
         loss = self.coef * aggregate(-log_probs, mask, self.aggregation, counts, horizon=self.horizon)
         return loss, {
-            f"{self.prefix}loss": loss.detach(),
-            f"{self.prefix}nll": token_mean(-log_probs, mask, counts.tokens),
-            f"{self.prefix}probability": token_mean(log_probs.exp(), mask, counts.tokens),
+            "sft/loss": loss.detach(),
+            "sft/nll": token_mean(-log_probs, mask, counts.tokens),
+            "sft/probability": token_mean(log_probs.exp(), mask, counts.tokens),
         }

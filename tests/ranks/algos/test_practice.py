@@ -104,7 +104,7 @@ class Masked(PPO):
 
 @pytest.mark.parametrize("coef", [0.0, 1.0])
 def test_where_nothing_is_learned_nothing_drifts(coef: float, model: str, tmp_path: Path) -> None:
-    plain = ppo(model, stop_kl=0.1, ptx_loss=SFTLoss(coef=coef, prefix="ptx/"))
+    plain = ppo(model, stop_kl=0.1, ptx_loss=SFTLoss(coef=coef))
     algorithm = Masked(**{field.name: getattr(plain, field.name) for field in fields(plain)})
     texts = write_rows(tmp_path / "texts.jsonl", [{"text": f"text number {n}"} for n in range(40)])
     text = TextData(path=texts, block_tokens=16, batch_size=3)

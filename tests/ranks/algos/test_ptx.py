@@ -37,7 +37,7 @@ def ppo(path: str, coef: float) -> PPO:
         actor=Actor(path=path, optimizer=fast, sampling=Sampling(max_new_tokens=6)),
         critic=Critic(optimizer=fast),
         reward=Reward(functions="length"),
-        ptx_loss=SFTLoss(coef=coef, prefix="ptx/"),
+        ptx_loss=SFTLoss(coef=coef),
     )
 
 

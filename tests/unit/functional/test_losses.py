@@ -39,7 +39,7 @@ LOSSES: dict[str, Loss] = {
     "value": ValueLoss(),
     "value_unclipped": ValueLoss(clip=None, coef=0.5),
     "sft": SFTLoss(),
-    "sft_rows": SFTLoss(aggregation="seq-mean-token-sum", coef=0.1, prefix="ptx/"),
+    "sft_rows": SFTLoss(aggregation="seq-mean-token-sum", coef=0.1),
 }
 
 

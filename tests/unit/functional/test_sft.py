@@ -25,16 +25,14 @@ def test_sft_loss_by_hand() -> None:
     close(metrics["sft/nll"], 1.5 * math.log(2))
 
 
-def test_weight_and_name_of_a_second_loss() -> None:
+def test_weight_of_a_second_loss() -> None:
     mask = torch.tensor([[True, True]])
     log_probs = torch.tensor([[-1.0, -2.0]])
-    loss, metrics = SFTLoss(coef=0.1, prefix="ptx/")(
-        {"log_probs": log_probs}, {"response_mask": mask}, Counts.of(mask)
-    )
+    loss, metrics = SFTLoss(coef=0.1)({"log_probs": log_probs}, {"response_mask": mask}, Counts.of(mask))
     close(loss, 0.15)
-    close(metrics["ptx/loss"], 0.15)
-    close(metrics["ptx/nll"], 1.5)
-    assert set(metrics) == {"ptx/loss", "ptx/nll", "ptx/probability"}
+    close(metrics["sft/loss"], 0.15)
+    close(metrics["sft/nll"], 1.5)
+    assert set(metrics) == {"sft/loss", "sft/nll", "sft/probability"}
 
 
 def test_missing_horizon_is_refused() -> None:
