@@ -4,7 +4,8 @@
         last.ckpt       of the present or the latest run
         last-v1.ckpt    of the first earlier run, renamed when another one began; last-v2.ckpt of the second
 One run at a time writes to the directory: it holds a lock on it. Whose `last.ckpt` is, its own state says:
-every run draws an identifier, and takes over that of a checkpoint that it resumes from.
+every run draws an identifier, and keeps those of the runs that it goes on from. So two runs that both began
+with one checkpoint are not taken for each other.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 _NAME = "last"
 _RUN = "run"
 """Key of the callback's state: the identifier of the run."""
+_AFTER = "after"
+"""Key of the callback's state: identifiers of the runs that it goes on from, the first one first."""
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -55,7 +58,7 @@ class LastCheckpoint(ModelCheckpoint):
         )
         self._every_n_steps = every_n_steps
         self._lock: int | None = None
-        self._run = ""
+        self._run, self._after = "", list[str]()
         self._is_mine = False
 
     @property
@@ -64,12 +67,13 @@ class LastCheckpoint(ModelCheckpoint):
         return Path(str(self.dirpath)) / f"{_NAME}{self.FILE_EXTENSION}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of ModelCheckpoint, and the identifier of the run."""
-        return super().state_dict() | {_RUN: self._run}
+        """The state of ModelCheckpoint, and the identifiers of the run and of those that it goes on from."""
+        return super().state_dict() | {_RUN: self._run, _AFTER: self._after}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over whose checkpoint it is, if it says so; what ModelCheckpoint says of others is unread."""
-        self._run = state_dict.get(_RUN, self._run)
+        """Go on from the run that wrote it, if it says so; what ModelCheckpoint says of others is unread."""
+        if run := state_dict.get(_RUN):
+            self._after = [*state_dict.get(_AFTER, []), run]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run, and refuse a directory that another one is using.
@@ -80,7 +84,7 @@ class LastCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        self._run = uuid4().hex
+        self._run, self._after = uuid4().hex, []
         if leaves_files(trainer) and self.path.parent.is_dir():
             self._acquire()
 
@@ -89,7 +93,7 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
         found = find_complete(self.path)
-        self._is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._run)
+        self._is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._after)
         if leaves_files(trainer):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._acquire()
@@ -155,8 +159,8 @@ class LastCheckpoint(ModelCheckpoint):
             self._lock = None
 
 
-def _is_of(checkpoint: Path | None, run: str) -> bool:
-    """Whether a run wrote a checkpoint; not, where that cannot be read, or has no identifier."""
+def _is_of(checkpoint: Path | None, runs: list[str]) -> bool:
+    """Whether one of these runs wrote a checkpoint; not, where that cannot be read, or has no identifier."""
     if checkpoint is None:
         return False
     try:
@@ -164,4 +168,4 @@ def _is_of(checkpoint: Path | None, run: str) -> bool:
     except ValueError:
         return False
     states = callbacks.values() if isinstance(callbacks, dict) else ()
-    return any(isinstance(state, dict) and state.get(_RUN) == run for state in states)
+    return any(isinstance(state, dict) and state.get(_RUN) in runs for state in states)

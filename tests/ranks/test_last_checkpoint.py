@@ -147,6 +147,34 @@ def test_a_run_that_goes_on_from_a_copy_of_its_last_replaces_that(tmp_path: Path
     assert kept(tmp_path) == {"last.ckpt": 5, "keep.ckpt": 3}
 
 
+def test_two_runs_from_one_checkpoint_are_two(tmp_path: Path) -> None:
+    """A sweep over an option, which begins each run with the same models, in one directory."""
+    fit(tmp_path / "base", 3)
+    start = tmp_path / "base" / "checkpoints" / "last.ckpt"
+    fit(tmp_path, 4, resume=start)
+    fit(tmp_path, 5, resume=start)
+    assert kept(tmp_path) == {"last.ckpt": 5, "last-v1.ckpt": 4}
+
+
+@pytest.mark.parametrize("since", [True, False], ids=["present", "of a version that kept one identifier"])
+def test_a_run_goes_on_from_all_before_it(since: bool, tmp_path: Path) -> None:
+    """As from a checkpoint of Slurm's warning, which a resumed run wrote before a `last.ckpt` of its own."""
+    place = tmp_path / "checkpoints"
+    fit(tmp_path, 3)
+    shutil.copytree(place / "last.ckpt", tmp_path / "first.ckpt")
+    if since:
+        fit(tmp_path, 4, resume="last")
+    place.joinpath("last.ckpt").rename(place / "warned.ckpt")
+    shutil.copytree(tmp_path / "first.ckpt", place / "last.ckpt")
+    if not since:
+        state = place / "warned.ckpt" / "trainer.json"
+        text = state.read_text()
+        state.write_text(re.sub(r',\s*"after": \[\]', "", text))
+        assert state.read_text() != text
+    fit(tmp_path, 5, resume=place / "warned.ckpt")
+    assert kept(tmp_path) == {"last.ckpt": 5, "warned.ckpt": 4 if since else 3}
+
+
 @pytest.mark.parametrize("damage", ["no identifier", "no JSON"])
 def test_a_checkpoint_that_does_not_say_whose_it_is_is_kept(damage: str, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
