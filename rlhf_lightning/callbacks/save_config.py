@@ -55,7 +55,7 @@ class SaveConfig(SaveConfigCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and any(map(path.samefile, self.given)):
                 path = first_free(path.with_suffix(""), path.suffix)
-            self.parser.save(self.config, path, skip_none=False, overwrite=True)
+            self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=self.multifile)
             self.already_saved = True
 
     on_validation_start = on_predict_start = on_fit_start

@@ -52,6 +52,20 @@ def test_a_refused_run_leaves_the_configuration_of_the_one_before(rlhf: Rlhf) ->
     assert "gamma: 0.5" in Path("logs/lightning_logs/version_0/config.yaml").read_text()
 
 
+@pytest.mark.parametrize("root", ["runs", "."])
+def test_options_from_a_file_of_their_own_are_written_with_the_others(rlhf: Rlhf, root: str) -> None:
+    """Written to a file beside it they would lie over the user's, or be looked for where that is."""
+    given = "{logger: false, max_steps: 3, limit_val_batches: 0, enable_checkpointing: false}"
+    Path("trainer.yaml").write_text(given, encoding="utf-8")
+    options = ("--trainer.max_steps", "2", "--trainer.default_root_dir", root)
+    code, _, err = rlhf.run("fit", "--config=config.yaml", "--trainer", "trainer.yaml", *options)
+    assert code == 0, err
+    assert Path("trainer.yaml").read_text() == given
+    written = Path(root, "config.yaml" if root == "runs" else "config-v1.yaml")
+    assert "max_steps: 2" in written.read_text()
+    assert [*Path().rglob("trainer.yaml")] == [Path("trainer.yaml")]
+
+
 def test_a_directory_that_takes_no_files(rlhf: Rlhf) -> None:
     Path("file").touch()
     said = rlhf.refused("validate", "-c", "config.yaml", "--trainer.default_root_dir", "file/runs")
