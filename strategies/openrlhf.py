@@ -28,11 +28,10 @@ class OpenRLHF(Strategy):
         """Receives the calls on the actor's handle, during a run with a generator."""
 
     def models(self) -> dict[str, Role]:
-        """The algorithm's roles, and a generator if there is an actor that answers, as all do to predict."""
-        roles, trainer = super().models(), self.algorithm._trainer
-        predicts = trainer is not None and trainer.state.fn == "predict"
+        """The algorithm's roles, and a generator if there is an actor whose answers it learns from."""
+        roles = super().models()
         actor = roles.get("actor")
-        if not isinstance(actor, Actor) or (self.algorithm.reads_only and not predicts):
+        if not isinstance(actor, Actor) or self.algorithm.reads_only:
             return roles
         return roles | {GENERATOR: Generator.of(actor)}
 
@@ -47,7 +46,7 @@ class OpenRLHF(Strategy):
         if wanted is not None and GENERATOR not in roles:
             why = f"has no actor that would generate, only {', '.join(roles)}"
             if "actor" in roles:
-                why = "learns from given answers, and its actor draws none"
+                why = "learns from given answers, and has no generator"
             raise ValueError(
                 f"{type(self).__name__}(generator_devices={wanted}): nothing reads it, since the algorithm "
                 f"{why}. Leave it out."

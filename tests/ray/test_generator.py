@@ -7,18 +7,21 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import Callback
 
-from rlhf_lightning.algos import PPO
+from rlhf_lightning.algos import PPO, SFT
 from rlhf_lightning.callbacks import Trace
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.parallel import Moved
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated, OneStepOff, OpenRLHF, Pipelined
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Actor, Settings
 from tests.ray.model import ROWS, STEPS, Parameters, fit, furthest, ppo
+from tests.unit.algos.short import trainer
 
 STRATEGIES: Mapping[str, Callable[[], OpenRLHF]] = {
     "one each": OpenRLHF,
@@ -55,6 +58,15 @@ def test_it_learns_the_same_with_a_copy_that_is_sent_each_weight_once(
         assert moved.sent_bytes == receivers * sum(tensor.nbytes for tensor in learned.values())
     written = [event["name"] for event in json.loads(trace.path.read_text())["traceEvents"]]
     assert written.count("generator.receive_weights") == receivers * (1 + STEPS)
+
+
+def test_an_actor_without_a_copy_answers_itself(tiny: Path, tmp_path: Path) -> None:
+    """One that learns from given answers, on all devices on which it learns."""
+    algorithm = SFT(actor=Actor(path=str(tiny), sampling=Sampling(max_new_tokens=6)))
+    data = TaskData(batch_size=3, num_rows=3, num_val_rows=6, completions=True)
+    found = trainer(OpenRLHF(devices=3), tmp_path).predict(algorithm, datamodule=data)
+    batches = cast("list[dict[str, list[str]]]", found)
+    assert [len(batch["responses"]) for batch in batches] == [3, 3]
 
 
 def test_log_probs_are_computed_again_by_the_actor(
