@@ -26,7 +26,7 @@ from rlhf_lightning.functional import Loss, PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
-from rlhf_lightning.workers import Actor, Judge, Reward, Role, reads_ids
+from rlhf_lightning.workers import Actor, Generator, Judge, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -167,7 +167,9 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
     Raises:
         ValueError: the longest prompt and its answer are longer than that.
     """
-    data, main, settings = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy.settings
+    data, main, strategy = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy
+    copies = [name for name, role in strategy.models().items() if isinstance(role, Generator)]
+    settings = strategy.settings_of(copies[0] if copies else "actor")
     limit = settings.vllm.max_model_len
     if settings.generator != "vllm" or not limit or data is None or not isinstance(main, Actor):
         return

@@ -151,7 +151,7 @@ class Strategy(SingleDeviceStrategy):
             ValueError: the role cannot be divided so.
         """
         if role.path and role.divided:
-            return self.settings.training.layout(devices, name=name)
+            return self.settings_of(name).training.layout(devices, name=name)
         return ParallelLayout(d=devices)
 
     def settings_of(self, name: str) -> Settings:
@@ -253,7 +253,7 @@ class Strategy(SingleDeviceStrategy):
         self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
-        self.algorithm.rows_stay = self.settings.training.kept_tokens > 0
+        self.algorithm.rows_stay = any(self.settings_of(name).training.kept_tokens for name in placements)
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and return where each one is."""

@@ -79,7 +79,7 @@ def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence
             layout = strategy.layout(roles[name], name, pool.num_devices)
             if roles[name].path:
                 with naming_role(name):
-                    roles[name].check_layout(layout, strategy.settings)
+                    roles[name].check_layout(layout, strategy.settings_of(name))
 
 
 def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
@@ -88,15 +88,16 @@ def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[R
     Raises:
         ValueError: a role that trains shares the devices of a CPU with others, and they make room.
     """
-    kept = strategy.settings.training.kept_tokens
-    if not (strategy.offload and kept) or num_gpus():
+    if not strategy.offload or num_gpus():
         return
-    for pool in pools:
-        if len(pool.roles) > 1 and (trained := [name for name in pool.roles if roles[name].trains]):
+    trained = [name for pool in pools if len(pool.roles) > 1 for name in pool.roles if roles[name].trains]
+    for name in trained:
+        training = strategy.settings_of(name).training
+        if training.kept_tokens:
             raise ValueError(
-                f"{strategy.settings.training.option}.kept_tokens={kept} with strategy.offload=true: on a "
-                f"CPU every call of another role on the devices of {trained[0]} frees what is kept before "
-                "the update takes it, and offloading saves no memory there. Leave strategy.offload out."
+                f"{training.option}.kept_tokens={training.kept_tokens} with strategy.offload=true: on a "
+                f"CPU every call of another role on the devices of {name} frees what is kept before the "
+                "update takes it, and offloading saves no memory there. Leave strategy.offload out."
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import OpenRLHF
 from rlhf_lightning.workers import Actor, Generator, Settings
 from tests.extras import generating
 from tests.unit.algos.short import Started
@@ -219,4 +221,37 @@ def test_fewer_positions_than_prompts_and_answers_have(positions: int, told: str
     run = Trainer(strategy=Started(settings=settings), logger=False, default_root_dir=tmp_path)
     algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=2)
     with pytest.raises((ValueError, RuntimeError), match=told):
+        run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+
+
+class Few(Started):
+    """The actor has 20 positions."""
+
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`."""
+        return with_few(super().settings_of(name)) if name == "actor" else super().settings_of(name)
+
+
+class FewApart(OpenRLHF):
+    """The copy that generates has 20 positions."""
+
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`."""
+        return with_few(super().settings_of(name)) if name == "generator" else super().settings_of(name)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse."""
+        raise RuntimeError("started")
+
+
+def with_few(settings: Settings) -> Settings:
+    return replace(settings, vllm=VLLM(max_model_len=20))
+
+
+@pytest.mark.parametrize("strategy", [Few, FewApart])
+def test_what_generates_has_settings_of_its_own(strategy: type[Few | FewApart], tmp_path: Path) -> None:
+    settings = Settings(generator="vllm", vllm=VLLM(max_model_len=400))
+    run = Trainer(strategy=strategy(settings=settings), logger=False, default_root_dir=tmp_path)
+    algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=2)
+    with pytest.raises(ValueError, match=r"max_model_len=20: the longest prompt has 13 tokens"):
         run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))

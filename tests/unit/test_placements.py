@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
@@ -266,6 +267,25 @@ def test_passes_are_not_kept_where_others_make_room(monkeypatch: pytest.MonkeyPa
     alone.setup_environment()
     monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 1)
     prepare(Colocated(offload=True, settings=KEEPING))
+
+
+class Apart(Colocated):
+    """The options of the training engine are the critic's alone; the other models have the defaults."""
+
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`."""
+        settings = super().settings_of(name)
+        return settings if name == "critic" else replace(settings, train=FSDP())
+
+
+def test_a_model_is_placed_and_checked_by_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = Apart(devices=2, settings=Settings(train=FSDP(tensor=2)))
+    prepare(strategy)
+    placements, _ = strategy.placements(strategy.models(), strategy._pools(strategy.models()))
+    assert [name for name, placement in placements.items() if placement.layout.t == 2] == ["critic"]
+    monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 0)
+    with pytest.raises(ValueError, match=r"kept_tokens=64 with .* on the devices of critic frees"):
+        prepare(Apart(offload=True, settings=KEEPING))
 
 
 @pytest.mark.parametrize(

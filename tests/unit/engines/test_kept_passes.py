@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Critic, Settings
 from tests.unit.algos import small
+from tests.unit.algos.short import trainer
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Dtype, Fit
 
@@ -227,6 +230,21 @@ def test_a_run_learns_the_same_with_fewer_passes(
     for role, weights in plain.weights.items():
         for name, weight in weights.items():
             torch.testing.assert_close(keeping.weights[role][name], weight, rtol=0, atol=1e-6)
+
+
+class CriticKeeps(Local):
+    """Of all models the critic alone keeps passes."""
+
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`."""
+        return replace(super().settings_of(name), train=FSDP(kept_tokens=64 if name == "critic" else 0))
+
+
+def test_rows_stay_where_one_model_keeps_passes(tmp_path: Path) -> None:
+    algorithm = PPO(actor=Actor(sampling=Sampling(max_new_tokens=2)))
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    trainer(CriticKeeps(), tmp_path).fit(algorithm, datamodule=data)
+    assert algorithm.rows_stay
 
 
 def _counting(counted: list[int]) -> Callable[..., object]:
