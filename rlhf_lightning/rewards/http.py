@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from random import Random
+from random import SystemRandom
 from string import Template
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -37,8 +37,9 @@ MAX_CONNECT_S = 5.0
 """Longest wait for a connection: a running service accepts it at once."""
 MAX_PAUSE_S = 60.0
 """Longest pause before a retry, before it is spread."""
-_SPREAD = Random()  # noqa: S311
-"""Lengthens pauses, so that workers which were refused at once do not come back at once; no seed moves it."""
+_SPREAD = SystemRandom()
+"""Lengthens pauses, so that workers which were refused at once do not come back at once. No seed
+moves it, and processes that were forked from one draw different numbers."""
 _CHUNK = 1 << 16
 
 

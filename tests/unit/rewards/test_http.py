@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser
 
 from rlhf_lightning.rewards import RETRIES, HTTPOptions, RewardSpec, preflight, resolve, score
 from rlhf_lightning.rewards.http import json_safe
+from tests.unit import spmd
 from tests.unit.rewards.services import LENGTHS, Answer, Row, service
 
 BROKEN = Answer(status=500, body=b"out of memory")
@@ -119,11 +120,17 @@ def test_the_pause_grows() -> None:
         assert time.monotonic() - started >= 0.03 * (1 + 2 + 4)
 
 
-def test_pauses_are_spread_whatever_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of workers ask at once after a generation, and would be refused at once again."""
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A list of the pauses from now on, which take no time."""
     pauses: list[float] = []
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)
     monkeypatch.setattr("rlhf_lightning.rewards.http.time", clock)
+    return pauses
+
+
+def test_pauses_are_spread_whatever_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of workers ask at once after a generation, and would be refused at once again."""
+    pauses = noted(monkeypatch)
     http = HTTPOptions(timeout_s=5.0, retries=2, backoff_s=4.0)
     with service(BROKEN) as asked:
         for _ in range(3):
@@ -132,6 +139,18 @@ def test_pauses_are_spread_whatever_the_seed(monkeypatch: pytest.MonkeyPatch) ->
                 asked_for(asked.url, ["yes"], http=http)
     assert len(set(pauses)) == 6
     assert all(4 <= first < 8 <= second < 16 for first, second in zip(pauses[::2], pauses[1::2], strict=True))
+
+
+def test_pauses_of_processes_from_one_are_spread() -> None:
+    def paused(_: object) -> list[float]:
+        with pytest.MonkeyPatch.context() as patch:
+            pauses = noted(patch)
+            with pytest.raises(ValueError, match="no scores"):
+                asked_for(f"http://127.0.0.1:{dead_port()}", ["yes"])
+        return pauses
+
+    (one, other) = spmd.run(2, paused)
+    assert len({*one, *other}) == 4
 
 
 @pytest.mark.parametrize(
