@@ -281,6 +281,28 @@ def test_what_cannot_be_adapted_is_refused(paths: dict[str, Path]) -> None:
             LoRA(**options)
 
 
+@pytest.mark.parametrize("typed", [(), ("gate_proj", "up_proj", "down_proj")], ids=["by default", "typed"])
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # of peft
+def test_layers_that_are_named_as_experts_are_refused(typed: tuple[str, ...], tmp_path: Path) -> None:
+    """Of a dense layer or beside the experts: peft adapts all experts in place of them."""
+    decoder("deepseek_v3").save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=r"DeepseekV3ForCausalLM, down_proj, gate_proj, up_proj are names of experts too, which peft "
+        r"adapts .* Type lora\.target_modules \[(kv_a_proj_with_mqa,kv_b_proj,o_proj,q_a_proj,q_b_proj)\]\.",
+    ) as caught:
+        check_adapters(adapted(tmp_path, lora=LoRA(target_modules=typed)), "lm")
+    told = tuple(str(caught.value).rpartition("[")[2].removesuffix("].").split(","))
+    check_adapters(adapted(tmp_path, lora=LoRA(target_modules=told)), "lm")
+
+
+def test_attention_over_experts_is_adapted_by_default(tmp_path: Path) -> None:
+    """As of Qwen3-MoE and Mixtral, whose experts are their only layers beside it."""
+    engine = FSDPEngine(adapted(tiny.write_experts(tmp_path)))
+    layers = {name.partition(".lora_")[0].rpartition(".")[2] for name in engine._weights.masters}
+    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
 def test_a_scalar_model_keeps_its_head(paths: dict[str, Path], tmp_path: Path) -> None:
     spec = adapted(paths["scalar"])
     engine = FSDPEngine(spec, head="scalar")

@@ -45,20 +45,29 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
         seed: of the initial values of their factors A, where they are fresh.
 
     Raises:
-        ValueError: peft is not installed, the model has no such layers, or the adapters to begin with are
-            others than `lora` says.
+        ValueError: peft is not installed, the model has no such layers, some are named as experts are, or
+            the adapters to begin with are others than `lora` says.
     """
     peft = import_extra("peft", extra="lora", purpose="lora")
+    targets = _targets(model, lora)
+    others = _names(model) - {*targets}
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=_targets(model, lora),
+        target_modules=targets,
         lora_dropout=0.0,
         fan_in_fan_out=_stored_by_inputs(model),
     )
     with torch.random.fork_rng(devices=[]), _in_float32(model):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+    if not _all_linear(model):
+        experts = sorted({*targets} - config.target_modules)
+        raise ValueError(
+            f"lora.target_modules: in {type(model).__name__}, {', '.join(experts)} are names of experts "
+            "too, which peft adapts in place of the layers so called. Type lora.target_modules "
+            f"[{','.join(sorted(config.target_modules or others))}]."
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
     if lora.path:
@@ -80,13 +89,24 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 def _targets(model: PreTrainedModel, lora: LoRA) -> list[str]:
     """The last parts of the names of the layers to adapt: linear layers, without the output layer."""
-    names = {name.rpartition(".")[2] for name in _linear(model)}
+    names = _names(model)
     if unknown := sorted(set(lora.target_modules) - names):
         raise ValueError(
             f"lora.target_modules: {type(model).__name__} has no linear layers called {unknown[0]!r} before "
             f"its output layer. It has {', '.join(sorted(names))}."
         )
     return sorted(lora.target_modules or names)
+
+
+def _names(model: PreTrainedModel) -> set[str]:
+    """The last parts of the names of all layers that may be adapted."""
+    return {name.rpartition(".")[2] for name in _linear(model)}
+
+
+def _all_linear(model: PreTrainedModel) -> bool:
+    """Whether each adapter of a model adds to the weight of one layer, as `merged` does."""
+    names = {name for name, _ in model.named_parameters()}
+    return all(f"{name.partition(FACTOR)[0]}{_BASE}weight" in names for name in names if is_factor(name))
 
 
 def _linear(model: PreTrainedModel) -> dict[str, nn.Module]:
