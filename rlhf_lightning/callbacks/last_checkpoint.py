@@ -123,9 +123,9 @@ class LastCheckpoint(ModelCheckpoint):
         self._release()
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        """Candidates for `ckpt_path="last"`: `ModelCheckpoint`'s, and the checkpoint of Slurm's warning."""
-        slurm = trainer._checkpoint_connector._hpc_resume_path
-        return super()._find_last_checkpoints(trainer) | ({slurm} if slurm else set())
+        """Candidates for `ckpt_path="last"`, without earlier runs': its own, and that of Slurm's warning."""
+        slurm, own = trainer._checkpoint_connector._hpc_resume_path, find_complete(self.path) or self.path
+        return ({str(own)} if own.exists() else set()) | ({slurm} if slurm else set())
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         found = self.path if self.path.exists() else find_complete(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -16,6 +17,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
+from rlhf_lightning import checkpoint as files
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
@@ -101,6 +103,32 @@ def test_what_a_run_that_was_killed_between_two_names_has_left_is_kept(tmp_path:
     (place / "last.ckpt").rename(place / "last-replaced.ckpt")
     fit(tmp_path, 2, resume="last")
     assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 3}
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_last_is_none_of_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose checkpoint was renamed for one that could not be written, or was copied with its directory."""
+    fit(tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_state", full)
+        with pytest.raises(OSError, match="No space left"):
+            fit(tmp_path, 2)
+    assert kept(tmp_path) == {"last-v1.ckpt": 3}
+    fit(tmp_path, 2, resume="last")
+    assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 3}
+    os.utime(tmp_path / "checkpoints" / "last-v1.ckpt")
+    fit(tmp_path, 5, resume="last")
+    assert kept(tmp_path) == {"last.ckpt": 5, "last-v1.ckpt": 3}
+
+
+def test_a_last_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
+    fit(tmp_path, 3)
+    (tmp_path / "checkpoints" / "last.ckpt" / "trainer.json").unlink()
+    with pytest.raises(ValueError, match=r"last\.ckpt' holds no trainer\.json"):
+        fit(tmp_path, 4, resume="last")
 
 
 def test_another_run_of_the_same_trainer_is_another_run(tmp_path: Path) -> None:
