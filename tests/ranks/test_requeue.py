@@ -185,6 +185,39 @@ def test_last_is_what_the_warning_has_left_where_that_is_newer(tmp_path: Path) -
     assert [path.name for path in (root / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
+def left(root: Path) -> list[str]:
+    """What warnings have left."""
+    return sorted(path.name for path in root.glob("hpc_ckpt_*.ckpt"))
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("keeps_last", [False, True])
+def test_a_job_removes_what_warnings_before_the_newest_have_left(keeps_last: bool, tmp_path: Path) -> None:
+    """Also where it goes on from `last.ckpt`, since Slurm did not repeat the job that was warned."""
+    root = tmp_path / "run"
+
+    def go_on(kind: type[Noted], *, steps: int) -> list[str]:
+        last = LastCheckpoint(root / "checkpoints") if keeps_last else None
+        fit(kind, root, steps=steps, last=last, resume="last" if last and root.exists() else "")
+        return left(root)
+
+    assert go_on(Warned, steps=3) == ["hpc_ckpt_1.ckpt"]
+    assert go_on(Warned, steps=6) == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
+    assert go_on(Warned, steps=9) == ["hpc_ckpt_2.ckpt", "hpc_ckpt_3.ckpt"]
+    assert go_on(Noted, steps=10) == ["hpc_ckpt_3.ckpt"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_warnings_of_other_runs_have_left_stays(tmp_path: Path) -> None:
+    root, other = tmp_path / "run", tmp_path / "other"
+    for directory in (root, other):
+        fit(Warned, directory)
+    fit(Warned, root, steps=5, resume=str(other / "hpc_ckpt_1.ckpt"))
+    fit(Noted, root, steps=6)
+    assert left(root) == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
+    assert left(other) == ["hpc_ckpt_1.ckpt"]
+
+
 def test_nothing_is_saved_in_the_middle_of_an_iteration(tmp_path: Path) -> None:
     with pytest.raises(
         RuntimeError, match=r"mine\.ckpt: this is the middle of an iteration.*on_train_batch_end"
