@@ -1,5 +1,6 @@
 """How one model computes: training engines, generation engines, and what they share."""
 
+from rlhf_lightning.engines.checkpoint import require_shared
 from rlhf_lightning.engines.choice import generation_engine, train_engine
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.determinism import Deterministic, be_deterministic, deterministic_here
@@ -63,6 +64,7 @@ __all__ = [
     "max_positions",
     "num_tokens",
     "read_config",
+    "require_shared",
     "require_vllm",
     "saved_lora",
     "shared_base_model",

@@ -35,6 +35,20 @@ _SHARDS = "shard-*.safetensors"
 _FILE_BYTES = 1 << 29
 
 
+def require_shared(directory: Path) -> None:
+    """Refuse a directory of the controller's that this node does not see.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    if not directory.is_dir():
+        raise ValueError(
+            f"{directory} is a directory of the controller's, and not there on this node. Checkpoints need a "
+            "disk that all nodes share, and so do exports: try --trainer.default_root_dir, or their "
+            "directory, on one."
+        )
+
+
 def save_checkpoint(
     directory: Path,
     tensors: Mapping[str, Tensor],

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import ONE_TO_ALL, Caller, Remote, Worker, register
+from rlhf_lightning.controller import ONE_TO_ALL, Caller, Gathered, Remote, Worker, register
 from rlhf_lightning.engines import (
     FSDP,
     PARTS,
@@ -35,6 +35,7 @@ from rlhf_lightning.engines import (
     check_checkpoint,
     deterministic_here,
     located,
+    require_shared,
     require_vllm,
     train_engine,
 )
@@ -301,7 +302,7 @@ class Role(ModelSpec, Remote):
         Raises:
             ValueError: this node does not see the controller's directory.
         """
-        _require_shared(directory.parent)
+        require_shared(directory.parent)
         self.engine.save(directory)
 
     @register(transfer=ONE_TO_ALL)
@@ -315,12 +316,24 @@ class Role(ModelSpec, Remote):
         Raises:
             ValueError: the checkpoint is incomplete or of another model, or this node does not see it.
         """
-        _require_shared(directory)
+        require_shared(directory)
         (self.engine.load if trained else self.engine.load_weights)(directory)
 
+    def export(self, *, directory: Path) -> Gathered[None]:
+        """Write a Hugging Face directory, which is made on the controller's disk if it is not there."""
+        self.caller()  # refuses a role without devices, for which nothing is made
+        directory = Path(directory).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        return self.export_model(directory=directory)
+
     @register(transfer=ONE_TO_ALL)
-    def export(self, *, directory: Path) -> None:
-        """Write a Hugging Face directory."""
+    def export_model(self, *, directory: Path) -> None:
+        """`export` on the devices.
+
+        Raises:
+            ValueError: this node does not see the controller's directory.
+        """
+        require_shared(directory)
         self.engine.export(directory)
 
     def offload(self) -> None:
@@ -377,11 +390,3 @@ class Role(ModelSpec, Remote):
     def memory(self) -> Mapping[str, int]:
         """Bytes of parameters, gradients, optimizer state and offloaded parts on each rank."""
         return self.engine.memory()
-
-
-def _require_shared(directory: Path) -> None:
-    if not directory.is_dir():
-        raise ValueError(
-            f"{directory} is a directory of the controller's, and not there on this node. Checkpoints need a "
-            "disk that all nodes share: try --trainer.default_root_dir on one."
-        )

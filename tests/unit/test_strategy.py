@@ -368,7 +368,7 @@ def test_a_strategy_of_one_device_names_another(tmp_path: Path) -> None:
     assert "Type Trainer(strategy=Colocated(devices=2))" in told(Local(), tmp_path, devices=2)
 
 
-@pytest.mark.parametrize("name", ["save", "load"])
+@pytest.mark.parametrize("name", ["save", "load", "export_model"])
 def test_a_node_that_does_not_see_the_controllers_disk(name: str, tmp_path: Path) -> None:
     method = methods_of(Actor)[name].function
     with pytest.raises(
