@@ -1,0 +1,47 @@
+"""The method of docs/own_algorithm.md, which runs on the devices: its number does not depend on how many."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from rlhf_lightning.controller import Batch, Metrics, Worker
+from rlhf_lightning.controller.register import methods_of
+from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.workers import Actor, Settings
+from tests.conftest import ROOT
+from tests.unit import spmd
+
+
+def documented() -> type[Actor]:
+    """The role, as a reader would copy it."""
+    text = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = (block for block in blocks if "Watched(Actor)" in block)
+    names: dict[str, object] = {}
+    exec(code, names)  # noqa: S102 - the package's own document
+    return cast(type[Actor], names["Watched"])
+
+
+def measured(group: dist.ProcessGroup, kind: type[Actor], rows: Batch) -> dict[str, float]:
+    """What a rank returns of its share."""
+    rank, layout = group.rank(), ParallelLayout(d=group.size())
+    role = kind(path="embedded")
+    role.binding.worker = Worker(
+        rank=rank, layout=layout, device=torch.device("cpu"), dp_group=group, groups=None, settings=Settings()
+    )
+    mine = rows.split(group.size())[rank]
+    share = TensorDict({"response_mask": mine["response_mask"]}, batch_size=len(mine))
+    return cast(dict[str, float], methods_of(kind)["length"].function(role, share))
+
+
+@pytest.mark.parametrize("lengths", [[1, 2, 6, 3], [1, 2, 6], [5]], ids=["even", "uneven", "a rank has none"])
+def test_a_mean_over_all_rows(lengths: list[int]) -> None:
+    rows = Batch.of({"response_mask": torch.arange(8) < torch.tensor(lengths)[:, None]})
+    found = Metrics([spmd.run(2, measured, documented(), rows)]).fetch()
+    assert found == {"mine/length": sum(lengths) / len(lengths)}
