@@ -71,7 +71,7 @@ class KTO(RLHFAlgorithm):
             mask = answers["response_mask"] & (torch.arange(answers["response_mask"].shape[1]) < room)
             mismatched |= {"response_mask": mask}
         mismatched |= self.reference.compute_ref_log_prob(mismatched)
-        mismatched |= self.actor.compute_log_prob(mismatched)
+        mismatched |= self.actor.read_log_prob(mismatched)
         found = (mismatched[name] for name in ("log_probs", "ref_log_probs", "response_mask"))
         return Batch.of({"kl_baseline": torch.full((len(batch),), float(kto_baseline(*found)))})
 

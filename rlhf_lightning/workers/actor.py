@@ -212,6 +212,11 @@ class Actor(Role):
         """Log-probabilities and entropy of the responses under the current weights, [B, R] float32."""
         return self.engine.infer(rows, temperature=self.sampling.temperature, entropy=True, keep=True)
 
+    @register(transfer=DP, reads=SEQUENCES, returns=("log_probs",))
+    def read_log_prob(self, rows: TensorDict, *, keep: bool = False) -> TensorDict:
+        """The log-probabilities of `compute_log_prob` alone; `keep` where an update of these rows follows."""
+        return self.engine.infer(rows, temperature=self.sampling.temperature, keep=keep)
+
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """One optimizer step on a mini-batch; reads the `columns` of the loss too."""

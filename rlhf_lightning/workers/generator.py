@@ -237,8 +237,8 @@ class SeparateGeneration:
         """The answers with `log_probs` recomputed by the actor, if it is to."""
         if not self.recompute_log_probs:
             return answers
-        recomputed = self.actor.call(methods_of(Actor)["compute_log_prob"], answers, {})
-        return answers | cast(Batch, recomputed).select(["log_probs"])
+        recomputed = self.actor.call(methods_of(Actor)["read_log_prob"], answers, {"keep": True})
+        return answers | cast(Batch, recomputed)
 
 
 def refuse_turns(arguments: Mapping[str, object]) -> None:

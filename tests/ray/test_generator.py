@@ -75,7 +75,7 @@ def test_log_probs_are_computed_again_by_the_actor(
     algorithm, trace = ppo(tiny), Trace(str(tmp_path / "trace.json"))
     algorithm.actor = replace(algorithm.actor, recompute_log_probs=True)
     assert furthest(alone[1], fit(algorithm, OpenRLHF(), tmp_path, steps=STEPS, callbacks=[trace])) < 1e-5
-    again = [call.role for call in trace.calls if call.method == "compute_log_prob"]
+    again = [call.role for call in trace.calls if call.method == "read_log_prob"]
     assert again == ["actor"] * STEPS
 
 
@@ -123,7 +123,7 @@ def test_answers_are_scored_while_longer_ones_are_drawn(
         assert len(drawn) == 3 * 2
         assert sum(call.num_rows for call in drawn) == ROWS
         first, last = min(c.started_s for c in drawn), max(c.started_s + c.seconds for c in drawn)
-        for method in ("compute_values", "compute_ref_log_prob", "compute_reward", "compute_log_prob"):
+        for method in ("compute_values", "compute_ref_log_prob", "compute_reward", "read_log_prob"):
             scored = [call for call in inside if call.method == method]
             assert len(scored) == 3
             assert sum(call.num_rows for call in scored) == ROWS

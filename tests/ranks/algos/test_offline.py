@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from tensordict import TensorDict
 from transformers import GPT2Config
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -18,10 +19,11 @@ from rlhf_lightning.algos import DPO, KTO, SFT, CostModel, ProcessRewardModel, R
 from rlhf_lightning.algos.kto import _of_other_prompts
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
+from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Scorer
+from rlhf_lightning.workers import Actor, Scorer, Settings
 from tests.unit.algos.small import run, write_rows
 from tests.unit.pretended import GPU, pretended
 
@@ -103,6 +105,23 @@ def test_a_pretended_gpu_says_the_same(name: str, model: str, rows: str) -> None
     assert found.devices == {GPU}
     losses, ours = ([numbers[metric] for numbers in kept.numbers] for kept in (expected, found))
     assert ours == pytest.approx(losses, rel=1e-3)
+
+
+def test_a_baseline_is_only_read(model: str, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing learns from its rows, so no pass over them is kept, and nobody asks for an entropy."""
+    asked: list[tuple[bool, bool]] = []
+    infer = FSDPEngine.infer
+
+    def noted(
+        self: FSDPEngine, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+    ) -> TensorDict:
+        asked.append((entropy, keep))
+        return infer(self, rows, temperature=temperature, entropy=entropy, keep=keep)
+
+    monkeypatch.setattr(FSDPEngine, "infer", noted)
+    data = UnpairedData(path=rows, batch_size=NUM_ROWS)
+    run(KTO(actor=actor(model)), data, settings=Settings(train=FSDP(kept_tokens=10_000)))
+    assert asked == [(False, False)] * 2 * 3, "of the reference twice, and of the actor"
 
 
 def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:

@@ -43,10 +43,12 @@ class Noting:
     name: str
     calls: list[str]
     row_ids: list[list[int]] = field(default_factory=list)
+    given: Mapping[str, object] = field(default_factory=dict)
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`."""
         self.calls.append(f"{self.name}.{method.name}")
+        self.given = arguments
         if batch is None:
             return None
         self.row_ids.append(batch["row_ids"].tolist())
@@ -114,11 +116,11 @@ def test_a_remote_call_takes_its_rows_by_position(rows: tuple[object, ...], name
 
 def test_log_probs_are_the_actors_where_it_wants_so() -> None:
     calls: list[str] = []
-    separate = SeparateGeneration(
-        Noting("actor", calls), Noting("generator", calls), recompute_log_probs=True
-    )
+    actor = Noting("actor", calls)
+    separate = SeparateGeneration(actor, Noting("generator", calls), recompute_log_probs=True)
     separate.call(METHODS["generate_sequences"], batch(0), {})
-    assert calls[-2:] == ["generator.generate_sequences", "actor.compute_log_prob"]
+    assert calls[-2:] == ["generator.generate_sequences", "actor.read_log_prob"]
+    assert actor.given == {"keep": True}, "an update of these rows follows"
     separate.call(METHODS["generate_sequences"], batch(0), {"greedy": True})
     assert calls[-1] == "generator.generate_sequences"
 
@@ -275,7 +277,7 @@ def test_log_probs_of_what_is_ahead_are_the_actors_too() -> None:
     calls: list[str] = []
     ahead = GenerationAhead(Noting("actor", calls), Noting("generator", calls), recompute_log_probs=True)
     ahead.call(METHODS["generate_sequences"], batch(0), {})
-    assert calls[-1] == "actor.compute_log_prob"
+    assert calls[-1] == "actor.read_log_prob"
 
 
 def test_a_single_answer_is_no_part() -> None:
