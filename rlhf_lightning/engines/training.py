@@ -74,8 +74,8 @@ class WeightSource(ABC):  # noqa: B024 - each says what it can give
 class TrainEngine(WeightSource):
     """One model, trained and evaluated by the ranks of one group, each with rows of its own.
 
-    Every method but `offload`, `reload`, `reload_bytes` and `memory` is collective: all ranks of the group
-    call it, with any number of rows, zero included. Rows are TensorDicts of the columns that
+    Every method but `free_kept`, `offload`, `reload`, `reload_bytes` and `memory` is collective: all ranks of
+    the group call it, with any number of rows, zero included. Rows are TensorDicts of the columns that
     `docs/own_algorithm.md` lists.
     """
 
@@ -111,6 +111,9 @@ class TrainEngine(WeightSource):
         Returns:
             The loss's metrics, summed over the rows of this rank: scalars on the host.
         """
+
+    def free_kept(self) -> None:
+        """Free what `infer` and a generation kept for an update; does nothing where nothing is kept."""
 
     @abstractmethod
     def optimizer_step(self) -> dict[str, float]:

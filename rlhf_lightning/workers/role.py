@@ -336,6 +336,11 @@ class Role(ModelSpec, Remote):
         require_shared(directory)
         self.engine.export(directory)
 
+    @register(transfer=ONE_TO_ALL, computes=False)
+    def free_kept(self) -> None:
+        """Free what the model keeps for updates of the rows that it saw last, as none follows."""
+        self.engine.free_kept()
+
     def offload(self) -> None:
         """Free the device of parameters, gradients and optimizer state, if any; called between phases."""
         if self.binding.engine is not None:

@@ -119,6 +119,10 @@ class FSDPEngine(TrainEngine):
         with recomputing(self._root, wanted=self._spec.gradient_checkpointing):
             return self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
 
+    def free_kept(self) -> None:
+        """See `TrainEngine.free_kept`."""
+        self._passes.forget()
+
     def optimizer_step(self) -> dict[str, float]:
         """See `TrainEngine.optimizer_step`."""
         self._offloaded.refuse(*PARTS)

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.parallel import ParallelLayout
@@ -245,6 +248,41 @@ def test_rows_stay_where_one_model_keeps_passes(tmp_path: Path) -> None:
     data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
     trainer(CriticKeeps(), tmp_path).fit(algorithm, datamodule=data)
     assert algorithm.rows_stay
+
+
+class Held(Callback):
+    """How many passes each model keeps in a validation, and after it."""
+
+    def __init__(self) -> None:
+        self.within: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Count."""
+        self.within = _kept(pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count."""
+        self.after = _kept(pl_module)
+
+
+def _kept(module: pl.LightningModule) -> dict[str, int]:
+    engines = {name: role.engine for name, role in small.built(module).items() if role.trains}
+    return {n: len(e._passes._kept._outputs) for n, e in engines.items() if isinstance(e, FSDPEngine)}
+
+
+@pytest.mark.parametrize("looking", [SampleTable(per_token=True), SampledValidation(2)])
+def test_a_validation_leaves_nothing_kept(looking: Callback, tmp_path: Path) -> None:
+    """It would stay through the next generation, and no update goes back from it."""
+    actor = Actor(
+        path=small.write_model(tmp_path), recompute_log_probs=True, sampling=Sampling(max_new_tokens=4)
+    )
+    settings, held = Settings(train=FSDP(kept_tokens=10_000)), Held()
+    run = trainer(Local(settings=settings), tmp_path, limit_val_batches=1, callbacks=[looking, held])
+    run.fit(PPO(actor=actor), datamodule=TaskData(num_rows=4, num_val_rows=4, batch_size=4))
+    assert held.within["actor"] > 0
+    assert (held.within["critic"] > 0) == isinstance(looking, SampleTable)
+    assert held.after == {"actor": 0, "critic": 0}
 
 
 def _counting(counted: list[int]) -> Callable[..., object]:
