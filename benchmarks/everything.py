@@ -4,7 +4,8 @@
     python -m benchmarks.everything --only scale startup
     python -m benchmarks.everything --quick        a look at whether all of it runs: its numbers say nothing
 
-A benchmark that fails is shown as such, and the rest run. The page is results/index.html.
+A benchmark that fails is shown as such, and the rest run. The page, results/index.html, is written anew after
+each.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,6 +113,15 @@ def section(name: str, text: str, seconds: float, *, quick: bool) -> str:
     )
 
 
+def write(sections: Sequence[str]) -> None:
+    """Write the page of these parts."""
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores"
+    style = "<style>body{font-family:sans-serif;max-width:70em;margin:auto}img{max-width:100%}</style>"
+    title = "<!doctype html><meta charset='utf-8'><title>Benchmarks</title>"
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(f"{title}{style}<h1>Benchmarks</h1><p>{now}</p>{''.join(sections)}\n", encoding="utf-8")
+
+
 def main() -> None:
     """Run, and write the page."""
     parser = argparse.ArgumentParser(
@@ -124,11 +134,7 @@ def main() -> None:
     for name in args.only:
         print(f"\n--- {name}", flush=True)
         sections.append(section(name, *run(name, quick=args.quick), quick=args.quick))
-    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores"
-    style = "<style>body{font-family:sans-serif;max-width:70em;margin:auto}img{max-width:100%}</style>"
-    title = "<!doctype html><meta charset='utf-8'><title>Benchmarks</title>"
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(f"{title}{style}<h1>Benchmarks</h1><p>{now}</p>{''.join(sections)}\n", encoding="utf-8")
+        write(sections)
     print(f"\nwritten: {PAGE}")
     if any("FAILED with exit code" in text for text in sections):
         raise SystemExit(1)
