@@ -52,7 +52,7 @@ class Run:
     """What models compute in."""
 
     seed: int = 0
-    """Of what is drawn, where the trainer takes one."""
+    """Of what is drawn: the order of the prompts, and responses."""
 
     kl: float | None = None
     """KL coefficient; None is the default of TRL's trainer (GRPO 0, then no reference model; PPO 0.05)."""

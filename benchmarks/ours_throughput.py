@@ -133,6 +133,12 @@ def algorithm(run: Run) -> RLHFAlgorithm:
     return KINDS[run.algo](run, actor, Reward(functions="ours_throughput.rule"))
 
 
+def prompts(run: Run) -> PromptData:
+    """In an order of its seed."""
+    number = SEQUENCES // samples_per_prompt(run.algo)
+    return PromptData(path=str(run.workload.prompts), batch_size=number, seed=run.seed)
+
+
 def measure(run: Run) -> Measured:
     """Train `run.warmup + run.iterations` iterations of `run.algo`; the later ones, and seconds by method.
 
@@ -151,9 +157,7 @@ def measure(run: Run) -> Measured:
         enable_checkpointing=False,
         default_root_dir=run.workload.model.parent / "ours",
     )
-    prompts = SEQUENCES // samples_per_prompt(run.algo)
-    data = PromptData(path=str(run.workload.prompts), batch_size=prompts)
-    trainer.fit(algorithm(run), datamodule=data)
+    trainer.fit(algorithm(run), datamodule=prompts(run))
     methods_s = {name: statistics.median(each[run.warmup :]) for name, each in laps.methods_s.items()}
     beside = {"plain_s": plain_s(run)} if run.lengths == "fixed" else {}
     return laps.watch.measured(run, methods_s=methods_s, **beside)

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_module
 from iterations import Run, Stopwatch, from_command_line
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import Dataset, RandomSampler
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl import DataProto
 from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
@@ -188,7 +188,7 @@ def train(run: Run, watch: Stopwatch) -> None:
         train_dataset=rows,
         val_dataset=rows,
         collate_fn=collate_fn,
-        train_sampler=SequentialSampler(rows),
+        train_sampler=RandomSampler(rows, generator=torch.Generator().manual_seed(run.seed)),
     )
     trainer.init_workers()
     trainer.fit()
@@ -201,7 +201,7 @@ def main() -> None:
         RuntimeError: the iterations are not those of the workload.
     """
     run, watch = from_command_line(), Stopwatch()
-    os.environ[verl_workers.DTYPE] = run.dtype
+    os.environ.update({verl_workers.DTYPE: run.dtype, verl_workers.SEED: str(run.seed)})
     tracking.Tracking = lambda **_: Laps(watch)
     ray.init(num_cpus=run.processes + 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:

@@ -20,6 +20,8 @@ from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
 DTYPE = "VERL_WORKERS_DTYPE"
 """Environment variable: what models compute in."""
+SEED = "VERL_WORKERS_SEED"
+"""Environment variable: of what is drawn, for which verl has no option."""
 THERE_IS_NONE = (
     "empty_cache",
     "memory_allocated",
@@ -73,6 +75,7 @@ class Actor(ActorRolloutRefWorker):
         """Load; the trainer has repeated the prompts, and generation would once more.
 
         The tokenizer tells generation which tokens pad and end: the model has none in the fixed workload.
+        It comes last of all models, so that what it draws next is of the seed.
         """
         super().init_model()
         self.generation_config = None
@@ -80,6 +83,7 @@ class Actor(ActorRolloutRefWorker):
             self.rollout.config = self.rollout.config.copy()
             with open_dict(self.rollout.config):
                 self.rollout.config.n = 1
+        torch.manual_seed(1000 * int(os.environ[SEED]) + dist.get_rank())
 
 
 class Critic(CriticWorker):
