@@ -12,18 +12,18 @@ each system's own prompts and responses, without padding. TRL (GRPO 1.16, PPO 1.
 and PPO. A trial of one iteration tries every setting of each side: the peers' one and two processes and one
 or four micro-batches, TRL's GRPO with its own generation and vLLM's, ours on one and two devices, all in
 each of `--dtypes` (float32 as a rule).
-The rounds repeat each side's best.
+The rounds repeat each side's best, ours right behind each peer: ratios are of such neighbours.
 
 Prints tokens/s, lengths, ours over each peer, and the share of the bound that bound.py counts, at the rate of
-matrix products that is measured in each round. Writes results/throughput.json, throughput-ragged.json
-and the like.
+matrix products, the better of those measured right before and right after a run. Writes
+results/throughput.json, throughput-ragged.json and the like.
 """
 
 import argparse
 import itertools
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
@@ -87,8 +87,15 @@ class Ran:
     algo: str
     setting: Setting
     measured: Measured
+    rate: float
+    """Operations a second in products of large matrices, on all cores: the better of before and after it."""
 
-    def share(self, lengths: Lengths, rate: float) -> float:
+    @property
+    def side(self) -> tuple[str, str]:
+        """Algorithm and system."""
+        return self.algo, self.setting.system
+
+    def share(self, lengths: Lengths) -> float:
         """Of the median iteration, the seconds of its operations at `rate` over those that it took."""
         config, samples = workload.config(lengths), workload.samples_per_prompt(self.algo)
         found = []
@@ -97,7 +104,7 @@ class Ran:
             batch = bound.Batch(
                 prompts=prompts / samples, responses=sum(rows), rows=len(rows), samples=samples
             )
-            found.append(batch.iteration_flop(config, self.algo) / rate / seconds)
+            found.append(batch.iteration_flop(config, self.algo) / self.rate / seconds)
         return statistics.median(found)
 
     def shown(self) -> str:
@@ -105,7 +112,8 @@ class Ran:
         lengths, more = self.measured.lengths(), self.measured.more
         text = (
             f"  {self.algo}, {self.setting}: {self.measured.tokens_per_s():.0f} tokens/s, responses of "
-            f"{statistics.mean(lengths):.1f} [{min(lengths)} .. {max(lengths)}] tokens"
+            f"{statistics.mean(lengths):.1f} [{min(lengths)} .. {max(lengths)}] tokens, products "
+            f"{self.rate / 1e12:.3f} TFLOP/s"
         )
         if "methods_s" in more:
             each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in more["methods_s"].items())
@@ -113,20 +121,6 @@ class Ran:
         if "plain_s" in more:
             text += f" (plain transformers forward and backward: {more['plain_s']:.2f} s)"
         return text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """Every system once, or once in every setting."""
-
-    flops: float
-    """Operations a second in products of large matrices, on all cores, in the fastest type that is used."""
-    runs: list[Ran]
-
-    def ranked(self, algo: str, system: str) -> list[Ran]:
-        """The runs of one system, the one of the most tokens/s first."""
-        runs = [run for run in self.runs if (run.algo, run.setting.system) == (algo, system)]
-        return sorted(runs, key=lambda run: -run.measured.tokens_per_s())
 
 
 def settings(algo: str, system: str, dtypes: Sequence[Dtype]) -> list[Setting]:
@@ -141,7 +135,7 @@ def settings(algo: str, system: str, dtypes: Sequence[Dtype]) -> list[Setting]:
     ]
 
 
-def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths, seed: int = 0) -> Ran:
+def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths, seed: int = 0) -> Measured:
     """Run one setting."""
     interpreter, script = setting.script(algo)
     given = {
@@ -162,9 +156,7 @@ def measure(algo: str, setting: Setting, *, iterations: int, lengths: Lengths, s
         processes=setting.processes if setting.system == "trl" else 1,
         threads=CORES // setting.processes,
     )
-    ran = Ran(algo=algo, setting=setting, measured=Measured(**output))  # type: ignore[arg-type]  # as written
-    print(ran.shown(), flush=True)
-    return ran
+    return Measured(**output)  # type: ignore[arg-type]  # as written
 
 
 def directory(lengths: Lengths) -> Path:
@@ -172,57 +164,99 @@ def directory(lengths: Lengths) -> Path:
     return environments.RESULTS / ("workload" if lengths == "fixed" else f"workload-{lengths}")
 
 
-def play(args: argparse.Namespace) -> list[Round]:
-    """All rounds, each side in one setting."""
-    chosen = choose(args)
-    iterations = args.iterations or ITERATIONS[args.lengths]
-    return [
-        one_round(number, chosen, iterations=iterations, lengths=args.lengths)
-        for number in range(1, args.rounds + 1)
-    ]
-
-
 def choose(args: argparse.Namespace) -> dict[tuple[str, str], list[Setting]]:
     """The setting of each side that was best in a trial of all; with `--quick` its first."""
-    every = {side: settings(*side, args.dtypes) for side in itertools.product(args.algos, args.systems)}
+    sides = itertools.product(args.algos, args.systems)
+    every = {side: found for side in sides if (found := settings(*side, args.dtypes))}
     if args.quick:
         return {side: found[:1] for side, found in every.items()}
-    trial = one_round(0, every, iterations=1, lengths=args.lengths)
-    return {side: [run.setting for run in trial.ranked(*side)[:1]] for side in every}
+    print("trial", flush=True)
+    turns = [(algo, setting) for (algo, _), found in every.items() for setting in found]
+    ran = sorted(trial(turns, lengths=args.lengths), key=lambda run: -run.measured.tokens_per_s())
+    return {side: [run.setting for run in ran if run.side == side][:1] for side in every}
+
+
+def trial(turns: Sequence[tuple[str, Setting]], *, lengths: Lengths) -> Iterator[Ran]:
+    """One iteration of each setting."""
+    for algo, setting in turns:
+        yield from one_round([(algo, setting)], iterations=1, lengths=lengths, seed=0)
+
+
+def in_pairs(chosen: Mapping[tuple[str, str], Sequence[Setting]]) -> list[tuple[str, Setting]]:
+    """The runs of a round, by algorithm: each peer's and ours behind it; ours alone where no peer runs."""
+    turns = []
+    for algo in dict.fromkeys(algo for algo, _ in chosen):
+        ours = chosen.get((algo, "ours"), ())
+        peers = [setting for peer in PEERS for setting in chosen.get((algo, peer), ())]
+        neighbours = [setting for peer in peers for setting in (peer, *ours)]
+        turns += [(algo, setting) for setting in neighbours or ours]
+    return turns
 
 
 def one_round(
-    number: int, chosen: Mapping[tuple[str, str], list[Setting]], *, iterations: int, lengths: Lengths
-) -> Round:
-    """Run the settings that were chosen for each algorithm and system; the trial is round 0."""
-    dtypes = {setting.dtype for found in chosen.values() for setting in found}
-    flops = max(bound.matrix_rate(CORES, getattr(torch, dtype)) for dtype in dtypes)
-    print(f"{f'round {number}' if number else 'trial'}: products {flops / 1e12:.3f} TFLOP/s", flush=True)
-    runs = [
-        measure(algo, setting, iterations=iterations, lengths=lengths, seed=number)
-        for (algo, _), found in chosen.items()
-        for setting in found
-    ]
-    return Round(flops=flops, runs=runs)
+    turns: Sequence[tuple[str, Setting]], *, iterations: int, lengths: Lengths, seed: int
+) -> list[Ran]:
+    """Run settings of algorithms one behind the other, with products measured before and after each."""
+    dtypes = {setting.dtype for _, setting in turns}
+    runs, before = list[Ran](), products(dtypes)
+    for algo, setting in turns:
+        measured = measure(algo, setting, iterations=iterations, lengths=lengths, seed=seed)
+        after = products(dtypes)
+        runs.append(Ran(algo=algo, setting=setting, measured=measured, rate=max(before, after)))
+        print(runs[-1].shown(), flush=True)
+        before = after
+    return runs
 
 
-def compared(rounds: Sequence[Round], algo: str, lengths: Lengths) -> dict[str, dict[str, Spread]]:
-    """Of each system that ran: tokens/s, share of the bound, and ours over its tokens/s."""
+def products(dtypes: Iterable[Dtype]) -> float:
+    """Operations a second now, in the fastest of these types."""
+    return max((bound.matrix_rate(CORES, getattr(torch, dtype)) for dtype in dtypes), default=0.0)
+
+
+def pairs(runs: Sequence[Ran], algo: str, peer: str) -> list[tuple[Ran, Ran]]:
+    """The peer's runs in a round, each with ours right behind it."""
+    sides = (algo, peer), (algo, "ours")
+    return [(one, other) for one, other in itertools.pairwise(runs) if (one.side, other.side) == sides]
+
+
+def compared(rounds: Sequence[Sequence[Ran]], algo: str, lengths: Lengths) -> dict[str, dict[str, Spread]]:
+    """Of each system that ran: tokens/s, share of the bound, and ours over its tokens/s in each pair."""
     found = {}
     for system in SYSTEMS:
-        bests = [(each, ran) for each in rounds for ran in each.ranked(algo, system)[:1]]
-        if not bests:
+        runs = [run for each in rounds for run in each if run.side == (algo, system)]
+        if not runs:
             continue
-        rates = [ran.measured.tokens_per_s() for _, ran in bests]
         found[system] = {
-            "tokens_per_s": spread(rates),
-            "share_of_bound": spread([ran.share(lengths, each.flops) for each, ran in bests]),
+            "tokens_per_s": spread([run.measured.tokens_per_s() for run in runs]),
+            "share_of_bound": spread([run.share(lengths) for run in runs]),
         }
-        own = [ran.measured.tokens_per_s() for each in rounds for ran in each.ranked(algo, "ours")[:1]]
-        if system != "ours" and own:
-            ratios = [mine / rate for mine, rate in zip(own, rates, strict=True)]
+        if near := [pair for each in rounds for pair in pairs(each, algo, system)]:
+            ratios = [mine.measured.tokens_per_s() / its.measured.tokens_per_s() for its, mine in near]
             found[system]["ours_over_it"] = spread(ratios)
     return found
+
+
+def result(args: argparse.Namespace, rounds: Sequence[Sequence[Ran]]) -> dict[str, object]:
+    """What is written."""
+    found = {algo: compared(rounds, algo, args.lengths) for algo in args.algos}
+    return {
+        "machine": machine(),
+        "lengths": args.lengths,
+        "dtypes": args.dtypes,
+        "rounds": [[asdict(run) for run in each] for each in rounds],
+        "compared": {
+            algo: {system: {n: one.as_dict() for n, one in ns.items()} for system, ns in systems.items()}
+            for algo, systems in found.items()
+        },
+    }
+
+
+def show(rounds: Sequence[Sequence[Ran]], algo: str, lengths: Lengths) -> None:
+    """Print what an algorithm's systems come to."""
+    for system, numbers in compared(rounds, algo, lengths).items():
+        ratio = f", ours over it {numbers['ours_over_it']}" if "ours_over_it" in numbers else ""
+        share = numbers["share_of_bound"]
+        print(f"{algo}, {system}: {numbers['tokens_per_s']} tokens/s, {share} of the bound{ratio}")
 
 
 def named(args: argparse.Namespace) -> list[str]:
@@ -258,25 +292,16 @@ def main() -> None:
     if args.quick:
         args.rounds = args.iterations = 1
     workload.write(directory(args.lengths), args.lengths)
-    rounds = play(args)
-    found = {algo: compared(rounds, algo, args.lengths) for algo in args.algos}
-    for algo, systems in found.items():
-        for system, numbers in systems.items():
-            ratio = f", ours over it {numbers['ours_over_it']}" if "ours_over_it" in numbers else ""
-            share = numbers["share_of_bound"]
-            print(f"{algo}, {system}: {numbers['tokens_per_s']} tokens/s, {share} of the bound{ratio}")
-    result = {
-        "machine": machine(),
-        "lengths": args.lengths,
-        "dtypes": args.dtypes,
-        "rounds": [asdict(each) for each in rounds],
-        "compared": {
-            algo: {system: {n: one.as_dict() for n, one in ns.items()} for system, ns in systems.items()}
-            for algo, systems in found.items()
-        },
-    }
+    chosen, rounds = choose(args), list[list[Ran]]()
+    iterations = args.iterations or ITERATIONS[args.lengths]
+    for number in range(1, args.rounds + 1):
+        print(f"round {number}", flush=True)
+        turns = in_pairs(chosen)
+        rounds.append(one_round(turns, iterations=iterations, lengths=args.lengths, seed=number))
+    for algo in args.algos:
+        show(rounds, algo, args.lengths)
     name = "-".join(["throughput", *named(args)])
-    print(f"written: {environments.write_result(name, result)}")
+    print(f"written: {environments.write_result(name, result(args, rounds))}")
 
 
 if __name__ == "__main__":

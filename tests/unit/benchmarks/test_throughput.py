@@ -1,12 +1,14 @@
-"""The rounds of throughput.py."""
+"""The rounds of throughput.py: who runs behind whom, and what is compared."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,65 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     for name in set(sys.modules) - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == ROOT / "benchmarks":
             del sys.modules[name]
+
+
+class Machine:
+    """Runs take as long as they are told."""
+
+    def __init__(self, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.script = script
+        self.seconds: Iterator[float] = itertools.repeat(1.0)
+        self.rates: Iterator[float] = itertools.repeat(1e12)
+        monkeypatch.setattr(script, "measure", self.measure)
+        monkeypatch.setattr(script.bound, "matrix_rate", lambda *_: next(self.rates))
+
+    def measure(self, *_: object, **__: object) -> object:
+        """One iteration of 64 rows."""
+        return self.script.Measured(
+            seconds=[next(self.seconds)], prompt_tokens=[4096], response_tokens=[[128] * 64]
+        )
+
+
+@pytest.fixture
+def machine(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(script, monkeypatch)
+
+
+def chosen(script: ModuleType, *systems: str, algos: tuple[str, ...] = ("grpo",)) -> Mapping[Any, Any]:
+    """The first setting of each side."""
+    sides = itertools.product(algos, systems)
+    return {side: script.settings(*side, ["float32"])[:1] for side in sides}
+
+
+def test_ours_runs_right_behind_each_peer(script: ModuleType) -> None:
+    def order(*systems: str, algos: tuple[str, ...] = ("grpo",)) -> list[str]:
+        turns = script.in_pairs(chosen(script, *systems, algos=algos))
+        return [f"{algo} {setting.system}" for algo, setting in turns]
+
+    assert order("trl", "verl", "ours") == ["grpo trl", "grpo ours", "grpo verl", "grpo ours"]
+    assert order("ours", "trl") == ["grpo trl", "grpo ours"]
+    assert order("ours") == ["grpo ours"]
+    assert order("verl") == ["grpo verl"]
+    both = order("trl", "ours", algos=("ppo", "remax"))
+    assert both == ["ppo trl", "ppo ours", "remax ours"]  # TRL has no ReMax
+
+
+def test_ratios_are_of_neighbours(script: ModuleType, machine: Machine) -> None:
+    machine.seconds = iter([6.0, 3.0, 8.0, 2.0])
+    turns = script.in_pairs(chosen(script, "trl", "verl", "ours"))
+    found = script.compared([script.one_round(turns, iterations=1, lengths="fixed", seed=1)], "grpo", "fixed")
+    assert found["trl"]["ours_over_it"].median == pytest.approx(6 / 3)
+    assert found["verl"]["ours_over_it"].median == pytest.approx(8 / 2)
+    assert "ours_over_it" not in found["ours"]
+    assert found["ours"]["tokens_per_s"].low == pytest.approx(12288 / 3)
+
+
+def test_the_bound_is_of_the_better_rate_around_a_run(script: ModuleType, machine: Machine) -> None:
+    machine.rates = iter([1.0, 3.0, 2.0])
+    turns = script.in_pairs(chosen(script, "trl", "ours"))
+    assert [run.rate for run in script.one_round(turns, iterations=1, lengths="fixed", seed=1)] == [3.0, 3.0]
+    machine.rates = iter([1.0, 2.0, 4.0])
+    assert [run.rate for run in script.one_round(turns, iterations=1, lengths="fixed", seed=1)] == [2.0, 4.0]
 
 
 @pytest.mark.usefixtures("script")
