@@ -81,7 +81,7 @@ def run(
         timeout_s: after this the whole process group is killed.
 
     Raises:
-        RuntimeError: where the script fails or ends without a JSON object.
+        RuntimeError: where the script ends without a JSON object, or fails before that is its last line.
         subprocess.TimeoutExpired: where it takes longer than `timeout_s`.
     """
     launcher = (
@@ -94,7 +94,7 @@ def run(
         output, errors = process.communicate(timeout=timeout_s)
     finally:
         end(process)
-    if process.returncode != 0 and not output.rstrip().endswith("}"):  # one may abort once it has said all
+    if process.returncode != 0 and not _said_all(output):
         raise RuntimeError(
             f"{script.name} ended with {process.returncode}:\n{output[-2000:]}\n{errors[-4000:]}"
         )
@@ -160,6 +160,15 @@ def last_object(script: str, output: str) -> dict[str, object]:
     if not isinstance(result, dict):
         raise RuntimeError(f"{script} printed {lines[-1]!r}, which is not a JSON object")
     return result
+
+
+def _said_all(output: str) -> bool:
+    """Whether the last line is a JSON object: a process that aborts behind it, as it ends, has said all."""
+    *_, last = ["", *output.rstrip().splitlines()]
+    try:
+        return isinstance(json.loads(last), dict)
+    except json.JSONDecodeError:
+        return False
 
 
 def _variables(threads: int) -> dict[str, str]:

@@ -12,16 +12,18 @@ each system's own prompts and responses, without padding. TRL (GRPO 1.16, PPO 1.
 and PPO. A trial of one iteration tries every setting of each side: the peers' one and two processes and one
 or four micro-batches, TRL's GRPO with its own generation and vLLM's, ours on one and two devices, all in
 each of `--dtypes` (float32 as a rule).
-The rounds repeat each side's best, ours right behind each peer: ratios are of such neighbours.
+The rounds repeat each side's best, ours right behind each peer: ratios are of such neighbours. A setting that
+fails in the trial is left out.
 
 Prints tokens/s, lengths, ours over each peer, and the share of the bound that bound.py counts, at the rate of
-matrix products, the better of those measured right before and right after a run. Writes
+matrix products, the better of those measured right before and right after a run. Writes, after each round,
 results/throughput.json, throughput-ragged.json and the like.
 """
 
 import argparse
 import itertools
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -165,7 +167,7 @@ def directory(lengths: Lengths) -> Path:
 
 
 def choose(args: argparse.Namespace) -> dict[tuple[str, str], list[Setting]]:
-    """The setting of each side that was best in a trial of all; with `--quick` its first."""
+    """The setting of each side that was best in a trial of all that run; with `--quick` its first."""
     sides = itertools.product(args.algos, args.systems)
     every = {side: found for side in sides if (found := settings(*side, args.dtypes))}
     if args.quick:
@@ -177,9 +179,12 @@ def choose(args: argparse.Namespace) -> dict[tuple[str, str], list[Setting]]:
 
 
 def trial(turns: Sequence[tuple[str, Setting]], *, lengths: Lengths) -> Iterator[Ran]:
-    """One iteration of each setting."""
+    """One iteration of each setting; those that fail are left out."""
     for algo, setting in turns:
-        yield from one_round([(algo, setting)], iterations=1, lengths=lengths, seed=0)
+        try:
+            yield from one_round([(algo, setting)], iterations=1, lengths=lengths, seed=0)
+        except (RuntimeError, subprocess.TimeoutExpired) as err:
+            print(f"  {algo}, {setting}: left out, as it failed: {err}", flush=True)
 
 
 def in_pairs(chosen: Mapping[tuple[str, str], Sequence[Setting]]) -> list[tuple[str, Setting]]:
@@ -294,14 +299,18 @@ def main() -> None:
     workload.write(directory(args.lengths), args.lengths)
     chosen, rounds = choose(args), list[list[Ran]]()
     iterations = args.iterations or ITERATIONS[args.lengths]
-    for number in range(1, args.rounds + 1):
-        print(f"round {number}", flush=True)
-        turns = in_pairs(chosen)
-        rounds.append(one_round(turns, iterations=iterations, lengths=args.lengths, seed=number))
-    for algo in args.algos:
-        show(rounds, algo, args.lengths)
-    name = "-".join(["throughput", *named(args)])
-    print(f"written: {environments.write_result(name, result(args, rounds))}")
+    try:
+        for number in range(1, args.rounds + 1):
+            print(f"round {number}", flush=True)
+            turns = in_pairs(chosen)
+            rounds.append(one_round(turns, iterations=iterations, lengths=args.lengths, seed=number))
+            name = "-".join(["throughput", *named(args)])
+            print(f"written: {environments.write_result(name, result(args, rounds))}", flush=True)
+    finally:
+        for algo in args.algos:
+            show(rounds, algo, args.lengths)
+    if lost := [", ".join(side) for side, found in chosen.items() if not found]:
+        raise SystemExit(f"no setting ran: {'; '.join(lost)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""The rounds of throughput.py: who runs behind whom, and what is compared."""
+"""The rounds of throughput.py: who runs behind whom, what is compared, and what a failure leaves."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import json
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,17 +31,22 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 class Machine:
-    """Runs take as long as they are told."""
+    """Runs take as long as they are told; some fail."""
 
     def __init__(self, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self.script = script
         self.seconds: Iterator[float] = itertools.repeat(1.0)
         self.rates: Iterator[float] = itertools.repeat(1e12)
+        self.failing: dict[str, Exception] = {}
+        self.ran: list[tuple[str, str, int]] = []
         monkeypatch.setattr(script, "measure", self.measure)
         monkeypatch.setattr(script.bound, "matrix_rate", lambda *_: next(self.rates))
 
-    def measure(self, *_: object, **__: object) -> object:
+    def measure(self, algo: str, setting: object, *, seed: int, **_: object) -> object:
         """One iteration of 64 rows."""
+        if str(setting) in self.failing:
+            raise self.failing[str(setting)]
+        self.ran.append((algo, str(setting).partition(",")[0], seed))
         return self.script.Measured(
             seconds=[next(self.seconds)], prompt_tokens=[4096], response_tokens=[[128] * 64]
         )
@@ -85,6 +92,51 @@ def test_the_bound_is_of_the_better_rate_around_a_run(script: ModuleType, machin
     assert [run.rate for run in script.one_round(turns, iterations=1, lengths="fixed", seed=1)] == [3.0, 3.0]
     machine.rates = iter([1.0, 2.0, 4.0])
     assert [run.rate for run in script.one_round(turns, iterations=1, lengths="fixed", seed=1)] == [2.0, 4.0]
+
+
+def started(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str) -> None:
+    monkeypatch.setattr(script.environments, "RESULTS", tmp_path)
+    monkeypatch.setattr(script.workload, "write", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *words.split()])
+    script.main()
+
+
+def test_a_setting_that_fails_in_the_trial_is_left_out(
+    script: ModuleType,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second, *_ = map(str, script.settings("grpo", "trl", ["float32"]))
+    machine.failing = {first: RuntimeError("no room"), second: subprocess.TimeoutExpired("trl_grpo.py", 9)}
+    started(script, monkeypatch, tmp_path, "--rounds 2 --algos grpo --systems trl ours")
+    assert f"grpo, {first}: left out, as it failed: no room" in capsys.readouterr().out
+    assert [ran for ran in machine.ran if ran[2]] == [
+        ("grpo", system, seed) for seed in (1, 2) for system in ("trl", "ours")
+    ]
+    machine.failing = {str(each): RuntimeError() for each in script.settings("grpo", "trl", ["float32"])}
+    with pytest.raises(SystemExit, match="no setting ran: grpo, trl"):
+        started(script, monkeypatch, tmp_path, "--rounds 1 --algos grpo --systems trl ours")
+
+
+def test_rounds_before_a_failure_are_kept(
+    script: ModuleType,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def seconds() -> Iterator[float]:
+        yield from [1.0] * (len(script.settings("ppo", "verl", ["float32"])) + 2 + 2)
+        raise RuntimeError("verl_train.py ended with 1")
+
+    machine.seconds = seconds()
+    with pytest.raises(RuntimeError, match=r"^verl_train\.py ended"):
+        started(script, monkeypatch, tmp_path, "--rounds 3 --algos ppo --systems verl ours")
+    (round_1,) = json.loads((tmp_path / "throughput.json").read_text())["rounds"]
+    assert [run["setting"]["system"] for run in round_1] == ["verl", "ours"]
+    assert "ppo, verl: 12288.00 [12288.00 .. 12288.00] tokens/s" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("script")
