@@ -55,7 +55,7 @@ def test_an_engine_learns_and_says_what_one_cpu_does(place: str, tmp_path: Path)
 
 
 def weights(device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    for number, (name, shape) in enumerate(SHAPES.items()):
+    for number, (name, shape) in enumerate(SHAPES.items(), start=1):  # fresh memory may hold 0
         yield name, torch.full(shape, float(number), device=device)
 
 

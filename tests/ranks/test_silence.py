@@ -19,8 +19,8 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
 from rlhf_lightning.workers import Actor, Reference, Reward
 from tests.unit.algos.short import grpo, trainer
+from tests.unit.algos.small import Keep, Weights, write_model, write_rows
 from tests.unit.algos.small import run as fitted
-from tests.unit.algos.small import write_model, write_rows
 
 
 class Several(Caller):
@@ -123,15 +123,21 @@ class Idle(GRPO):
         return batch | self.reward.compute_reward(batch)
 
 
+def moved(before: Weights, after: Weights) -> bool:
+    """Whether any of the actor's weights are others."""
+    return any(not torch.equal(weight, after["actor"][name]) for name, weight in before["actor"].items())
+
+
 def test_what_has_no_token_to_learn_from_moves_nothing(tmp_path: Path) -> None:
-    def weights(steps: int) -> Mapping[str, torch.Tensor]:
+    def run(steps: int) -> Keep:
         actor = Actor(path=write_model(tmp_path), sampling=Sampling(max_new_tokens=4))
         idle = Idle(actor=actor, reward=Reward(functions="length"), group_size=2)
         data = TaskData(batch_size=2, num_rows=8, num_val_rows=0)
-        return fitted(idle, data, steps=steps).weights["actor"]
+        return fitted(idle, data, steps=steps)
 
-    once, after = weights(1), weights(3)
-    assert all(torch.equal(weight, after[name]) for name, weight in once.items())
+    once, later = run(1), run(3)
+    assert moved(once.fresh, once.weights)
+    assert not moved(once.weights, later.weights)
 
 
 class Halved(DPO):
@@ -148,9 +154,10 @@ class Halved(DPO):
 def test_what_has_no_whole_pair_to_learn_from_moves_nothing(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", "chosen": "good", "rejected": "bad"} for n in range(6)]
 
-    def weights(steps: int) -> Mapping[str, torch.Tensor]:
+    def run(steps: int) -> Keep:
         halved = Halved(actor=Actor(path=write_model(tmp_path)))
-        return fitted(halved, PreferenceData.from_rows(rows, batch_size=2), steps=steps).weights["actor"]
+        return fitted(halved, PreferenceData.from_rows(rows, batch_size=2), steps=steps)
 
-    once, after = weights(1), weights(3)
-    assert all(torch.equal(weight, after[name]) for name, weight in once.items())
+    once, later = run(1), run(3)
+    assert moved(once.fresh, once.weights)
+    assert not moved(once.weights, later.weights)

@@ -65,6 +65,7 @@ def test_the_merged_parameters_are_the_same(
     weigh = Weigh()
     found = fit(adapted(whole), OTHERS[name](), tmp_path, steps=STEPS, callbacks=[weigh])
     assert furthest(alone, found) < 1e-5
+    assert weigh.held
     assert all(held == 0 for held in weigh.held) == name.startswith("two copies"), weigh.held
 
 

@@ -55,14 +55,19 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> str:
 
 
 class Keep(Callback):
-    """Metrics of every iteration, weights of the trained models after the first and at the end, and where."""
+    """Metrics of iterations, devices, weights of trained models: fresh, after the first, at the end."""
 
     def __init__(self) -> None:
         self.numbers: list[Numbers] = []
+        self.fresh: Weights = {}
         self.first: Weights = {}
         self.weights: Weights = {}
         self.devices: set[torch.device] = set()
         self.reference = torch.empty(0)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Copy the weights as they begin."""
+        self.fresh = trained(pl_module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Note the metrics."""
