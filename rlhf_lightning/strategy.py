@@ -158,8 +158,6 @@ class Strategy(SingleDeviceStrategy):
         """How a role's model computes: by default all as `settings` says."""
         return self.settings.completed()
 
-    # ---- set-up and end ------------------------------------------------------------------------------------
-
     @property
     def algorithm(self) -> RLHFAlgorithm:
         """The algorithm that the trainer runs.
@@ -299,7 +297,10 @@ class Strategy(SingleDeviceStrategy):
         return self.reports
 
     def on_validation_end(self) -> None:
-        """Wait for the calls of a validation: they are not the next iteration's, and one may have failed."""
+        """Wait for the calls of a validation, and free what models kept of its rows: no update follows."""
+        if self.algorithm.rows_stay and self.algorithm.trainer.state.fn == "fit":
+            for role in resume.kept(self._handles).values():
+                role.free_kept()
         self.drain()
 
     def on_predict_end(self) -> None:
@@ -323,8 +324,6 @@ class Strategy(SingleDeviceStrategy):
 
     def model_to_device(self) -> None:
         """Do nothing: the models are on their devices."""
-
-    # ---- checkpoints ---------------------------------------------------------------------------------------
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None

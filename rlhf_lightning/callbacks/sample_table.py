@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
-from rlhf_lightning.callbacks.validation import check_validates, free_kept
+from rlhf_lightning.callbacks.validation import check_validates
 from rlhf_lightning.output import check_output, leaves_files, output_path
 
 _COLUMNS = ["step", "prompt", "response", "score"]
@@ -90,8 +90,6 @@ class SampleTable(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write and log the table; the sanity check and `fast_dev_run` leave nothing behind."""
-        if isinstance(pl_module, RLHFAlgorithm) and pl_module.explain_samples:
-            free_kept(trainer, pl_module)
         if not self._samples or trainer.sanity_checking or not leaves_files(trainer):
             return
         self._write_page(trainer)

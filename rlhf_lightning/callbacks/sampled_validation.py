@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.callbacks.validation import check_validates, free_kept
+from rlhf_lightning.callbacks.validation import check_validates
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.functional import expected_best
 from rlhf_lightning.workers import Reward
@@ -77,8 +77,3 @@ class SampledValidation(Callback):
             found[f"val/best@{k}"] = expected_best(scores, k).mean()
             k *= 2
         pl_module.log_dict(found, batch_size=len(scores))
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave nothing of the answers on the devices."""
-        assert isinstance(pl_module, RLHFAlgorithm)
-        free_kept(trainer, pl_module)

@@ -1,10 +1,9 @@
-"""What callbacks share that look at a validation: that there is one, and that it leaves nothing."""
+"""The check of callbacks that need a validation."""
 
 from __future__ import annotations
 
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.data import row_data
 from rlhf_lightning.data_checks import check_held_out
 
@@ -28,20 +27,3 @@ def check_validates(trainer: Trainer, stage: str, *, name: str) -> None:
     data = row_data(trainer)
     if stage in ("fit", "validate") and data is not None:
         check_held_out(data, what=name)
-
-
-def free_kept(trainer: Trainer, algorithm: RLHFAlgorithm) -> None:
-    """Free what models that learn kept of a validation's rows, for updates that do not follow.
-
-    With `kept_tokens` it would else stay through the next generation.
-
-    Args:
-        trainer: of the run.
-        algorithm: of the run.
-    """
-    if trainer.state.fn != "fit" or not algorithm.rows_stay:
-        return
-    for role in algorithm.roles().values():
-        if role.weights_change:
-            role.free_kept()
-    algorithm.strategy.drain()

@@ -261,8 +261,8 @@ class Held(Callback):
         """Count."""
         self.within = _kept(pl_module)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count."""
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count; a validation was last."""
         self.after = _kept(pl_module)
 
 
