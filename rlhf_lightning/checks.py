@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
+from inspect import getattr_static
 from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import MixedData, row_data
@@ -26,7 +27,7 @@ from rlhf_lightning.functional import Loss, PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
-from rlhf_lightning.workers import Actor, Generator, Judge, Reward, Role, reads_ids
+from rlhf_lightning.workers import Actor, Cost, Generator, Judge, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -168,10 +169,12 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
         ValueError: the longest prompt and its answer are longer than that.
     """
     data, main, strategy = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy
+    if data is None or not isinstance(main, Actor):
+        return
     copies = [name for name, role in strategy.models().items() if isinstance(role, Generator)]
     settings = strategy.settings_of(copies[0] if copies else "actor")
     limit = settings.vllm.max_model_len
-    if settings.generator != "vllm" or not limit or data is None or not isinstance(main, Actor):
+    if settings.generator != "vllm" or not limit:
         return
     prompt, answer = data.longest_prompt, main.sampling.max_new_tokens
     if prompt + answer > limit:
@@ -281,6 +284,8 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
         if isinstance(judge, Judge):
             with naming_judge(name, judge.kind):
                 judge.check()
+                if not _is_told(judge) and _scores_by_itself(judge):
+                    continue
                 _check_told(name, judge)
                 for rows in read:
                     preflight(judge.spec, rows)
@@ -292,9 +297,19 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
                 )
 
 
+def _is_told(judge: Judge) -> bool:
+    return bool(judge.path or judge.functions or judge.by_source)
+
+
+def _scores_by_itself(judge: Judge) -> bool:
+    """Whether its class has a method of its own in place of `compute_reward` or `compute_cost`."""
+    kind, method = (Cost, "compute_cost") if judge.kind == "cost" else (Reward, "compute_reward")
+    return getattr_static(type(judge), method) is not getattr_static(kind, method)
+
+
 def _check_told(name: str, judge: Judge) -> None:
     """Refuse a judge that is not told what it scores: the field `reward` alone has a default."""
-    if name != "reward" and not (judge.path or judge.functions or judge.by_source):
+    if name != "reward" and not _is_told(judge):
         known = "too_long" if judge.kind == "cost" else "exact_match"
         raise ValueError(
             f"{name}: it has neither functions nor a model, and there is no default. Type "

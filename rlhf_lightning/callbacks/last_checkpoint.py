@@ -92,8 +92,9 @@ class LastCheckpoint(ModelCheckpoint):
         """Lock the directory, and find out whether the run continues the checkpoint in it."""
         super().on_train_start(trainer, pl_module)
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
-        found = find_complete(self.path)
-        self._is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._after)
+        found, slurm = find_complete(self.path), trainer._checkpoint_connector._hpc_resume_path
+        again = self._after[-1:] if slurm and resumed == os.path.realpath(slurm) else []
+        self._is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._after, again)
         if leaves_files(trainer):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._acquire()
@@ -159,8 +160,15 @@ class LastCheckpoint(ModelCheckpoint):
             self._lock = None
 
 
-def _is_of(checkpoint: Path | None, runs: list[str]) -> bool:
-    """Whether one of these runs wrote a checkpoint; not, where that cannot be read, or has no identifier."""
+def _is_of(checkpoint: Path | None, runs: list[str], again: list[str]) -> bool:
+    """Whether one of these runs wrote a checkpoint; not, where that cannot be read, or has no identifier.
+
+    Args:
+        checkpoint: which may be one.
+        runs: identifiers.
+        again: of a run from whose checkpoint Slurm begins once more; a job between, which failed, may have
+            gone on from it, too.
+    """
     if checkpoint is None:
         return False
     try:
@@ -168,4 +176,5 @@ def _is_of(checkpoint: Path | None, runs: list[str]) -> bool:
     except ValueError:
         return False
     states = callbacks.values() if isinstance(callbacks, dict) else ()
-    return any(isinstance(state, dict) and state.get(_RUN) in runs for state in states)
+    held = [state for state in states if isinstance(state, dict) and _RUN in state]
+    return any(state[_RUN] in runs or set(again) & set(state.get(_AFTER, [])) for state in held)

@@ -13,13 +13,15 @@ def interface(address: str) -> str | None:
 
 
 def are_apart(one: str, other: str) -> bool:
-    """Whether these, host:port, are surely of two clusters: a machine has many names and addresses."""
+    """Whether these, host:port, are surely of two clusters: a machine has many names and addresses.
+
+    So they are with other ports, or if one is of this machine and the other is not.
+    """
     (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
     if port != other_port:
         return True
     found, others = _addresses(host), _addresses(other_host)
-    both_here = _is_here(found) and _is_here(others)
-    return bool(found and others) and not (found & others or both_here)
+    return bool(found and others) and _is_here(found) != _is_here(others)
 
 
 def _interfaces() -> dict[str, set[str]]:

@@ -160,6 +160,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another kind": (lambda at: edited(at, peft_type="IA3"), "of the kind IA3, not LORA. Merge them into"),
     "another scale": (lambda at: edited(at, use_rslora=True), "have use_rslora=True, and here they are W"),
+    "layers again": (
+        lambda at: edited(at, layer_replication=[[0, 1]]),
+        "have layer_replication=.*Merge",
+    ),
     "several ranks": (lambda at: edited(at, rank_pattern={"q": 1}), "have rank_pattern={'q': 1}, and here"),
     "another base": (
         lambda at: edited(at, init_lora_weights="pissa_niter_4"),

@@ -185,6 +185,15 @@ def test_last_is_what_the_warning_has_left_where_that_is_newer(tmp_path: Path) -
     assert [path.name for path in (root / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
+@pytest.mark.usefixtures("asked")
+def test_jobs_that_begin_with_one_warning_replace_the_last_of_each_other(tmp_path: Path) -> None:
+    """As without `ckpt_path="last"` after a node has failed: Lightning takes what the warning has left."""
+    place = tmp_path / "checkpoints"
+    for kind, steps in ((Warned, 3), (Noted, 4), (Noted, 5), (Noted, 6)):
+        fit(kind, tmp_path, steps=steps, last=LastCheckpoint(place))
+        assert [path.name for path in place.iterdir()] == ["last.ckpt"]
+
+
 def left(root: Path) -> list[str]:
     """What warnings have left."""
     return sorted(path.name for path in root.glob("hpc_ckpt_*.ckpt"))

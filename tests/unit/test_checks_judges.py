@@ -6,12 +6,14 @@ from dataclasses import field
 from pathlib import Path
 
 import pytest
+from tensordict import TensorDict
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import SafeRLHF
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import DP, Batch, Metrics, register
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Actor, Cost, Reward
+from rlhf_lightning.workers.reward import CutOff
 from tests.unit.algos.short import refusal
 from tests.unit.algos.small import write_model
 from tests.unit.rlhf import Rlhf
@@ -70,6 +72,28 @@ def test_a_judge_is_called_by_its_field(roles: dict[str, Reward | Cost], told: s
 def test_a_model_of_steps_beside_a_reward(tmp_path: Path) -> None:
     prm = Reward(per_token="steps", path=write_model(tmp_path / "prm"))  # noqa: S106
     assert refusal(Twofold(prm=prm, toxicity=Cost(functions="length")), tmp_path) == "started"
+
+
+class Verdict(Reward):
+    """Scores in a way of its own."""
+
+    @register(transfer=DP, reads=("response_mask",), returns=("scores",))
+    def compute_reward(self, rows: TensorDict, *, cut_off: CutOff | None = None) -> TensorDict:
+        """Ones."""
+        return TensorDict({"scores": rows["response_mask"].float()}, batch_size=rows.batch_size)
+
+
+class Harm(Cost):
+    """Scores in a way of its own."""
+
+    @register(transfer=DP, reads=("response_mask",), returns=("costs",))
+    def compute_cost(self, rows: TensorDict) -> TensorDict:
+        """Ones."""
+        return TensorDict({"costs": rows["response_mask"].float()}, batch_size=rows.batch_size)
+
+
+def test_one_that_scores_by_itself_is_told_nothing(tmp_path: Path) -> None:
+    assert refusal(Twofold(prm=Verdict(), toxicity=Harm()), tmp_path) == "started"
 
 
 def test_a_cost_must_be_told_what_it_scores(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _MERGE = "Merge them into their base model with peft's merge_and_unload, and typ
 _FRESH = "They cannot be merged either: type plain ones, or leave lora.path out to begin with fresh ones."
 _OTHER_KINDS = (
     "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "kasa_config", "use_bdlora",
-    "trainable_token_indices", "target_parameters",
+    "trainable_token_indices", "target_parameters", "layer_replication", "arrow_config", "monteclora_config",
 )  # fmt: skip
 """Options with which adapters are not W + alpha / rank B A of linear layers, with one rank and one alpha."""
 _UNMERGED = ("alora_invocation_tokens", "use_qalora")

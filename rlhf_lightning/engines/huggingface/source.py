@@ -210,6 +210,5 @@ def _check_unquantised(file: Path, config: Mapping[str, object]) -> None:
             method = found.get("quant_method", "an unnamed method") if isinstance(found, Mapping) else found
             raise ValueError(
                 f"{file}: its quantization_config says {method}: the weights are quantised, and they would "
-                "be read here without their scales. Type the directory of the unquantised model, or of one "
-                "that save_pretrained wrote after model.dequantize()."
+                "be read here without their scales. Type the directory of the unquantised model."
             )

@@ -27,7 +27,7 @@ def test_the_interface_of_an_address_is_found() -> None:
         ("head:6379", "10.0.0.1:6379", False),
         ("head:6379", "10.0.0.1:6380", True),
         ("head:6379", "head.rack:6379", False),
-        ("head:6379", "other:6379", True),
+        ("head:6379", "other:6379", False),
         ("head:6379", "unknown:6379", False),
         ("me:6379", "127.0.0.1:6379", False),
         ("localhost:6379", "[::1]:6379", False),
