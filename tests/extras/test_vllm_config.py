@@ -120,7 +120,15 @@ SIZES: dict[str, Any] = {
     ("kind", "options", "message"),
     [
         ("mixtral", {"num_local_experts": 4}, r"is a mixture of 4 experts, whose"),
-        ("qwen3_moe", {"num_experts": 4}, r"is a mixture of 4 experts, whose"),
+        ("flex_olmo", {"num_experts": 4}, r"is a mixture of 4 experts, whose"),
+        ("qwen3_moe", {"num_experts": 4, "attention_bias": True}, r"is a mixture of .* attention_bias=True,"),
+        ("qwen2_moe", {"num_experts": 4, "use_sliding_window": True}, r".* with use_sliding_window=True,"),
+        ("olmoe", {"num_experts": 4, "clip_qkv": 0.5}, r"is a mixture of .* with clip_qkv=0.5, which vLLM"),
+        (
+            "granitemoe",
+            {"num_local_experts": 4, "hidden_act": "gelu"},
+            r".* with hidden_act=gelu,",
+        ),
         ("glm4_moe", {"n_routed_experts": 4}, r"is a mixture of 4 experts, whose"),
         ("deepseek_v3", {"n_routed_experts": 4}, "is a mixture of 4 experts, whose"),
         ("gemma4_text", {}, r"computes with model\.layers\.0\.layer_scalar, which is a buffer, and"),
@@ -128,7 +136,7 @@ SIZES: dict[str, Any] = {
     ],
 )
 def test_models_that_vllm_would_compute_with_other_weights_are_refused(
-    kind: str, options: dict[str, int], message: str
+    kind: str, options: dict[str, Any], message: str
 ) -> None:
     config = AutoConfig.for_model(kind, **SIZES, **options)
     with pytest.raises(ValueError, match=rf"the model {message} .*Take generator=native, or another model"):
@@ -139,6 +147,7 @@ def test_models_that_vllm_would_compute_with_other_weights_are_refused(
     ("kind", "options"),
     [
         ("llama", {"num_experts": 1}),
+        ("llama", {"attention_bias": True}),
         ("gemma3_text", {}),
         ("qwen3", {"tie_word_embeddings": True}),
         ("minicpm3", {}),

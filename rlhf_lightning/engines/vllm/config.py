@@ -16,6 +16,15 @@ from rlhf_lightning.spec import EXPERTS
 
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of a head that the attention of vLLM 0.32 takes on a CPU."""
+_MIXTURES = ("qwen3_moe", "qwen2_moe", "olmoe", "granitemoe")
+"""Mixtures of experts whose weights have the same names in vLLM, whatever their layout."""
+_UNREAD: dict[str, object] = {
+    "attention_bias": False,
+    "clip_qkv": None,
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+}
+"""Options that vLLM 0.32 does not read of one or another of these mixtures, and what it computes with."""
 GIB = 2**30
 
 
@@ -148,8 +157,11 @@ def _check_weights(config: PreTrainedConfig) -> None:
     """Refuse a model that vLLM would compute with other weights than those that it is given."""
     text = config.get_text_config()
     experts = [n for n in (getattr(text, key, None) for key in EXPERTS) if n not in (None, 0, 1)]
-    if experts:
+    unread = [key for key, value in _UNREAD.items() if getattr(text, key, value) != value]
+    if experts and text.model_type not in _MIXTURES:
         why = f"is a mixture of {experts[0]} experts, whose weights vLLM lays out anew"
+    elif experts and unread:
+        why = f"is a mixture of experts with {unread[0]}={getattr(text, unread[0])}, which vLLM does not read"
     elif buffers := _buffers(config):
         why = f"computes with {min(buffers)}, which is a buffer, and vLLM is given parameters alone"
     else:

@@ -39,8 +39,8 @@ with process_restored():
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from rlhf_lightning.engines.vllm.executor import InPlaceExecutor
-    from rlhf_lightning.engines.vllm.groups import Groups, keeping_world
-    from rlhf_lightning.engines.vllm.plain import plain_weights
+    from rlhf_lightning.engines.vllm.groups import Groups, drop_groups, keeping_world
+    from rlhf_lightning.engines.vllm.plain import plain_experts, plain_weights
     from rlhf_lightning.engines.vllm.requests import Requests, RunningRequests
     from rlhf_lightning.engines.vllm.responses import add, begun_responses, responses
     from rlhf_lightning.engines.vllm.zero_copy import ZeroCopyWeights
@@ -78,6 +78,7 @@ class VLLMEngine(GenerationEngine):
         self._engine = self._started()
         worker = self._engine.model_executor.driver_worker.worker
         self._runner, self._model = worker.model_runner, worker.get_model()
+        drop_groups(self._model)
         self._logits = self._model.compute_logits = _Logits(self._model.compute_logits)
         self._engine.engine_core._finalizer.detach()  # it would destroy the job's process groups
         self._closing = weakref.finalize(self, _close, self._engine, self._groups)
@@ -203,6 +204,8 @@ class VLLMEngine(GenerationEngine):
             # These two map memory of other GPUs, which this process does not see.
             disable_custom_all_reduce=True,
             compilation_config={"pass_config": {"fuse_allreduce_rms": False}},
+            # The others of a GPU lay out weights anew as they start, and would be given plain ones later.
+            moe_backend="auto" if self._on_cpu else "triton",
             enable_flashinfer_autotune=False,  # it waits for all ranks of the job, also those without vLLM
             gpu_memory_utilization=config.gpu_memory_utilization,
             kv_cache_memory_bytes=config.kv_cache_bytes(on_cpu=self._on_cpu),
@@ -261,7 +264,9 @@ class VLLMEngine(GenerationEngine):
     def _copy(self) -> None:
         """Copy the source's weights into vLLM's, one after the other."""
         owner = f"vLLM of {self._spec.path}"
-        loaded = self._model.load_weights(fitting(self.source.weights(), self._shapes, owner=owner))
+        weights = fitting(self.source.weights(), self._shapes, owner=owner)
+        with plain_experts(self._model):
+            loaded = self._model.load_weights(weights)
         if missing := needed(self._model) - loaded:
             raise ValueError(
                 f"{owner}: its {type(self._model).__name__} needs {min(missing)}, which the trained model "

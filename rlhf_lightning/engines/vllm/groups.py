@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import GroupCoordinator
@@ -59,6 +60,12 @@ def keeping_world() -> Iterator[None]:
         core.cleanup_dist_env_and_memory = clean
 
 
+def drop_groups(model: nn.Module) -> None:
+    """Take from a model the groups that it asked for the number of its ranks; they would outlive `close`."""
+    for module in model.modules():
+        vars(module).pop("ep_group", None)
+
+
 class Groups:
     """The groups that vLLM needs on one rank.
 
@@ -79,7 +86,8 @@ class Groups:
         tensors = _Coordinator(tensor or alone, name="rlhf_tensor", device=device, talks=True)
         self._coordinators = [one, world, tensors]
         self._found: dict[str, object] = {**dict.fromkeys(_ALONE, one), "_WORLD": world, "_TP": tensors}
-        self._found["_NODE_COUNT"] = 1  # read by expert parallelism, which is not used
+        # Read by mixtures of experts; experts are divided as other matrices, not among the ranks.
+        self._found |= {"_EP": tensors, "_NODE_COUNT": 1}
         self.ranks: list[int] = tensors.ranks
         """Global ranks that generate with one copy of the model."""
 
