@@ -176,7 +176,7 @@ class ClippedAdamW:
     Args:
         parameters: by name; DTensors where they are sharded.
         spec: rates, clipping and schedule.
-        group: ranks over which DTensor parameters are sharded; None where the parameters are whole.
+        group: ranks that hold DTensor parameters, copies of shards too; None where the parameters are whole.
     """
 
     def __init__(

@@ -149,6 +149,24 @@ def test_copies_with_different_numbers_of_micro_batches_stay_equal(
         assert torch.equal(found, ranks[0][0])
 
 
+def norm(group: dist.ProcessGroup, spec: ModelSpec) -> float:
+    """By which a rank clips where the second copy has other gradients, as rounding might do."""
+    engine = FSDPEngine(spec, group=group, config=FSDP(shard=2))
+    engine.accumulate(tiny.rows()[group.rank() :: group.size()], Fit(), tiny.counts(), temperature=1.0)
+    for master in engine._weights.masters.values():
+        assert master.grad is not None
+        master.grad.mul_(1 + group.rank() // 2)
+    return engine.optimizer_step()["grad_norm"]
+
+
+def test_copies_clip_by_one_norm(paths: dict[str, Path]) -> None:
+    spec = tiny.spec(paths["lm"])
+    alone = step(FSDPEngine(spec), None)[0]
+    found = spmd.run(4, norm, spec)
+    assert len(set(found)) == 1
+    assert found[0] == pytest.approx(alone * 2.5**0.5, rel=1e-5)  # half of 1 and half of 2 squared
+
+
 def test_a_division_that_leaves_ranks_over_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^strategy.settings.train.shard=3 on 4 ranks: 3 does not divide 4. Try 1, 2, 4."

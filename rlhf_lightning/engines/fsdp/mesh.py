@@ -26,8 +26,6 @@ class Mesh:
     """[shard] or [copy, shard]: ranks with rows of their own, over which FSDP shards and sums gradients."""
     tensor: DeviceMesh | None
     """Ranks that divide every layer; None where each has whole layers."""
-    copy: dist.ProcessGroup
-    """Ranks that hold one copy of the weights together."""
     everyone: dist.ProcessGroup
     """All ranks of the model."""
 
@@ -58,7 +56,6 @@ def model_mesh(
     return Mesh(
         data=mesh["copy", "shard"] if "copy" in names else mesh["shard"],
         tensor=mesh["tensor"] if "tensor" in names else None,
-        copy=_group(grid.flatten(1).tolist(), known),
         everyone=_group([grid.flatten().tolist()], known),
     )
 

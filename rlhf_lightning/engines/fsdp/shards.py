@@ -80,8 +80,8 @@ class Shards:
             unit.set_reshard_after_forward(schedule.reshard_after_forward, recurse=False)
         self.stored: dict[str, Tensor] = dict(model.named_parameters())
         self.masters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.group = mesh.copy
-        """The ranks that a copy is sharded over."""
+        self.group = mesh.everyone
+        """All ranks of the model: copies that clipped by norms of their own would part."""
         self._ranks, self._defer, self._dtype = mesh.data.size(), schedule.defer_reduction, dtype
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
