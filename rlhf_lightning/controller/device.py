@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from tensordict import NonTensorStack, TensorDict
 
 from rlhf_lightning.controller.block import Block, decode, encode
@@ -179,7 +180,7 @@ class Device:
     def _failure(self, role: str, rank: int, method: str, err: Exception) -> WorkerError:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
-        if isinstance(err, torch.OutOfMemoryError):
+        if _is_out_of_memory(err):
             room = "" if self.offload else ", or --strategy colocated --strategy.offload true"
             said = f"{said.rstrip()} Try less at once: {_LESS}{room}."
         return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
@@ -217,6 +218,13 @@ def _columns(value: object, call: Call) -> list[Block]:
     if wrong:
         raise ValueError(f"was given {call.num_rows} rows and returned columns of other lengths: {wrong}.")
     return blocks
+
+
+def _is_out_of_memory(err: Exception) -> bool:
+    """Whether a GPU has no memory left: for torch, or for NCCL, which asks for its own."""
+    if isinstance(err, dist.DistBackendError):
+        return "out of memory" in str(err)
+    return isinstance(err, torch.OutOfMemoryError)
 
 
 def memory_bytes() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from rlhf_lightning.parallel.layout import ParallelLayout
@@ -84,6 +85,17 @@ def all_ranks(layout: ParallelLayout) -> list[Ranks]:
     """The members of every group of a layout, each once, in an order that all ranks share."""
     every = (tuple(ranks) for groups in named_groups(layout).values() for ranks in groups)
     return list(dict.fromkeys(every))
+
+
+def meet(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Let the ranks of a group communicate once, from their devices; all of them call it.
+
+    NCCL makes a group's communicator at its first call, in memory that torch cannot give it from what it
+    keeps: made in the middle of a run, it may find none left. What is wrong with NCCL comes out here, too.
+    """
+    present = torch.ones(1, device=device)
+    dist.all_reduce(present, group=group)
+    assert present.item() == dist.get_world_size(group)
 
 
 def if_several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from rlhf_lightning.environment import defaults
-from rlhf_lightning.parallel.groups import ModelGroups, all_ranks
+from rlhf_lightning.parallel.groups import ModelGroups, all_ranks, meet
 from rlhf_lightning.parallel.layout import Axis, ParallelLayout
 from rlhf_lightning.parallel.link import Link
 
@@ -104,7 +104,16 @@ class World:
                 ranks: dist.new_group(list(ranks), timeout=patient.get(ranks, patience))
                 for ranks in spec.groups
             }
+        if gpu:
+            world.meet()
         return world
+
+    def meet(self) -> None:
+        """Let each group of this device and others `meet`, in the order in which all devices made them."""
+        for ranks, group in self.groups.items():
+            if self.rank in ranks and len(ranks) > 1:
+                assert group is not None
+                meet(group, self.device)
 
     def seat(self, layout: ParallelLayout, devices: Sequence[int]) -> Seat:
         """This device's seat in a model with a layout on these devices, given as global ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -165,6 +166,18 @@ def test_copies_clip_by_one_norm(paths: dict[str, Path]) -> None:
     found = spmd.run(4, norm, spec)
     assert len(set(found)) == 1
     assert found[0] == pytest.approx(alone * 2.5**0.5, rel=1e-5)  # half of 1 and half of 2 squared
+
+
+def met(group: dist.ProcessGroup, spec: ModelSpec) -> list[list[int]]:
+    """Ranks of the groups that communicate as an engine is made."""
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as made:
+        FSDPEngine(spec, group=group, config=FSDP(shard=2))
+    return [dist.get_process_group_ranks(call.kwargs["group"]) for call in made.call_args_list]
+
+
+def test_groups_that_an_engine_makes_meet_at_once(paths: dict[str, Path]) -> None:
+    found = spmd.run(4, met, tiny.spec(paths["lm"]))
+    assert found == [[[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]]]
 
 
 def test_a_division_that_leaves_ranks_over_is_refused() -> None:

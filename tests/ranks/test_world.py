@@ -1,14 +1,22 @@
-"""What a process keeps once it has joined the world."""
+"""What a process keeps once it has joined the world, and how those of its groups meet."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from rlhf_lightning.parallel import World
+from tests.unit import spmd
 
 RECORDER = "TORCH_FR_BUFFER_SIZE"
+GROUPS = ((1, 2), (2,), (0, 1), (0, 2), (0, 1, 2))
+"""Of three ranks, each pair of which is in a group."""
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, 0), ("2000", 1)])
@@ -26,3 +34,17 @@ def test_collectives_of_gloo_are_kept_for_nobody_unless_asked_for(given: str | N
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     assert int(done.stdout) == kept
+
+
+def met(_: dist.ProcessGroup) -> list[tuple[int, ...]]:
+    """Ranks of the groups that communicate, one after the other."""
+    groups: dict[tuple[int, ...], dist.ProcessGroup | None]
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in GROUPS}
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as made:
+        World(dist.get_rank(), torch.device("cpu"), groups).meet()
+    return [tuple(dist.get_process_group_ranks(call.kwargs["group"])) for call in made.call_args_list]
+
+
+def test_groups_of_several_ranks_meet_in_an_order_that_all_ranks_share() -> None:
+    for rank, found in enumerate(spmd.run(3, met)):
+        assert found == [ranks for ranks in GROUPS if rank in ranks and len(ranks) > 1]

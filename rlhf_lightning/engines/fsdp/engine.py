@@ -240,7 +240,7 @@ class FSDPEngine(TrainEngine):
         if tensor is None and (data is None or self._config.shard == 1):
             return None
         check_plan(self._model, 1 if tensor is None else dist.get_world_size(tensor))
-        return model_mesh(data, tensor, shard=self._config.shard, device_type=self._device.type)
+        return model_mesh(data, tensor, shard=self._config.shard, device=self._device)
 
     def _prepare(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         layers = layers_of(self._model)

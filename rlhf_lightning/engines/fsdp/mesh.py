@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlhf_lightning.parallel.groups import meet
+
 _AXES = ("copy", "shard", "tensor")
 
 
@@ -31,7 +33,7 @@ class Mesh:
 
 
 def model_mesh(
-    data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None, *, shard: int, device_type: str
+    data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None, *, shard: int, device: torch.device
 ) -> Mesh:
     """Arrange the ranks of a model, and make the groups that are missing; all its ranks call it.
 
@@ -39,7 +41,7 @@ def model_mesh(
         data: ranks with rows of their own; None for one.
         tensor: ranks that divide every layer, neighbours; None for one.
         shard: data-parallel neighbours that divide a copy; 0 for all of them.
-        device_type: of the ranks' devices.
+        device: of this rank.
     """
     known = [group for group in (data, tensor) if group is not None]
     rows = _rows(data, tensor)
@@ -48,15 +50,15 @@ def model_mesh(
     names = tuple(_AXES[axis] for axis in axes)
     lines = [grid.movedim(axis, -1).flatten(0, 1).tolist() for axis in axes]
     mesh = DeviceMesh.from_group(
-        [_group(line, known) for line in lines],
-        device_type,
+        [_group(line, known, device) for line in lines],
+        device.type,
         mesh=grid.view([grid.shape[axis] for axis in axes]),
         mesh_dim_names=names,
     )
     return Mesh(
         data=mesh["copy", "shard"] if "copy" in names else mesh["shard"],
         tensor=mesh["tensor"] if "tensor" in names else None,
-        everyone=_group([grid.flatten().tolist()], known),
+        everyone=_group([grid.flatten().tolist()], known, device),
     )
 
 
@@ -72,7 +74,9 @@ def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> T
     return torch.tensor(rows)
 
 
-def _group(lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup]) -> dist.ProcessGroup:
+def _group(
+    lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup], device: torch.device
+) -> dist.ProcessGroup:
     """The group of that line of ranks which has this one: a known group, or a new one."""
     line = next(line for line in lines if dist.get_rank() in line)
     for group in known:
@@ -82,4 +86,5 @@ def _group(lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup]) -> di
     known_options = [group._get_backend(torch.device("cpu")).options for group in known]
     timeout = known_options[0]._timeout if known_options else None
     made: dist.ProcessGroup = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
+    meet(made, device)
     return made

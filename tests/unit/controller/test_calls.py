@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import DP, DP_METRIC, Batch, WorkerError, WorkerGroup, register
@@ -59,6 +60,16 @@ class Careless(Echo):
     def fill(self, rows: TensorDict) -> TensorDict:
         """Ask for more than there is."""
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def gather(self, rows: TensorDict) -> TensorDict:
+        """Let NCCL ask for more than there is."""
+        raise dist.DistBackendError("NCCL error in: x.cpp\nLast error:\nCuda failure 2 'out of memory'")
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def lose(self, rows: TensorDict) -> TensorDict:
+        """Lose a peer."""
+        raise dist.DistBackendError("NCCL error in: x.cpp\nncclRemoteError")
 
 
 @pytest.fixture
@@ -116,6 +127,13 @@ def test_a_device_without_memory_says_what_takes_less(role: Careless, *, offload
     ) as failed:
         role.fill(numbers(3))
     assert ("or --strategy colocated --strategy.offload true." in str(failed.value)) is not offload
+
+
+def test_memory_that_nccl_lacks_is_a_devices_too(role: Careless) -> None:
+    with pytest.raises(WorkerError, match=r"\.gather: NCCL[^T]*'out of memory' Try less at once: a lower"):
+        role.gather(numbers(3))
+    with pytest.raises(WorkerError, match=r"\.lose: NCCL error in: x.cpp\nncclRemoteError\n"):
+        role.lose(numbers(3))
 
 
 def test_a_method_may_put_new_tensors_into_its_rows(role: Careless) -> None:
