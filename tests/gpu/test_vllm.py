@@ -50,6 +50,22 @@ def on_rank(device: torch.device, *, spec: ModelSpec, t: int, alone: bool) -> di
     return said(generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL), source)
 
 
+def stream(device: torch.device, *, spec: ModelSpec) -> dict[str, Tensor]:
+    """Whether the current stream stays, as vLLM starts, answers and ends."""
+    before, source = torch.cuda.current_stream(), FSDPEngine(spec, device=device)
+    seat = Seat(dist.get_rank(), ParallelLayout(), device, None, None)
+    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
+    started = torch.cuda.current_stream() == before
+    said(engine, source)
+    return {"started": torch.tensor(started), "answered": torch.tensor(torch.cuda.current_stream() == before)}
+
+
+def test_the_current_stream_stays_torchs(tmp_path: Path) -> None:
+    (found,) = ranks.run(1, partial(stream, spec=generating.write(tmp_path)))
+    assert found["started"]
+    assert found["answered"]
+
+
 @pytest.mark.parametrize(("world", "t", "alone"), [(1, 1, False), (2, 2, False), (2, 1, True)])
 def test_vllm_says_what_one_cpu_does(world: int, t: int, alone: bool, tmp_path: Path) -> None:
     if world > ranks.num_gpus():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -73,3 +74,42 @@ def test_what_vllm_does_to_the_process_is_undone(monkeypatch: pytest.MonkeyPatch
     assert dict(os.environ) == before
     np.testing.assert_equal((random.getstate(), np.random.get_state(legacy=False)), states[1:])
     assert torch.equal(torch.get_rng_state(), states[0])
+
+
+class _PretendedGPU:
+    """Streams of a GPU, and the functions of `torch.cuda` that ask for them or set them."""
+
+    def __init__(self) -> None:
+        self.streams = [mock.create_autospec(torch.cuda.Stream, instance=True) for _ in range(2)]
+        self.set = [self.streams[0]]
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        functions = {
+            "is_available": lambda: True,
+            "current_device": lambda: 0,
+            "get_rng_state": lambda _: torch.zeros(1, dtype=torch.uint8),
+            "set_rng_state": lambda *_: None,
+            "current_stream": lambda: self.set[-1],
+            "set_stream": self.set.append,
+        }
+        for name, function in functions.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+
+
+def test_a_stream_that_vllm_sets_is_waited_for_and_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    gpu = _PretendedGPU()
+    gpu.patch(monkeypatch)
+    with process_restored():
+        torch.cuda.set_stream(gpu.streams[1])
+    assert gpu.set == [gpu.streams[0], gpu.streams[1], gpu.streams[0]]
+    gpu.streams[0].wait_stream.assert_called_once_with(gpu.streams[1])
+
+
+def test_vllm_is_told_of_the_stream_before_it_would_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    gpu = _PretendedGPU()
+    gpu.patch(monkeypatch)
+    with process_restored():
+        pass
+    assert gpu.set == [gpu.streams[0], gpu.streams[0]]

@@ -74,7 +74,8 @@ class VLLMEngine(GenerationEngine):
         self.source, self._ends, self._config, self._spec = source, ends, config, model
         self._on_cpu = seat.device.type == "cpu"
         self._sleeps = config.sleep and not self._on_cpu
-        self._groups = Groups(seat.groups.generation_tensor if seat.groups else None, device=seat.device)
+        with process_restored():
+            self._groups = Groups(seat.groups.generation_tensor if seat.groups else None, device=seat.device)
         self._engine = self._started()
         worker = self._engine.model_executor.driver_worker.worker
         self._runner, self._model = worker.model_runner, worker.get_model()

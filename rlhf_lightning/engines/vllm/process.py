@@ -6,7 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -32,8 +32,9 @@ def process_restored() -> Iterator[None]:
     """Import, start or end vLLM within this context; on exit the process is restored.
 
     vLLM writes to the environment; replaces `torch.set_num_threads` on a CPU by a function that does nothing;
-    seeds the random generators; and freezes all existing objects in the garbage collector. On a CPU it would
-    also bind the memory of the process to one socket, which cannot be undone, and so is prevented.
+    seeds the random generators; freezes all existing objects in the garbage collector; and makes a stream of
+    its own the GPU's current one, between which and torch's no freed memory goes. On a CPU it would also bind
+    the memory of the process to one socket, which cannot be undone, and so is prevented.
     """
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     draws, numbers = random.getstate(), np.random.get_state()
@@ -42,7 +43,11 @@ def process_restored() -> Iterator[None]:
     binding = operations.get(_BINDING)
     operations[_BINDING] = _nothing
     try:
-        with environment(_DEFAULTS | os.environ | _ALWAYS), torch.random.fork_rng(seeded):
+        with (
+            environment(_DEFAULTS | os.environ | _ALWAYS),
+            torch.random.fork_rng(seeded),
+            _stream_restored() if seeded else nullcontext(),
+        ):
             os.environ.pop(_NEVER, None)
             yield
     finally:
@@ -53,6 +58,20 @@ def process_restored() -> Iterator[None]:
         random.setstate(draws)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _stream_restored() -> Iterator[None]:
+    """On exit the GPU's current stream is that of before, and has waited for the one that took its place.
+
+    It is set where it stayed, too: vLLM notes what is set, and makes a stream where nothing was.
+    """
+    before = torch.cuda.current_stream()
+    try:
+        yield
+    finally:
+        before.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(before)
 
 
 def _nothing(*_: object) -> None:
