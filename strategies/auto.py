@@ -147,6 +147,7 @@ class Auto(Strategy):
             shapes,
             workload=workload,
             data_parallel_only=not self.settings.training.takes_sizes,
+            allows=self.settings.training.allows,
         )
         inside = range(1, min(devices, machine.gpus_per_node) + 1)
         sizes = sorted({*inside, *pool_sizes(devices, machine.gpus_per_node)})

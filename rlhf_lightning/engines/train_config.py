@@ -54,6 +54,10 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
             ValueError: it cannot; the message names a layout that is possible.
         """
 
+    def allows(self, layout: ParallelLayout, layers: int) -> bool:
+        """Whether these options take a layout that divides a model of so many layers; for the mapping."""
+        return True
+
     def layout(self, devices: int, *, name: str) -> ParallelLayout:
         """The layout of a model for which the strategy chooses no sizes itself.
 

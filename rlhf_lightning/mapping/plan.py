@@ -243,4 +243,5 @@ def _on(costs: SimulatedCosts, hardware: Hardware) -> SimulatedCosts:
         costs.shapes,
         workload=costs.workload,
         data_parallel_only=costs.data_parallel_only,
+        allows=costs.allows,
     )

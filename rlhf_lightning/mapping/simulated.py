@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_lightning.mapping import memory, simulate
@@ -57,6 +57,7 @@ class SimulatedCosts:
         shapes: sizes of its models.
         workload: of an iteration; rows and updates are taken from the dataflow.
         data_parallel_only: consider replicas only, no tensor shards and pipeline stages.
+        allows: whether the engine's options take a layout of a model of so many layers; None: all of them.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class SimulatedCosts:
         *,
         workload: Workload,
         data_parallel_only: bool = False,
+        allows: Callable[[ParallelLayout, int], bool] | None = None,
     ) -> None:
         self.hardware, self.dataflow, self.workload = hardware, dataflow, workload
         self.shapes = dict(shapes)
-        self.data_parallel_only = data_parallel_only
+        self.data_parallel_only, self.allows = data_parallel_only, allows
         self._models = {role: self._know(role, shapes[role]) for role in dataflow.roles}
         self._signatures: dict[str, Hashable] = {}
         self._generations: dict[Hashable, Estimate] = {}
@@ -112,7 +114,7 @@ class SimulatedCosts:
         return self._signatures[role]
 
     def layouts(self, role: str, devices: int) -> Sequence[ParallelLayout]:
-        """Tensor shards within a node that divide the model, equal stages, replicas that all have rows."""
+        """Tensor shards in a node that divide a model, equal stages, replicas with rows, as `allows` says."""
         known = self._models[role]
         shape = known.shape
         rows = min(w.batch // w.mini_batches for w in known.workloads.values())
@@ -122,7 +124,7 @@ class SimulatedCosts:
             deepest = 1 if self.data_parallel_only else math.gcd(devices // t, shape.layers)
             for p in divisors(deepest):
                 train = ParallelLayout(p=p, t=t, d=devices // (p * t))
-                if train.d <= rows:
+                if train.d <= rows and (self.allows is None or self.allows(train, shape.layers)):
                     found += self._generating(role, train)
         return found
 

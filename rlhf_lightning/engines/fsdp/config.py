@@ -100,19 +100,31 @@ class FSDP(TrainConfig):
         if self.compile_layers:
             check_compiler()
 
+    def allows(self, layout: ParallelLayout, layers: int) -> bool:
+        """See `TrainConfig.allows`; the sizes that `tensor` asks for are left to `check`."""
+        return self._divides(layout.d) and self._keeps(layout.d)
+
+    def _divides(self, ranks: int) -> bool:
+        """Whether `shard` divides the ranks; one rank holds all, whatever it says."""
+        return not self.shard or ranks == 1 or ranks % self.shard == 0
+
+    def _keeps(self, ranks: int) -> bool:
+        """Whether each rank has all weights, if passes are to be kept."""
+        return not self.kept_tokens or ranks == 1 or self.shard == 1
+
     def check_ranks(self, ranks: int) -> None:
         """Refuse a number of ranks that `shard` does not divide, or with which `kept_tokens` is impossible.
 
         Raises:
             ValueError: `shard` does not divide the ranks, or passes are to be kept of sharded weights.
         """
-        if self.shard and ranks > 1 and ranks % self.shard:
+        if not self._divides(ranks):
             fitting = [str(size) for size in range(1, ranks + 1) if ranks % size == 0]
             raise ValueError(
                 f"strategy.settings.train.shard={self.shard} on {ranks} ranks: {self.shard} does not divide "
                 f"{ranks}. Try {', '.join(fitting)}."
             )
-        if self.kept_tokens and (self.tensor > 1 or (ranks > 1 and self.shard != 1)):
+        if not self._keeps(ranks) or (self.kept_tokens and self.tensor > 1):
             raise ValueError(
                 f"strategy.settings.train.kept_tokens={self.kept_tokens} with shard={self.shard} and "
                 f"tensor={self.tensor} on {ranks} ranks: only a device with all weights keeps passes. "

@@ -45,6 +45,10 @@ class Megatron(TrainConfig):
         """See `TrainConfig.check`."""
         check_layout(read_config(spec), layout, head=head, settings=self)
 
+    def allows(self, layout: ParallelLayout, layers: int) -> bool:
+        """See `TrainConfig.allows`: one stage is not interleaved, and no run of layers is empty."""
+        return self.chunks == 1 or (layout.p > 1 and layout.p * self.chunks <= layers)
+
     @property
     def sharding(self) -> Sharding:
         """See `TrainConfig.sharding`."""

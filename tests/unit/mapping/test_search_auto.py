@@ -15,7 +15,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO, RewardModel
 from rlhf_lightning.controller import Batch, Metrics, cluster
 from rlhf_lightning.data import PromptData, TaskData
-from rlhf_lightning.engines import Native
+from rlhf_lightning.engines import FSDP, Megatron, Native
 from rlhf_lightning.mapping import hardware, report
 from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
@@ -210,6 +210,26 @@ def test_megatron_is_divided_as_the_search_says(tmp_path: Path) -> None:
         assert (placed.p, placed.t, placed.d) == (layout.p, layout.t, layout.d)
         roles[name].following(roles["actor"]).check_layout(placed, settings)
     assert strategy.layout(roles["reward"], "reward", 2) == ParallelLayout(d=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices"),
+    [
+        (Settings(train=FSDP(shard=4)), 6),
+        (Settings(train=FSDP(kept_tokens=64)), 3),
+        (Settings(engine="megatron", megatron=Megatron(chunks=2)), 4),
+    ],
+)
+def test_what_the_search_finds_is_taken_by_the_options(settings: Settings, devices: int) -> None:
+    """Pools of 1 or 4 where 4 ranks divide a copy, and of 1 where whole weights keep passes."""
+    strategy = attached(
+        Auto(devices=devices, mapping=MappingOption(hardware="a100-80gb"), settings=settings), PPO()
+    )
+    for mapping in strategy.plan(devices).mappings:
+        for pool in mapping.pools:
+            for name, layout in zip(pool.roles, pool.layouts, strict=True):
+                role = strategy.algorithm.roles()[name]
+                role.following(strategy.algorithm.main_model).check_layout(layout, settings)
 
 
 def test_a_model_that_no_step_calls_is_divided_like_its_neighbour(tmp_path: Path) -> None:
