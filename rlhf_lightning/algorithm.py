@@ -59,6 +59,8 @@ class RLHFAlgorithm(LightningModule):
     """Whether the actor draws answers of its own, too, where `needs` has `response_ids`."""
     needs_pairs = False
     """Whether the rows must be pairs: chosen, rejected, chosen, rejected, ..."""
+    makes_pairs = False
+    """Whether it learns from pairs of rows that it makes itself; `mini_batch_size` counts pairs there too."""
     validates: tuple[str, ...] = ()
     """Roles that `validation_step` calls, in addition to those that answer and score."""
     progress: tuple[str, ...] = ("reward/mean",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from dataclasses import replace
 
 from lightning.pytorch import Trainer
@@ -26,6 +27,8 @@ _LATE = 10**9
 """Iterations that the traced step has behind it: enough for any warm-up of an algorithm to be over."""
 _ROWS = 32
 """Rows of a batch where there is no data module of this project."""
+_SAMPLE = 64
+"""Most lengths of given responses that are looked at, the longest among them."""
 _TOKENS = 512
 """Tokens of a prompt, and of a response, where neither the data nor an actor's options tell."""
 
@@ -85,13 +88,17 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
     main = algorithm.main_model
     data = _data(algorithm)
     lengths = data.prompt_lengths if data else []
-    response = main.sampling.max_new_tokens if isinstance(main, Actor) else max(lengths, default=_TOKENS)
+    given = sorted(data.response_lengths, reverse=True) if data and algorithm.reads_only else []
+    response = max(given or lengths, default=_TOKENS)
+    if isinstance(main, Actor) and not algorithm.reads_only:
+        response = main.sampling.max_new_tokens
     longest = max(lengths, default=response)
     rows = data.batch_rows if data else _ROWS
     return replace(
         recipe(main, settings),
         prompt=longest,
         response=response,
+        lengths=tuple(given[:: math.ceil(len(given) / _SAMPLE) or 1]),
         batch=rows,
         mini_batches=1,
         real_prompt=sum(lengths) / len(lengths) if lengths else 0.0,

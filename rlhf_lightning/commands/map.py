@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     if options.yaml:
         text = report.as_yaml(found, mapping, request)
-        Path(options.yaml).write_text(f"{_heading(found, options)}\n{text}", encoding="utf-8")
+        Path(options.yaml).write_text(f"{_heading(found, algorithm, options)}\n{text}", encoding="utf-8")
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, mapping, Path(options.picture), title=title)
@@ -81,20 +81,27 @@ def _picked(found: Plan, pick: int) -> DeviceMapping:
     return found.mappings[pick - 1]
 
 
-def _heading(found: Plan, options: argparse.Namespace) -> str:
+def _heading(found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace) -> str:
     """What stands above the configuration: the command, and what the file does not hold."""
     every = [work for stage in found.costs.dataflow.stages for work in stage.work]
     updates = [(work.calls, math.ceil(work.rows / work.calls)) for work in every if work.kind == "train"]
     number, rows = max(updates, default=(0, 0))
+    size = f"{math.ceil(rows / 2)} pairs" if _in_pairs(algorithm) else f"{rows} rows"
+    drawing = [work.role for work in every if work.kind == "generate"]
+    limit = f"algo.{drawing[0]}.sampling.max_new_tokens" if drawing else "data.max_response_tokens"
     replicas = report.only_replicas(found)
     return (
         f"# rlhf fit -c {options.yaml} --data ...\n"
         "# Write the directory or hub name of a model in the place of each path.\n"
         f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
-        f"--algo.actor.sampling.max_new_tokens {options.response}\n"
-        f"# in {number} updates of {rows} rows (--algo.mini_batch_size)"
-        + (f"\n# {replicas}" if replicas else "")
+        f"--{limit} {options.response}\n"
+        f"# in {number} updates of {size} (--algo.mini_batch_size)" + (f"\n# {replicas}" if replicas else "")
     )
+
+
+def _in_pairs(algorithm: RLHFAlgorithm) -> bool:
+    """Whether it learns from pairs, which `mini_batch_size` counts: each has two rows."""
+    return algorithm.needs_pairs or algorithm.makes_pairs
 
 
 def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argparse.Namespace) -> Plan:
@@ -112,10 +119,12 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     roles = algorithm.roles()
     loaded = {n: shapes.load(source, head=roles[n].head) for n, source in sources.items() if source}
     whole = any(shape.undivided for shape in loaded.values())
+    rows = options.batch * (2 if algorithm.needs_pairs else 1)
+    updates = min(options.updates, options.batch) if _in_pairs(algorithm) else options.updates
     workload = Workload(
         prompt=options.prompt,
         response=options.response,
-        batch=options.batch,
+        batch=rows,
         mini_batches=1,
         real_prompt=options.real_prompt,
         max_resident=options.max_resident,
@@ -123,7 +132,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         held_once=False,  # its YAML asks for Megatron's distributed optimizer
     )
     algorithm.bind({n: replace(role, path=sources[n]) for n, role in roles.items()})
-    flow = with_updates(read_dataflow(algorithm, options.batch), options.updates)
+    flow = with_updates(read_dataflow(algorithm, rows), updates)
     every = [
         (SimulatedCosts(on, flow, loaded, workload=workload, data_parallel_only=whole), devices)
         for on, devices in kinds
@@ -233,12 +242,12 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
         help="mean tokens of a prompt; by default a quarter of --prompt",
     )
     add("--response", type=count, default=1024, help="most tokens of a response (%(default)s)")
-    add("--batch", type=count, default=1024, help="prompts of an iteration (%(default)s)")
+    add("--batch", type=count, default=1024, help="prompts, or pairs, of an iteration (%(default)s)")
     add(
         "--updates",
         type=count,
         default=8,
-        help="optimizer steps of an iteration, at most one a row (%(default)s)",
+        help="optimizer steps of an iteration, at most one a row or pair (%(default)s)",
     )
     add(
         "--max-resident",

@@ -178,6 +178,11 @@ class MixedData(LightningDataModule):
         return self.main.prompt_lengths
 
     @property
+    def response_lengths(self) -> list[int]:
+        """Tokens of each training response of `main`; empty before `setup`, and where there are none."""
+        return self.main.response_lengths
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt of `main`."""
         return self.main.longest_prompt

@@ -161,6 +161,11 @@ class RowData(LightningDataModule, ABC):
         return [] if self._train is None else [len(prompt) for prompt in self._train.prompts]
 
     @property
+    def response_lengths(self) -> list[int]:
+        """Tokens of each training response; empty before `setup`, and where rows are prompts only."""
+        return [] if self._train is None else [len(response) for response in self._train.responses or ()]
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt of all rows, held-out ones too; after `setup`."""
         return max(part.longest(0) for part in self._parts())

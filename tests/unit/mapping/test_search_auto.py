@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -12,14 +13,15 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DAPO, GRPO, PPO, RewardModel
+from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, SFT, RewardModel
 from rlhf_lightning.controller import Batch, Metrics, cluster
-from rlhf_lightning.data import PromptData, TaskData
+from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, TaskData, UnpairedData
 from rlhf_lightning.engines import FSDP, Megatron, Native
 from rlhf_lightning.mapping import hardware, report
 from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.mapping_inputs import read_workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.strategies import Auto, auto
@@ -326,3 +328,20 @@ def test_a_run_has_its_data_before_its_places_are_found(run: str, tmp_path: Path
     (key,) = strategy._found
     workload = cast(tuple[int, Workload], key)[1]
     assert (workload.batch, workload.prompt, workload.real_prompt) == (4, 4, 4.0)
+
+
+@pytest.mark.parametrize("algorithm", [DPO(), RewardModel(), KTO(), SFT()])
+def test_given_answers_have_the_lengths_of_the_data(algorithm: RLHFAlgorithm, tmp_path: Path) -> None:
+    """Bytes are tokens, and an end token follows; an actor that reads alone has no number of new tokens."""
+    file, row = tmp_path / "rows.jsonl", {"prompt": "what", "rejected": "b"}
+    answers = [{"chosen": "a" * n, "response": "a" * n, "label": n % 2 == 0} for n in range(1, 201)]
+    file.write_text("".join(json.dumps(row | answer) + "\n" for answer in answers))
+    pairs = algorithm.needs_pairs
+    strategy = attached(Auto(), algorithm)
+    kind = PreferenceData if pairs else UnpairedData if isinstance(algorithm, KTO) else CompletionData
+    algorithm.trainer.datamodule = data = kind(path=str(file), batch_size=8)  # type: ignore[attr-defined]
+    data.trainer = algorithm.trainer
+    found = read_workload(algorithm, strategy.settings, offload=False)
+    assert (found.batch, found.prompt, found.response) == (16 if pairs else 8, 4, 201)
+    assert len(found.lengths) <= 64
+    assert found.row_tokens == pytest.approx(4 + (51.75 if pairs else 101.5), abs=3)

@@ -1,0 +1,43 @@
+"""`rlhf map` for algorithms of pairs, and of given answers: it predicts what its file says to run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.commands import map as command
+
+pytestmark = pytest.mark.unit
+
+GIVEN, DRAWN = "--data.max_response_tokens", "--algo.actor.sampling.max_new_tokens"
+
+
+@pytest.mark.parametrize(
+    ("algo", "batch", "rows", "says"),
+    [
+        ("dpo", 64, 128, (GIVEN, "8 updates of 8 pairs")),
+        ("simpo", 64, 128, (GIVEN, "8 updates of 8 pairs")),
+        ("dpo", 3, 6, (GIVEN, "3 updates of 1 pairs")),
+        ("rewardmodel", 64, 128, (GIVEN, "8 updates of 8 pairs")),
+        ("costmodel", 9, 18, (GIVEN, "8 updates of 2 pairs")),
+        ("sft", 64, 64, (GIVEN, "8 updates of 8 rows")),
+        ("onlinedpo", 64, 128, (DRAWN, "8 updates of 8 pairs")),
+        ("ppo", 64, 64, (DRAWN, "8 updates of 8 rows")),
+    ],
+)
+def test_a_batch_is_counted_as_the_options_count_it(
+    tmp_path: Path, algo: str, batch: int, rows: int, says: tuple[str, str]
+) -> None:
+    file, (limit, updates) = tmp_path / "run.yaml", says
+    asked = ("--algo", algo, "--devices", "8", "--model", "llama-7b", "--batch", str(batch))
+    with redirect_stdout(StringIO()) as output:
+        command.run((*asked, "--json", "--yaml", str(file)))
+    found = json.loads(output.getvalue())
+    assert found["tokens_per_s"] * found["iteration_s"] == pytest.approx(rows * 2048)
+    predicted, steps = file.read_text().splitlines()[2:4]
+    assert predicted.endswith(f" --data.batch_size {batch} --data.max_prompt_tokens 1024 {limit} 1024")
+    assert steps == f"# in {updates} (--algo.mini_batch_size)"
