@@ -20,7 +20,7 @@ from rlhf_lightning.controller.call import Call as RemoteCall
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 from rlhf_lightning.mapping.dataflow import Call, Dataflow, dataflow_of, kind_of
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.workers import Role
+from rlhf_lightning.workers import Actor, Role
 
 WIDTH = 2
 """Tokens of the prompts and responses that are traced: the dataflow does not depend on their length."""
@@ -58,11 +58,12 @@ class _Recorder(Transport):
 
     Args:
         functions: roles that run no model.
+        rescoring: actors that compute the log-probabilities of what they have drawn again.
     """
 
-    def __init__(self, functions: frozenset[str]) -> None:
+    def __init__(self, functions: frozenset[str], rescoring: frozenset[str]) -> None:
         super().__init__()
-        self.functions = functions
+        self.functions, self.rescoring = functions, rescoring
         self.calls: list[Call] = []
         self.fetched: set[int] = set()
         self._trained: dict[str, int] = {}
@@ -77,6 +78,10 @@ class _Recorder(Transport):
         self.calls.append(Call(call.role, call.method, kind, call.num_rows, waits_for))
         if kind == "train":
             self._trained[call.role] = index
+        if kind == "generate" and call.role in self.rescoring and not call.arguments.get("greedy"):
+            # A part of the call on its devices: what reads the answers waits for it.
+            self.calls.append(Call(call.role, call.method, "infer", call.num_rows, frozenset({index})))
+            index += 1
         names = _UPDATE_METRICS if kind == "train" else ()
         metrics = {f"{call.role}/{name}": 0.0 for name in names}
         report = CallReport(call.role, call.method, 0, 0.0, 0.0, 0, metrics)
@@ -146,7 +151,8 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
     first = next(iter(roles.values()))
     lead = roles.get("actor", first)
     functions = frozenset(name for name, role in roles.items() if not role.following(lead).path)
-    recorder = _Recorder(functions)
+    again = {n for n, role in roles.items() if isinstance(role, Actor) and role.recompute_log_probs}
+    recorder = _Recorder(functions, frozenset(again))
     handles = {n: r.bound(WorkerGroup(n, recorder, ParallelLayout(), (0,))) for n, r in roles.items()}
     algorithm.bind(handles)
     try:

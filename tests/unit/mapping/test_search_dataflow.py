@@ -11,14 +11,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerState
 
 from rlhf_lightning import algos
-from rlhf_lightning.algos import GRPO, KTO, PPO, SFT
+from rlhf_lightning.algos import GRPO, GSPO, KTO, PPO, SFT, ReMax
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import PromptData
-from rlhf_lightning.functional import PolicyLoss
+from rlhf_lightning.functional import PolicyLoss, SequencePolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import Cost, Critic, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 
 Read = dict[str, set[tuple[str, str, int, int]]]
 
@@ -67,6 +67,20 @@ def test_the_reference_is_asked_only_where_a_divergence_counts(
     options = {"policy_loss": PolicyLoss(kl_coef=in_loss), "reward_kl_coef": in_reward}
     flow = read_dataflow(getattr(algos, name)(**options), 16)
     assert ("reference" in flow.roles) is bool(in_loss or in_reward)
+
+
+def test_an_actor_that_scores_its_answers_again() -> None:
+    """One more pass, within the call that answers, for which the others wait; not of greedy answers."""
+    found = read_dataflow(GSPO(group_size=4, policy_loss=SequencePolicyLoss(kl_coef=0.1)), 8)
+    assert read(found) == {
+        "generation": {("actor", "generate", 32, 1)},
+        "preparation": {("actor", "infer", 32, 1)},
+        "preparation 2": {("reference", "infer", 32, 1), ("reward", "function", 32, 1)},
+        "training": {("actor", "train", 32, 1)},
+    }
+    baseline = read_dataflow(ReMax(actor=Actor(recompute_log_probs=True)), 8)
+    actor = [(w.kind, w.rows) for s in baseline.stages for w in s.work if w.role == "actor"]
+    assert actor == [("generate", 8), ("generate", 8), ("infer", 8), ("train", 8)]
 
 
 def test_training_alone() -> None:
