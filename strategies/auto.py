@@ -149,9 +149,10 @@ class Auto(Strategy):
             data_parallel_only=not self.settings.training.takes_sizes,
             allows=self.settings.training.allows,
         )
-        inside = range(1, min(devices, machine.gpus_per_node) + 1)
-        sizes = sorted({*inside, *pool_sizes(devices, machine.gpus_per_node)})
-        return plan(costs, devices, sizes=sizes)
+        node = machine.gpus_per_node
+        # Of several nodes only what fills nodes or divides one, so that no set lies in two; or all of them.
+        among = range(1, devices) if devices <= node else pool_sizes(devices, node)
+        return plan(costs, devices, sizes=sorted({*among, devices}))
 
     def _given(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         pools = self.mapping.pools

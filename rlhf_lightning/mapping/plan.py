@@ -13,7 +13,7 @@ from rlhf_lightning.mapping.dataflow import Work
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
 from rlhf_lightning.mapping.search import DeviceKind, DeviceMapping, Pool, Search, Sets
-from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.simulated import WAVES, SimulatedCosts
 
 LARGEST = 4096
 """Devices of the largest cluster that is searched, or suggested for models that do not fit."""
@@ -127,16 +127,18 @@ def plan(
     clusters = ((costs, devices), *others)
     if (total := sum(number for _, number in clusters)) > LARGEST:
         raise ValueError(f"{total:,} devices: the search goes up to {LARGEST:,}. Ask for fewer.")
-    kinds = []
+    kinds, offered = [], list[tuple[int, ...]]()
     for i, (on, number) in enumerate(clusters):
         if sizes is None or i:
             check_devices(on, number, among=len(clusters))
         own = None if i else sizes
-        kinds.append(DeviceKind(on, number, tuple(own or pool_sizes(number, on.hardware.gpus_per_node))))
+        offered.append(tuple(own or pool_sizes(number, on.hardware.gpus_per_node)))
+        kinds.append(DeviceKind(on, number, offered[-1]))
     search = Search(kinds, roles)
     found = search.best(count)
     if not found:
-        missing = _missing(costs, devices) if not others else _missing_of_all(clusters)
+        each = [_missing(on, n, sizes) for (on, n), sizes in zip(clusters, offered, strict=True)]
+        missing = _missing_of_all(clusters, each) if others else each[0]
         raise ValueError(f"{missing} {_only_replicas(costs)}".rstrip())
     compared = {name: search.best_of(sets) for name, sets in (baselines or {}).items()}
     return Plan(clusters, tuple(found), compared, time.perf_counter() - started)
@@ -173,11 +175,11 @@ def check_devices(costs: SimulatedCosts, devices: int, *, among: int = 1) -> Non
     )
 
 
-def _missing(costs: SimulatedCosts, devices: int) -> str:
+def _missing(costs: SimulatedCosts, devices: int, sizes: Sequence[int]) -> str:
     """The error for models that do not fit: how much memory is missing, and which cluster would do."""
     node = costs.hardware.gpus_per_node
-    unlimited = _on(costs, dataclasses.replace(costs.hardware, memory_bytes=1e30))
-    needed = AutoParallel(unlimited).min_bytes(costs.dataflow.roles, devices)
+    unlimited = AutoParallel(_on(costs, dataclasses.replace(costs.hardware, memory_bytes=1e30)))
+    needed, most = min((unlimited.min_bytes(costs.dataflow.roles, size), -size) for size in sizes)
     has = costs.capacity
     lead = f"{', '.join(costs.dataflow.roles)} do not fit on {devices} x {costs.hardware.name}"
     if not math.isfinite(needed):
@@ -185,16 +187,21 @@ def _missing(costs: SimulatedCosts, devices: int) -> str:
             f"{lead}: no layout of tensor shards (within nodes of {node}), pipeline stages and replicas "
             f"divides some model over {devices} devices; {_smallest(costs)}."
         )
+    if needed <= has:
+        return (
+            f"{lead}: beside them there is no room for keys and values, of even 1 / {WAVES[-1]} of the rows "
+            "that a replica answers. Try more devices, a smaller batch or shorter responses."
+        )
     return (
         f"{lead}: together they need at least {needed / 1e9:.1f} GB on each device and {has / 1e9:.1f} GB of "
         f"{costs.hardware.memory_bytes / 1e9:.3g} GB are usable, so that {(needed - has) / 1e9:.1f} GB a "
-        f"device ({devices * (needed - has) / 1e9:,.0f} GB in all) are missing; {_smallest(costs)}."
+        f"device ({-most * (needed - has) / 1e9:,.0f} GB in all) are missing; {_smallest(costs)}."
     )
 
 
-def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
+def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]], each: Sequence[str]) -> str:
     """The same for a cluster of several kinds, each of which might hold a part of the models."""
-    alone = "; ".join(_missing(costs, devices) for costs, devices in clusters)
+    alone = "; ".join(each)
     return f"no division of the models over {cluster_text(clusters)} holds them. Each kind alone: {alone}."
 
 

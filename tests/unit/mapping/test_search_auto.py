@@ -117,6 +117,15 @@ def test_any_number_of_devices_is_shared_out() -> None:
     assert sum(pool.num_devices for pool in strategy.place(ROLES, 7)) == 7
 
 
+@pytest.mark.parametrize(("devices", "sizes"), [(12, {1, 2, 4, 8, 12}), (24, {1, 2, 4, 8, 16, 24})])
+def test_no_pool_within_several_nodes_lies_in_two(devices: int, sizes: set[int]) -> None:
+    """Nodes of eight; all devices together are one pool too, where the last node is not full."""
+    strategy = attached(Auto(mapping=MappingOption(hardware="a100-80gb")), PPO())
+    found = {pool.devices for mapping in strategy.plan(devices).mappings for pool in mapping.pools}
+    assert devices in found
+    assert found <= sizes
+
+
 def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
     sets = []
     for bandwidth in (1e12, 1e5):

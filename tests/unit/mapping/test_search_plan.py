@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import map as command
 from rlhf_lightning.mapping import hardware, memory, shapes, simulate
+from rlhf_lightning.mapping.auto_parallel import AutoParallel
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.plan import plan, smallest_cluster
@@ -333,6 +334,26 @@ def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
     assert plan(costs, enough, count=1).mappings
     with pytest.raises(ValueError, match="do not fit"):
         plan(costs, pool_sizes(enough - 1, 8)[-1], count=1)
+
+
+def test_what_is_missing_is_that_of_a_size_that_was_searched() -> None:
+    models = {role: shapes.load("llama-70b") for role in ROLES}
+    costs = SimulatedCosts(hardware.A100, flow_of(1024), models, workload=Workload())
+    vast = SimulatedCosts(
+        replace(hardware.A100, memory_bytes=1e30), flow_of(1024), models, workload=Workload()
+    )
+    needed = AutoParallel(vast).min_bytes(ROLES, 8) / 1e9
+    with pytest.raises(ValueError, match=rf"on 12 x .* at least {needed:.1f} GB on each"):
+        plan(costs, 12, sizes=(1, 2, 4, 8))
+
+
+def test_models_that_fit_without_room_for_keys_and_values() -> None:
+    """A million rows at once, of which a 256th is 4,096."""
+    flow = Dataflow((Stage("generation", (Work("actor", "generate", 1 << 20, 1),)),))
+    cramped = replace(hardware.A100, memory_bytes=17e9)
+    costs = SimulatedCosts(cramped, flow, {"actor": SEVEN}, workload=Workload(max_resident=0))
+    with pytest.raises(ValueError, match=r"do not fit on 1 x .* no room for keys and values.* smaller batch"):
+        plan(costs, 1)
 
 
 @pytest.mark.parametrize(
