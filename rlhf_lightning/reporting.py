@@ -7,10 +7,11 @@ import logging
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport, Metrics
@@ -113,11 +114,25 @@ def reset_step_metrics(trainer: Trainer) -> None:
     Lightning repeats the last value of a metric in every step that does not report it: an iteration that
     learns nothing would seem to have the loss of the one before.
     """
+    for number in _step_metrics(trainer):
+        number.reset()
+
+
+def unreported(trainer: Trainer) -> set[str]:
+    """Return the step metrics that this iteration did not report.
+
+    The trainer's `callback_metrics` keep their last value, for EarlyStopping and ModelCheckpoint to find.
+    """
+    return {number.meta.name for number in _step_metrics(trainer) if number.has_reset}
+
+
+def _step_metrics(trainer: Trainer) -> Iterator[_ResultMetric]:
+    """The metrics that training steps have logged, each for its step alone."""
     results = trainer._results
     for number in results.values() if results is not None else ():
         meta = number.meta
         if meta.fx == "training_step" and meta.on_step and not meta.on_epoch:
-            number.reset()
+            yield number
 
 
 def config_as_dict(value: object) -> object:

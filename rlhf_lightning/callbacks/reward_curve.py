@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.output import check_output, leaves_files, output_path
+from rlhf_lightning.reporting import unreported
 
 _FILE = "reward.png"
 
@@ -17,7 +18,8 @@ _FILE = "reward.png"
 class RewardCurve(Callback):
     """Draw metrics over the steps into a PNG, when training ends and, if asked for, in between.
 
-    Metrics whose name begins with `val/` get a point at each validation, the others at each training step.
+    Metrics whose name begins with `val/` get a point at each validation, the others at each training step
+    that reports them.
     The points travel in checkpoints, so the picture of a resumed run is whole.
 
     Raises:
@@ -94,8 +96,9 @@ class RewardCurve(Callback):
                 self._curves[name] = read_curve(points)
 
     def _note(self, trainer: Trainer, *, validation: bool) -> None:
+        found = trainer.callback_metrics.keys() - unreported(trainer)
         for name in self.metrics:
-            if name in trainer.callback_metrics and name.startswith("val/") == validation:
+            if name in found and name.startswith("val/") == validation:
                 value = float(trainer.callback_metrics[name])
                 self._curves[name] = with_point(self._curves[name], trainer.global_step, value)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from rlhf_lightning.algos import DAPO
+from rlhf_lightning.callbacks import RewardCurve
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.data import PromptData
@@ -66,6 +67,26 @@ def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) ->
     assert [numbers["response/held_prompts"] for numbers in kept.numbers] == [2, 4, 2, 4]
     assert {numbers["response/dropped_prompts"] for numbers in kept.numbers} == {0.5}
     assert algorithm.learned == [[0, 3, 4, 7], [8, 11, 12, 15]]
+
+
+def test_a_curve_has_points_where_something_was_learned(model: str, tmp_path: Path) -> None:
+    """An iteration that only gathers groups reports no reward; that of the one before is no point of it."""
+    curve = RewardCurve()
+    run = pl.Trainer(
+        default_root_dir=tmp_path,
+        strategy=Local(),
+        accelerator="cpu",
+        max_steps=4,
+        val_check_interval=3,
+        callbacks=[curve, EarlyStopping("reward/mean")],  # which finds the last value after step 3
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    data = prompts(tmp_path, [True, False, False, True], rows=26, held_out=2)
+    run.fit(dapo(model), datamodule=data)
+    assert [step for step, _ in curve.state_dict()["reward/mean"]] == [2, 4]
+    assert [step for step, _ in curve.state_dict()["val/reward"]] == [3]
 
 
 def test_a_short_last_batch_is_not_enough(model: str, tmp_path: Path) -> None:
