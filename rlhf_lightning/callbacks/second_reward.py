@@ -168,7 +168,8 @@ class SecondReward(Callback):
             )
         mine, its = self.spec, reward.spec
         same = (mine.defaults(), mine.sources()) == (its.defaults(), its.sources())
-        if same and not reward.path and reward.clip is None:
+        changed = reward.path or reward.clip is not None or reward.truncated_penalty
+        if same and not changed:
             raise ValueError(
                 f"SecondReward(functions={mine.names()}): that is the training reward, so the gap would "
                 "always be 0. Name another."

@@ -155,10 +155,11 @@ def trainer_on(strategy: Local, root: Path, second: SecondReward, *, limit: floa
     )
 
 
-def grpo() -> GRPO:
+def grpo(*, truncated_penalty: float = 0.0) -> GRPO:
     """The embedded model on its way to longer answers."""
     actor = Actor(optimizer=OptimizerSpec(lr=1e-3), sampling=Sampling(max_new_tokens=8))
-    return GRPO(actor=actor, reward=Reward(functions={"length": 1.0}), group_size=2)
+    reward = Reward(functions={"length": 1.0}, truncated_penalty=truncated_penalty)
+    return GRPO(actor=actor, reward=reward, group_size=2)
 
 
 def digits(*, held_out: int = 6, completions: bool = False) -> TaskData:
@@ -226,6 +227,13 @@ def test_refused_before_any_worker_starts(tmp_path: Path) -> None:
     assert "SFT has no role `reward: Reward`" in refused(exact, sft=True)
     with pytest.raises(AssertionError, match="the devices were started"):
         trainer_on(Unstartable(), tmp_path, exact).fit(grpo(), datamodule=digits())
+
+
+def test_the_functions_of_a_reward_that_also_takes_a_penalty_are_another_reward(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the devices were started"):
+        trainer_on(Unstartable(), tmp_path, SecondReward("length")).fit(
+            grpo(truncated_penalty=0.5), datamodule=digits()
+        )
 
 
 def test_a_service_is_asked_as_the_callback_says(tmp_path: Path) -> None:
