@@ -10,6 +10,7 @@ import zlib
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
 
 from rlhf_lightning.extras import import_extra
@@ -184,7 +185,13 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
             loaded = datasets.load_dataset(
                 str(directory) if directory.is_dir() else reference.name, reference.subset
             )
-    except (OSError, ValueError) as err:
+    except datasets.exceptions.DatasetGenerationError as err:  # it says only that it is one; why is its cause
+        reason = shorten(str(err.__cause__ or err), 300)
+        raise ValueError(
+            f"{option}={path}: its files make no one table ({reason}). Repair those that are damaged; of "
+            "files with other columns give one alone."
+        ) from err
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as err:
         reason = str(err).splitlines()[0] if str(err) else type(err).__name__
         prefix = f"{option}={path}:" if directory.is_dir() else f"{_missing(path, option)} By that name,"
         raise ValueError(f"{prefix} no data set could be loaded ({reason}).") from err

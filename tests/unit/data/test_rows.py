@@ -99,6 +99,42 @@ def test_data_set_directories_and_splits(tmp_path: Path) -> None:
         read_rows(f"{tmp_path / 'both'}:test")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("b.jsonl", '{"other": "b"}', r"one table \(Couldn't cast other: .*Repair those .* give one alone\."),
+        ("b.jsonl", '{"prompt": "b"', r"one table \(JSON parse error: .*Repair those"),
+        ("b.csv", 'prompt\n"b', r"one table \(.*EOF inside string.*Repair those"),
+        ("{folder}.py", "", r"no data set could be loaded \(Dataset scripts are no longer supported"),
+    ],
+)
+def test_a_directory_of_files_that_make_no_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
+) -> None:
+    config = pytest.importorskip("datasets.config")
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    file = folder / name.format(folder=folder.name)
+    if file.suffix != ".py":
+        whole = '{"prompt": "a"}\n' if file.suffix == ".jsonl" else "prompt\na\n"
+        (folder / f"a{file.suffix}").write_text(whole)
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"^data\.path={folder}: .*{message}"):
+        read_rows(str(folder))
+
+
+def test_split_sizes_that_differ_from_those_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load(*_: object) -> None:
+        raise datasets.exceptions.NonMatchingSplitsSizesError([{"expected": 2, "recorded": 1}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(ValueError, match=r"^data\.path=some/rows: .*no data set.*\(\[\{'expected': 2,"):
+        read_rows("some/rows")
+
+
 def test_hub_name_and_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
