@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from lightning.pytorch import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def leaves_files(trainer: Trainer) -> bool:
@@ -17,6 +21,25 @@ def leaves_files(trainer: Trainer) -> bool:
 def first_free(start: Path, end: str = "") -> Path:
     """Return the first of `<start>-v1<end>`, `<start>-v2<end>`, ... that does not exist."""
     return next(path for n in count(1) if not (path := start.with_name(f"{start.name}-v{n}{end}")).exists())
+
+
+def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path, what: str) -> None:
+    """Move files of another run from a directory into a new one beside it, unless this run goes on from that.
+
+    Args:
+        trainer: of the run that begins.
+        files: in the directory.
+        directory: into which this run will write.
+        what: the files are, for the message.
+    """
+    found = sorted(files)
+    if trainer.global_step or not found or not leaves_files(trainer):
+        return
+    aside = first_free(directory)
+    aside.mkdir()
+    for file in found:
+        file.rename(aside / file.name)
+    logger.warning("%s holds %s of another run; they are in %s now.", directory, what, aside.name)
 
 
 def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:

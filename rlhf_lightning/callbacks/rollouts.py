@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,11 +10,9 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
-from rlhf_lightning.output import check_output, first_free, leaves_files, output_path
+from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside
 from rlhf_lightning.reporting import part_names, texts
 from rlhf_lightning.rewards import json_safe
-
-logger = logging.getLogger(__name__)
 
 
 class Rollouts(Callback):
@@ -62,14 +59,7 @@ class Rollouts(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Move files of another run aside, unless this run resumed from it."""
         directory = output_path(trainer, self.directory, "rollouts")
-        files = sorted(directory.glob("step-*.jsonl"))
-        if trainer.global_step or not files or not leaves_files(trainer):
-            return
-        aside = first_free(directory)
-        aside.mkdir()
-        for file in files:
-            file.rename(aside / file.name)
-        logger.warning("%s holds answers of another run; they are in %s now.", directory, aside.name)
+        put_aside(trainer, directory.glob("step-*.jsonl"), directory=directory, what="answers")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int

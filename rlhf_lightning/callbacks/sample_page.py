@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import quote
 
 from rlhf_lightning.callbacks.sample import Sample, printable
 from rlhf_lightning.reporting import PER_TOKEN
@@ -23,20 +24,20 @@ pre { font: 13px/1.5 ui-monospace, monospace; margin: 0; white-space: pre-wrap; 
 _POSITIVE, _NEGATIVE = "38, 139, 210", "220, 50, 47"
 
 
-def sample_page(samples: Sequence[Sample], *, step: int) -> str:
+def sample_page(samples: Sequence[Sample], *, title: str) -> str:
     """Write a page: scores, prompts, responses and, where samples carry numbers, their tokens in colour.
 
     Args:
         samples: what to show, in this order.
-        step: training step of the samples.
+        title: of the page: the training step of the samples, or their checkpoint.
     """
     scales = {name: _scale(samples, name) for name in PER_TOKEN}
     rows = "\n".join(_row(sample, scales) for sample in samples)
     summary = f"{len(samples)} samples, mean score {fmean(sample.score for sample in samples):.4g}"
     legend = [f"{name}: full colour at &plusmn;{scale:.3g}" for name, scale in scales.items() if scale > 0]
     return _page(
-        f"Step {step}",
-        f"<p>{summary}. <a href='index.html'>All steps</a></p>\n"
+        title,
+        f"<p>{summary}. <a href='index.html'>All pages</a></p>\n"
         + (f"<p class='name'>Blue is positive, red negative. {'; '.join(legend)}.</p>\n" if legend else "")
         + f"<table>\n<tr><th>score</th><th>prompt</th><th>response</th></tr>\n{rows}\n</table>",
     )
@@ -44,14 +45,14 @@ def sample_page(samples: Sequence[Sample], *, step: int) -> str:
 
 def index_page(pages: Sequence[Path]) -> str:
     """Write the list of pages, in the order given."""
-    links = "\n".join(f"<li><a href='{escape(page.name)}'>{escape(page.stem)}</a></li>" for page in pages)
+    links = "\n".join(f"<li><a href='{quote(page.name)}'>{escape(page.stem)}</a></li>" for page in pages)
     return _page("Samples", f"<ul>\n{links}\n</ul>")
 
 
 def _page(title: str, body: str) -> str:
     return (
-        f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{title}</title>\n"
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n"
+        f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{escape(title)}</title>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
     )
 
 

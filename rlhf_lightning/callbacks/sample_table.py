@@ -14,7 +14,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
 from rlhf_lightning.callbacks.validation import check_validates
-from rlhf_lightning.output import check_output, leaves_files, output_path
+from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside
 
 _COLUMNS = ["step", "prompt", "response", "score"]
 
@@ -25,6 +25,9 @@ class SampleTable(Callback):
     It reads what `validation_step` returns: a dictionary of `prompts`, `responses` and `scores`, and
     optionally `tokens` with `kl`, `values` or `advantages` (see `samples_of`). A step that returns None shows
     nothing.
+
+    Pages are named after the step, and outside a fit after the checkpoint that is validated. A new run moves
+    those of an earlier one to `samples-v1`.
 
     Raises:
         ValueError: fewer than one row is asked for.
@@ -57,6 +60,12 @@ class SampleTable(Callback):
         """
         check_validates(trainer, stage, name="SampleTable")
         check_output(trainer, output_path(trainer, self.directory, "samples"), name="SampleTable")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Move pages of another run aside, unless this run resumed from it."""
+        directory = output_path(trainer, self.directory, "samples")
+        files = [*_pages(directory), *directory.glob("index.html")]
+        put_aside(trainer, files, directory=directory, what="answers")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new table; only a fit has the models, such as the critic, that give numbers per token."""
@@ -108,10 +117,10 @@ class SampleTable(Callback):
     def _write_page(self, trainer: Trainer) -> None:
         directory = output_path(trainer, self.directory, "samples")
         directory.mkdir(parents=True, exist_ok=True)
-        page = sample_page(self._samples, step=trainer.global_step)
-        (directory / f"step-{trainer.global_step:06d}.html").write_text(page, encoding="utf-8")
-        pages = sorted(directory.glob("step-*.html"), key=_step, reverse=True)
-        (directory / "index.html").write_text(index_page(pages), encoding="utf-8")
+        name, title = _name_and_title(trainer)
+        page = sample_page(self._samples, title=title)
+        (directory / f"{name}.html").write_text(page, encoding="utf-8")
+        (directory / "index.html").write_text(index_page(_pages(directory)), encoding="utf-8")
 
     def _data(self, step: int) -> list[list[object]]:
         return [[step, printable(x.prompt), printable(x.response), x.score] for x in self._samples]
@@ -125,6 +134,22 @@ class SampleTable(Callback):
 
 def _block(text: str) -> str:
     return "\n".join(f"    {line}" for line in printable(text).split("\n"))
+
+
+def _name_and_title(trainer: Trainer) -> tuple[str, str]:
+    """Of the page: the step in a fit; else the checkpoint, whose step `validate` does not restore."""
+    if trainer.state.fn == "fit":
+        return f"step-{trainer.global_step:06d}", f"Step {trainer.global_step}"
+    if trainer.ckpt_path is None:
+        return "validate", "Validation"
+    stem = Path(trainer.ckpt_path).stem
+    return f"validate-{stem}", f"Validation of {stem}"
+
+
+def _pages(directory: Path) -> list[Path]:
+    """Pages of steps, the last first, then those of validations alone."""
+    steps = sorted(directory.glob("step-*.html"), key=_step, reverse=True)
+    return steps + sorted(directory.glob("validate*.html"))
 
 
 def _step(page: Path) -> int:

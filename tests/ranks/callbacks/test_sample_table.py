@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
 
-from rlhf_lightning.callbacks import SampleTable
+from rlhf_lightning.callbacks import SampleTable, ValidateFirst
 from tests.logged import wandb_rows, wandb_table
 from tests.unit.callbacks.module import PROMPTS, RESPONSES, SAMPLES, Tiny, data, fit, trainer_in
 
@@ -66,7 +68,38 @@ def test_pages_and_index(tmp_path: Path) -> None:
 def test_a_single_validation_and_a_directory_of_its_own(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, [SampleTable(directory=str(tmp_path / "elsewhere"))])
     trainer.validate(Tiny(), data(), verbose=False)
-    assert Page(tmp_path / "elsewhere" / "step-000000.html").tags.count("tr") == 1 + 4
+    assert Page(tmp_path / "elsewhere" / "validate.html").tags.count("tr") == 1 + 4
+
+
+def test_validations_of_checkpoints_stand_beside_the_pages_of_the_fit(tmp_path: Path) -> None:
+    """Each has the number of steps 0, as the page before the first step has."""
+    saver = ModelCheckpoint(tmp_path, filename="{step} #1", every_n_train_steps=2, save_top_k=-1)
+    fit(trainer_in(tmp_path, [SampleTable(), ValidateFirst(), saver], steps=4, checkpoints=True), Tiny())
+    folder = tmp_path / "samples"
+    untrained = (folder / "step-000000.html").read_text(encoding="utf-8")
+    for step in (2, 4):
+        trainer = trainer_in(tmp_path, [SampleTable()])
+        trainer.validate(Tiny(), data(), ckpt_path=str(tmp_path / f"step={step} #1.ckpt"), verbose=False)
+    assert (folder / "step-000000.html").read_text(encoding="utf-8") == untrained
+    names = ["step-000004", "step-000002", "step-000000", "validate-step=2 #1", "validate-step=4 #1"]
+    links = [unquote(str(link)) for link in Page(folder / "index.html").links]
+    assert links == [f"{name}.html" for name in names]
+    assert all((folder / link).is_file() for link in links)
+    assert "<h1>Validation of step=2 #1</h1>" in (folder / links[3]).read_text(encoding="utf-8")
+
+
+def test_the_pages_of_another_run_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    fit(trainer_in(tmp_path, [SampleTable(), saver], steps=4, checkpoints=True), Tiny())
+    resumed = trainer_in(tmp_path, [SampleTable()], steps=6)
+    fit(resumed, Tiny(), str(tmp_path / "step=2.ckpt"))
+    folder, pages = tmp_path / "samples", ["step-000006.html", "step-000004.html", "step-000002.html"]
+    assert Page(folder / "index.html").links == pages
+    assert "another run" not in caplog.text
+    fit(trainer_in(tmp_path, [SampleTable()], steps=2), Tiny())
+    assert Page(folder / "index.html").links == pages[2:]
+    assert Page(tmp_path / "samples-v1" / "index.html").links == pages
+    assert f"{folder} holds answers of another run; they are in samples-v1 now." in caplog.text
 
 
 @pytest.mark.parametrize("per_token", [True, False])

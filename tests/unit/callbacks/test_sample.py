@@ -58,7 +58,7 @@ def test_colours_compare_over_rows_and_survive_odd_numbers() -> None:
         ),
         Sample(prompt="", response="", score=1, tokens=("d",), numbers={"kl": (0.0,)}),
     ]
-    page = sample_page(rows, step=3)
+    page = sample_page(rows, title="Step 3")
     spans = re.findall(r"<span ([^>]*) title='([^']*)'>([^ ]*?)</span>", page)
     assert spans == [
         ("style='background: rgba(38, 139, 210, 0.35)'", "2", "a"),
