@@ -18,7 +18,7 @@ from rlhf_lightning.mapping.search import DeviceMapping
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.mapping_inputs import read_dataflow, read_shapes, read_workload
+from rlhf_lightning.mapping_inputs import read_dataflow, read_recipes, read_shapes, read_workload
 from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies.hybrid3d import Sizes
@@ -131,14 +131,21 @@ class Auto(Strategy):
         frees = self.offload and num_gpus() > 0  # on a CPU what is sent away stays where it is
         workload = read_workload(self.algorithm, self.settings, offload=frees)
         flow, shapes = read_dataflow(self.algorithm, workload.batch), read_shapes(self.algorithm)
-        key = (devices, workload, flow, tuple(shapes.items()))
+        recipes = read_recipes(self.algorithm, self.settings, workload)
+        key = (devices, workload, flow, tuple(shapes.items()), tuple(recipes.items()))
         if key not in self._found:
-            found = self._found[key] = self._search(devices, workload, flow, shapes)
+            found = self._found[key] = self._search(devices, flow, shapes, workload=workload, recipes=recipes)
             rank_zero_info("\n".join(table(found, found.mappings[0], 1)))
         return self._found[key]
 
     def _search(
-        self, devices: int, workload: Workload, flow: Dataflow, shapes: dict[str, ModelShape]
+        self,
+        devices: int,
+        flow: Dataflow,
+        shapes: dict[str, ModelShape],
+        *,
+        workload: Workload,
+        recipes: dict[str, Workload],
     ) -> Plan:
         machine = of_a_run(self.mapping.hardware, devices, option="strategy.mapping.hardware")
         costs = SimulatedCosts(
@@ -146,9 +153,10 @@ class Auto(Strategy):
             flow,
             shapes,
             workload=workload,
+            recipes=recipes,
             data_parallel_only=not self.settings.training.takes_sizes,
-            allows=self.settings.training.allows,
         )
+        costs.allows = self.settings.training.allows
         node = machine.gpus_per_node
         # Of several nodes only what fills nodes or divides one, so that no set lies in two; or all of them.
         among = range(1, devices) if devices <= node else pool_sizes(devices, node)

@@ -244,11 +244,13 @@ def smallest_cluster(costs: SimulatedCosts) -> int | None:
 
 
 def _on(costs: SimulatedCosts, hardware: Hardware) -> SimulatedCosts:
-    return SimulatedCosts(
+    found = SimulatedCosts(
         hardware,
         costs.dataflow,
         costs.shapes,
         workload=costs.workload,
+        recipes=costs.recipes,
         data_parallel_only=costs.data_parallel_only,
-        allows=costs.allows,
     )
+    found.allows = costs.allows
+    return found

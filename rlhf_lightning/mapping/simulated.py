@@ -24,6 +24,8 @@ class _Known:
     """A model and what it has to do."""
 
     shape: ModelShape
+    recipe: Workload
+    """How it computes; rows and updates are those of each piece of work."""
     work: tuple[tuple[Work, ...], ...]
     """By stage."""
     workloads: Mapping[Work, Workload]
@@ -56,8 +58,8 @@ class SimulatedCosts:
         dataflow: of the algorithm.
         shapes: sizes of its models.
         workload: of an iteration; rows and updates are taken from the dataflow.
+        recipes: the workload of each role whose model computes in another way.
         data_parallel_only: consider replicas only, no tensor shards and pipeline stages.
-        allows: whether the engine's options take a layout of a model of so many layers; None: all of them.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class SimulatedCosts:
         shapes: Mapping[str, ModelShape],
         *,
         workload: Workload,
+        recipes: Mapping[str, Workload] | None = None,
         data_parallel_only: bool = False,
-        allows: Callable[[ParallelLayout, int], bool] | None = None,
     ) -> None:
         self.hardware, self.dataflow, self.workload = hardware, dataflow, workload
-        self.shapes = dict(shapes)
-        self.data_parallel_only, self.allows = data_parallel_only, allows
+        self.shapes, self.recipes = dict(shapes), dict(recipes or {})
+        self.data_parallel_only = data_parallel_only
+        self.allows: Callable[[ParallelLayout, int], bool] | None = None
+        """Whether the engine's options take a layout of a model of so many layers; None: they take all."""
         self._models = {role: self._know(role, shapes[role]) for role in dataflow.roles}
         self._signatures: dict[str, Hashable] = {}
         self._generations: dict[Hashable, Estimate] = {}
@@ -81,13 +85,15 @@ class SimulatedCosts:
 
     def _know(self, role: str, shape: ModelShape) -> _Known:
         stages = tuple(tuple(w for w in s.work if w.role == role) for s in self.dataflow.stages)
-        every = {work: self._workload(work) for stage in stages for work in stage}
-        return _Known(shape, stages, every)
+        recipe = self.recipes.get(role, self.workload)
+        every = {work: self._workload(recipe, work) for stage in stages for work in stage}
+        return _Known(shape, recipe, stages, every)
 
-    def _workload(self, work: Work) -> Workload:
+    @staticmethod
+    def _workload(recipe: Workload, work: Work) -> Workload:
         """The workload of a piece of work: one pass over its rows; of training, an update for each call."""
         updates = work.calls if work.kind == "train" else 1
-        return replace(self.workload, batch=max(work.rows, updates), mini_batches=updates, epochs=1)
+        return replace(recipe, batch=max(work.rows, updates), mini_batches=updates, epochs=1)
 
     @property
     def undivided(self) -> str:
@@ -106,11 +112,11 @@ class SimulatedCosts:
         return frozenset(role for role, known in self._models.items() if "generate" in known.kinds)
 
     def signature(self, role: str) -> Hashable:
-        """Shape and work, without names."""
+        """Shape, recipe and work, without names."""
         if role not in self._signatures:
             known = self._models[role]
             work = tuple(tuple((w.kind, w.rows, w.calls) for w in stage) for stage in known.work)
-            self._signatures[role] = (replace(known.shape, name=""), work)
+            self._signatures[role] = (replace(known.shape, name=""), known.recipe, work)
         return self._signatures[role]
 
     def layouts(self, role: str, devices: int) -> Sequence[ParallelLayout]:
@@ -176,8 +182,8 @@ class SimulatedCosts:
         """Bytes of the model itself while it computes, and while another model does."""
         known = self._models[role]
         trained = "train" in known.kinds
-        whole = memory.footprint(known.shape, layout, self.workload, trained=trained)
-        rest = memory.resting(known.shape, layout, self.workload, trained=trained)
+        whole = memory.footprint(known.shape, layout, known.recipe, trained=trained)
+        rest = memory.resting(known.shape, layout, known.recipe, trained=trained)
         return whole.total, rest.total
 
     def used(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
@@ -202,7 +208,8 @@ class SimulatedCosts:
         """Bytes that a generation needs beside what is resident; bytes of keys and values of all its rows."""
         key = (self.signature(role), layout, work.rows)
         if key not in self._rooms:
-            at = (self._models[role].shape, layout, self._workload(work))
+            known = self._models[role]
+            at = (known.shape, layout, self._workload(known.recipe, work))
             parts = memory.generation(*at)
             whole, resident = self._footprint(role, layout)
             needed = memory.kv_needed(*at)
@@ -233,7 +240,8 @@ class SimulatedCosts:
 
     def transition(self, role: str, layout: ParallelLayout) -> Estimate:
         """The transition from the training layout to that of generation."""
-        return simulate.transition(self.hardware, self._models[role].shape, layout, self.workload)
+        known = self._models[role]
+        return simulate.transition(self.hardware, known.shape, layout, known.recipe)
 
     def estimate(self, role: str, layout: ParallelLayout, work: Work, free: float) -> Estimate:
         """The prediction of one piece of work, without the transition."""
