@@ -96,6 +96,16 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return 0
 
     @property
+    def offload_optimizer(self) -> bool:
+        """Whether masters and moments stay in the host's memory."""
+        return False
+
+    @property
+    def offload_parameters(self) -> bool:
+        """Whether weights stay there too while no layer needs them."""
+        return False
+
+    @property
     def sequence_parallel(self) -> bool:
         """Whether tensor shards also share the activations between their matrix products."""
         return False

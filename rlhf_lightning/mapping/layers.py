@@ -10,9 +10,10 @@ bandwidth, e_* efficiencies.
     element-wise      2 A T / (e_memory B)              A bytes of activations (Korthikanti 2022, eq. 1, 2),
                                                         each written once and read once
     tensor parallel   2 all-reduces of T h numbers      (Shoeybi 2019, section 3)
-A backward pass has twice the products and the element-wise work, 2.5 times the fused attention (Dao 2023,
-section 4.1: five products for two) and the same all-reduces. Attention that is not fused is two full matrix
-products whose scores add 5 heads S / t bytes a token to A.
+A backward pass has twice the products (once with adapters, as the weights have no gradients), twice the
+element-wise work, 2.5 times the fused attention (Dao 2023, section 4.1: five products for two) and the same
+all-reduces. Attention that is not fused is two full matrix products whose scores add 5 heads S / t bytes a
+token to A.
 """
 
 from __future__ import annotations
@@ -48,6 +49,16 @@ class Setting:
     def parameters(self) -> float:
         """Parameters of the fullest device."""
         return device_parameters(self.shape, pipeline=self.layout.p, tensor=self.layout.t)
+
+    @property
+    def trained(self) -> float:
+        """Those of them that learn."""
+        return trained_parameters(self.shape, self.layout, self.workload)
+
+    @property
+    def backward_products(self) -> int:
+        """Products of a backward pass for one of the forward pass: inputs' gradients, and the weights'."""
+        return 1 if self.workload.lora_rank else 2
 
 
 @dataclass(frozen=True)
@@ -105,16 +116,18 @@ def layer(at: Setting, rows: int) -> tuple[Cost, Cost]:
     products = 2 * shape.layer_matrix_parameters * (tokens + hardware.overhead.rows)
     scores = 2 * shape.query_width * workload.row_tokens * tokens
     if workload.fused_attention:
-        compute, attention = products / (e.matmul * flops), scores / (e.attention * flops)
+        unfused, attention = 0.0, scores / (e.attention * flops)
     else:
-        compute, attention = (products + 2 * scores) / (e.matmul * flops), 0.0
+        unfused, attention = 2 * scores / (e.matmul * flops), 0.0
+    weights = products / (e.matmul * flops)
     traffic = 2 * activation_bytes(shape, at.layout, workload) * tokens
     memory = traffic / (e.memory * hardware.memory_bandwidth)
     group = network.tensor_group(hardware, at.layout)
     reduces = 2 * network.all_reduce(hardware, group, tokens * shape.hidden * workload.element)
     launch = hardware.overhead.layer
-    forward = Cost(compute + attention, memory, reduces, launch)
-    return forward, Cost(2 * compute + 2.5 * attention, 2 * memory, reduces, 2 * launch)
+    forward = Cost(weights + unfused + attention, memory, reduces, launch)
+    compute = at.backward_products * weights + 2 * unfused + 2.5 * attention
+    return forward, Cost(compute, 2 * memory, reduces, 2 * launch)
 
 
 def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
@@ -124,7 +137,7 @@ def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
     product = 2 * shape.head_parameters * tokens / (t * e.matmul * hardware.peak_flops)
     logits = 4 * tokens * (shape.vocab / t if shape.head == "lm" else 1)
     memory = 3 * logits / (e.memory * hardware.memory_bandwidth)
-    return Cost(product, memory), Cost(2 * product, memory)
+    return Cost(product, memory), Cost(at.backward_products * product, memory)
 
 
 def stage_layers(shape: ModelShape, stages: int) -> int:
@@ -139,3 +152,11 @@ def device_parameters(shape: ModelShape, *, pipeline: int, tensor: int) -> float
         return shape.num_parameters / tensor
     ends = max(shape.vocab * shape.hidden, shape.head_parameters)
     return (depth * shape.layer_parameters + ends + shape.hidden) / tensor
+
+
+def trained_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Parameters of the fullest device that learn: all of them, or those of adapters."""
+    count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    if not workload.lora_rank:
+        return count
+    return count * shape.adapter_parameters(workload.lora_rank) / shape.num_parameters

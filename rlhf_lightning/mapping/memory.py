@@ -8,6 +8,7 @@ N parameters of a device, as in `layers.device_parameters`:
     parameters   `element` N, and 4 N of float32 masters with `masters`
     gradients    4 N
     states       8 N, the moments of Adam
+With adapters, masters, gradients and states are theirs alone; what ZeRO keeps on the host is left out.
 By `Workload.sharding` the d data-parallel ranks divide masters and states (`states`), gradients too
 (`gradients`), or everything (`full`), which has no second copy in the computation's type and gathers a layer
 at a time.
@@ -23,7 +24,12 @@ import math
 from dataclasses import dataclass
 
 from rlhf_lightning.mapping.generate import replica_rows
-from rlhf_lightning.mapping.layers import activation_bytes, device_parameters, stage_layers
+from rlhf_lightning.mapping.layers import (
+    activation_bytes,
+    device_parameters,
+    stage_layers,
+    trained_parameters,
+)
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
@@ -58,24 +64,13 @@ class Parts:
 
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """Bytes while the model trains."""
-    count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
-    shared = workload.sharers(layout.d)
-    masters = 4 * count / shared if workload.masters else 0.0
-    states = 8 * count / shared
-    gathered = 0.0
-    if workload.sharding == "full" and shared > 1:
-        # The masters alone stay; two layers, the one computed and the next, are gathered.
-        parameters = 4 * count / shared
-        gathered = 2 * shape.layer_parameters * workload.element / layout.t
-    else:
-        parameters = workload.element * count + masters
-    gradients = 4 * count / (shared if workload.sharding in ("gradients", "full") else 1)
+    trained, shared = trained_parameters(shape, layout, workload), workload.sharers(layout.d)
     return Parts(
-        parameters=parameters,
-        gradients=gradients,
-        states=states,
+        parameters=_training_parameters(shape, layout, workload),
+        gradients=4 * trained / (shared if workload.sharding in ("gradients", "full") else 1),
+        states=0.0 if workload.states_on_host else 8 * trained / shared,
         activations=_activations(shape, layout, workload),
-        buffers=gathered,
+        buffers=_gathered(shape, layout, workload),
     )
 
 
@@ -86,6 +81,7 @@ def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
     return Parts(
         parameters=_scoring_parameters(shape, layout, workload),
         activations=layer + _logits(shape, layout, workload, tokens),
+        buffers=_gathered(shape, layout, workload),
     )
 
 
@@ -143,7 +139,29 @@ def _token_kv(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
     return shape.kv_bytes(tensor=generating.t, pipeline=generating.p, element=workload.element)
 
 
+def _training_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Bytes of weights and masters between two passes."""
+    count, shared = device_parameters(shape, pipeline=layout.p, tensor=layout.t), workload.sharers(layout.d)
+    masters = 0.0 if workload.states_on_host else 4 * trained_parameters(shape, layout, workload)
+    if workload.parameters_on_host:
+        return masters / shared
+    if workload.sharding != "full" or shared == 1:
+        return workload.element * count + (masters / shared if workload.masters else 0.0)
+    # Of what learns the masters alone stay.
+    copied = count - masters / 4
+    return (masters + workload.element * copied) / shared
+
+
+def _gathered(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    """Bytes of the two layers, the one computed and the next, that are gathered from shards or the host."""
+    sharded = workload.sharding == "full" and workload.sharers(layout.d) > 1
+    whole = 2 * shape.layer_parameters * workload.element / layout.t
+    return whole if sharded or workload.parameters_on_host else 0.0
+
+
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    if workload.parameters_on_host:  # DeepSpeed computes such a model, and then its masters come with it
+        return _training_parameters(shape, layout, workload)
     count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
     return workload.element * count / (workload.sharers(layout.d) if workload.sharding == "full" else 1)
 

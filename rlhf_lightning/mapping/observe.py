@@ -71,6 +71,9 @@ def recipe(role: Role, settings: Settings) -> Workload:
         held_once=training.held_once,
         one_stage=settings.generator == "vllm",
         gathered_once=training.gathers_once(on_cpu=on_cpu),
+        lora_rank=role.lora.rank if role.lora else 0,
+        states_on_host=training.offload_optimizer,
+        parameters_on_host=training.offload_parameters,
         element=2 if role.computes_in == "bfloat16" else 4,
         masters=role.computes_in == "bfloat16",
     )

@@ -83,6 +83,11 @@ class ModelShape:
         head = 0 if self.tied and self.head == "lm" else self.head_parameters
         return self.layers * self.layer_parameters + self.hidden + self.vocab * self.hidden + head
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of adapters of all linear layers but the output layer (Hu 2021, section 4.1)."""
+        attention = 2 * (2 * self.hidden + self.query_width + self.kv_width)
+        return self.layers * rank * (attention + (3 if self.gated else 2) * (self.hidden + self.intermediate))
+
     def kv_bytes(self, *, tensor: int = 1, pipeline: int = 1, element: int = 2) -> float:
         """Bytes of the keys and values of one token on one of `tensor` x `pipeline` devices.
 

@@ -107,7 +107,7 @@ def _pipelined(at: Setting, cost: Cost, *, count: int, sends: int) -> dict[str, 
 
 def _gradients(at: Setting, micro_batches: int) -> float:
     """Seconds of the data-parallel communication of an update; see the head of the module."""
-    gradients, sharers = 4 * at.parameters, at.workload.sharers(at.layout.d)
+    gradients, sharers = 4 * at.trained, at.workload.sharers(at.layout.d)
     copies = network.copy_group(at.hardware, at.layout, sharers)
     added = network.all_reduce(at.hardware, copies, gradients / sharers)
     if at.workload.sharding == "none":
@@ -131,6 +131,5 @@ def _shard_group(at: Setting) -> network.Group:
 
 
 def _optimizer(at: Setting) -> float:
-    parameters = at.parameters / at.workload.sharers(at.layout.d)
-    traffic = _OPTIMIZER_BYTES * parameters
+    traffic = _OPTIMIZER_BYTES * at.trained / at.workload.sharers(at.layout.d)
     return traffic / (at.hardware.efficiency.memory * at.hardware.memory_bandwidth)

@@ -60,6 +60,12 @@ class Workload:
     """Bytes of a parameter and of an activation in the computation: 2 for bfloat16, 4 for float32."""
     masters: bool = True
     """Whether there are float32 master weights beside the parameters; not where these are float32."""
+    lora_rank: int = 0
+    """Rank of the adapters that are all that learns; 0: the whole model learns."""
+    states_on_host: bool = False
+    """Whether masters and moments are in the host's memory, as with ZeRO's `offload_optimizer`."""
+    parameters_on_host: bool = False
+    """Whether weights are there too while no layer needs them, as with ZeRO's `offload_parameters`."""
     offload: bool = False
     """Whether weights, gradients and states of a model are moved to the host while another model computes."""
     one_stage: bool = False

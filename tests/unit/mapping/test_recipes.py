@@ -1,4 +1,4 @@
-"""Each model is predicted as it computes itself: in its type, with its recomputation."""
+"""Each model is predicted as it computes itself: in its type, with its recomputation, adapters and host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.mapping import hardware, memory, shapes
+from rlhf_lightning.engines import FSDP, ZeRO
+from rlhf_lightning.mapping import hardware, memory, shapes, simulate
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
+from rlhf_lightning.mapping.observe import recipe
 from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.mapping_inputs import read_recipes
 from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor, Critic, Settings
 from tests.unit.mapping.test_search_auto import attached
@@ -63,3 +66,52 @@ def test_what_is_missing_is_that_of_each_recipe() -> None:
     )
     with pytest.raises(ValueError, match=r"need at least (2[7-9]|3\d)\.\d GB"):
         plan(costs, 1)
+
+
+ADAPTERS = 32 * 16 * (8 * 4096 + 3 * (4096 + 11008))
+"""Numbers of adapters of rank 16 for `SEVEN`: (in + out) x rank for each of the seven products of a layer."""
+
+
+def test_adapters_alone_have_gradients_states_and_masters() -> None:
+    """Of a 7B model in bfloat16: 2 N of weights and 16 bytes for each number of the adapters."""
+    spec = Actor(dtype="bfloat16", lora=LoRA(rank=16))
+    for sharding, shared in ((FSDP(), 1), (FSDP(), 4), (FSDP(shard=1), 4)):
+        work = recipe(spec, Settings(train=sharding))
+        found = memory.training(SEVEN, ParallelLayout(d=shared), replace(work, kept_tokens=0))
+        resident = found.parameters + found.gradients + found.states
+        over = 1 if sharding.shard == 1 else shared
+        frozen = 0 if over > 1 else ADAPTERS
+        count = SEVEN.num_parameters - ADAPTERS + frozen
+        assert resident == pytest.approx((2 * count + 16 * ADAPTERS) / over), (sharding, shared)
+        assert resident < 15e9
+
+
+def test_adapters_take_less_time() -> None:
+    """Two thirds of the products, and next to no optimizer, nor traffic of gradients."""
+    whole = Workload(batch=8, mini_batches=1, sharding="none", recompute=False)
+    few = replace(whole, lora_rank=16)
+    layout = ParallelLayout(d=2)
+    all_of_it, adapters = (simulate.train(hardware.A100, SEVEN, layout, w).parts for w in (whole, few))
+    attention = 3.5 * 4 * 2048 * SEVEN.layers * 2 * SEVEN.query_width * 2048
+    attention /= hardware.A100.efficiency.attention * hardware.A100.peak_flops
+    products = all_of_it["compute"] - attention
+    assert adapters["compute"] - attention == pytest.approx(2 / 3 * products, rel=1e-3)
+    assert adapters["intra-node network"] < 0.01 * all_of_it["intra-node network"]
+    assert adapters["memory bandwidth"] < all_of_it["memory bandwidth"]
+
+
+def test_what_zero_keeps_on_the_host_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
+
+    def parts(zero: ZeRO) -> memory.Parts:
+        work = recipe(Actor(dtype="bfloat16"), Settings(engine="zero", zero=zero))
+        return memory.training(SEVEN, ParallelLayout(d=4), work)
+
+    count = SEVEN.num_parameters
+    second = parts(ZeRO(stage=2, offload_optimizer=True))
+    assert (second.parameters, second.gradients, second.states) == (2 * count, count, 0)
+    third = parts(ZeRO(stage=3, offload_optimizer=True))
+    assert (third.parameters, third.gradients, third.states) == (count / 2, count, 0)
+    away = parts(ZeRO(stage=3, offload_optimizer=True, offload_parameters=True))
+    assert (away.parameters, away.states) == (0, 0)
+    assert away.buffers == 4 * SEVEN.layer_parameters
