@@ -24,6 +24,8 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
     """What users type before the name of a field, such as `strategy.settings.train`."""
     trains_adapters: ClassVar[bool] = False
     """Whether models may have adapters."""
+    lends: ClassVar[bool] = False
+    """Whether vLLM may generate in the memory of the training weights, on a CPU."""
     takes_sizes: ClassVar[bool] = False
     """Whether a strategy may choose p and t for each model."""
 

@@ -110,6 +110,22 @@ def kv_needed(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
     return rows * tokens * _token_kv(shape, layout, workload)
 
 
+def kv_limit(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, device: float) -> float:
+    """Bytes a device that the engine gives keys and values at most, but those of a row.
+
+    Args:
+        shape: the model.
+        layout: how it is divided.
+        workload: the work.
+        device: bytes of a device's memory.
+    """
+    if workload.generation_share == 1 and not workload.kv_limit:
+        return math.inf
+    left = workload.generation_share * device - generation(shape, layout, workload).total
+    most = workload.kv_limit or left
+    return max(most, kv_needed(shape, layout, dataclasses.replace(workload, batch=1, mini_batches=1)))
+
+
 def rows_at_once(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, free: float) -> int:
     """Rows of a replica for which `free` bytes a device have room, each at its longest; 0: all its rows."""
     rows = replica_rows(layout, workload)

@@ -58,18 +58,22 @@ class Lengths:
 
 def recipe(role: Role, settings: Settings) -> Workload:
     """How a model's engine computes, with the rows and tokens of an iteration left open."""
-    on_cpu, training = not num_gpus(), settings.training
+    on_cpu, training, vllm = not num_gpus(), settings.training, settings.generator == "vllm"
+    copies = not (on_cpu and settings.vllm.zero_copy and training.lends)
+    limit = settings.vllm.kv_cache_bytes(on_cpu=on_cpu) or 0 if vllm else 0
     return Workload(
         packed=True,
-        max_resident=settings.vllm.max_num_seqs if settings.generator == "vllm" else settings.generate.slots,
+        max_resident=settings.vllm.max_num_seqs if vllm else settings.generate.slots,
         micro_batch_tokens=training.micro_batch_tokens(on_cpu=on_cpu),
         kept_tokens=training.kept_tokens if role.trains else 0,
         recompute=role.gradient_checkpointing,
         sequence_parallel=training.sequence_parallel,
         sharding="none" if isinstance(role, Generator) else training.sharding,
         shared_by=training.shared_by,
-        held_once=training.held_once,
-        one_stage=settings.generator == "vllm",
+        held_once=training.held_once and not (vllm and copies),
+        kv_limit=limit,
+        generation_share=settings.vllm.gpu_memory_utilization if vllm and not limit else 1.0,
+        one_stage=vllm,
         gathered_once=training.gathers_once(on_cpu=on_cpu),
         lora_rank=role.lora.rank if role.lora else 0,
         states_on_host=training.offload_optimizer,

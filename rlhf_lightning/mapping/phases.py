@@ -69,9 +69,10 @@ class Phase:
         return self.calls * seconds
 
     def _generation(self, hardware: Hardware) -> simulate.Estimate:
-        """A generation with room for keys and values of all rows that the engine admits: it reserves them."""
+        """A generation with room for all rows that the engine admits, within its limit: it reserves them."""
         at = (self.shape, self.layout, self.workload)
-        room = memory.kv_needed(*at) * (1 + 1e-9)
+        limit = memory.kv_limit(*at, device=hardware.memory_bytes)
+        room = min(memory.kv_needed(*at), limit) * (1 + 1e-9)
         return simulate.generate(hardware, *at, kv_bytes=room)
 
     @classmethod

@@ -218,15 +218,22 @@ class SimulatedCosts:
 
     def kv_bytes(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
         """Bytes for keys and values: of all rows, or of the largest share 1 / w of `WAVES` that fits."""
-        buffers, needed = self._room(role, layout, work)
+        needed, left = self._room(role, layout, work)[1], self._left(role, layout, work, free)
         # Slightly more than the share, so that rounding does not cost a sequence.
         needed *= 1 + 1e-9
-        return next((needed / wave for wave in WAVES if needed / wave <= free - buffers), 0.0)
+        return next((needed / wave for wave in WAVES if needed / wave <= left), 0.0)
+
+    def _left(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
+        """Bytes of the free ones that the engine gives keys and values."""
+        known, buffers = self._models[role], self._room(role, layout, work)[0]
+        at = (known.shape, layout, known.workloads[work])
+        limit = memory.kv_limit(*at, device=self.hardware.memory_bytes)
+        return min(free - buffers, limit * (1 + 1e-9))
 
     def rows_at_once(self, role: str, layout: ParallelLayout, work: Work, free: float) -> int:
         """Rows of a replica that a generation decodes at once; 0: all of them."""
         known = self._models[role]
-        free -= self._room(role, layout, work)[0]
+        free = self._left(role, layout, work, free)
         return memory.rows_at_once(known.shape, layout, known.workloads[work], free=free)
 
     def _generate(self, role: str, layout: ParallelLayout, work: Work, kv_bytes: float) -> Estimate:

@@ -53,6 +53,10 @@ class Workload:
     held_once: bool = True
     """Whether an actor's training shard is a part of its generation shard, in the same memory (HybridFlow
     section 5.3: no redundancy). Megatron's distributed optimizer holds it a second time in a buffer."""
+    kv_limit: float = 0.0
+    """Most bytes of keys and values on a device; 0: what is free, within `generation_share`."""
+    generation_share: float = 1.0
+    """Share of a device's memory that weights, buffers, keys and values of a generation may take together."""
     gathered_once: bool = False
     """With sharding `full`: whether parameters are gathered and gradients reduced once an update, as FSDP
     does where memory allows it, rather than once a micro-batch."""

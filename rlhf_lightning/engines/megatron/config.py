@@ -25,6 +25,7 @@ class Megatron(TrainConfig):
     """
 
     option: ClassVar[str] = "strategy.settings.megatron"
+    lends: ClassVar[bool] = True
     takes_sizes: ClassVar[bool] = True
 
     sequence_parallel: bool = False

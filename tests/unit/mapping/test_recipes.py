@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.engines import FSDP, ZeRO
+from rlhf_lightning.engines import FSDP, VLLM, ZeRO
 from rlhf_lightning.mapping import hardware, memory, shapes, simulate
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.observe import recipe
+from rlhf_lightning.mapping.phases import Phase
 from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
@@ -115,3 +116,63 @@ def test_what_zero_keeps_on_the_host_takes_no_room(monkeypatch: pytest.MonkeyPat
     away = parts(ZeRO(stage=3, offload_optimizer=True, offload_parameters=True))
     assert (away.parameters, away.states) == (0, 0)
     assert away.buffers == 4 * SEVEN.layer_parameters
+
+
+def with_vllm(monkeypatch: pytest.MonkeyPatch, gpus: int, vllm: VLLM | None = None) -> Workload:
+    """The recipe of an actor in bfloat16 that Megatron trains and vLLM generates with."""
+    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.mapping.observe.num_gpus", lambda: gpus)
+    settings = Settings(engine="megatron", generator="vllm", vllm=vllm or VLLM())
+    return recipe(Actor(dtype="bfloat16"), settings)
+
+
+def test_vllm_has_a_copy_of_the_weights_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = with_vllm(monkeypatch, 2)
+    native = recipe(Actor(dtype="bfloat16"), Settings(engine="megatron"))
+    assert memory.generation(SEVEN, ONE, work).parameters == 2 * SEVEN.num_parameters
+    assert memory.generation(SEVEN, ONE, native).parameters == 0
+    assert with_vllm(monkeypatch, 0).held_once
+    assert not with_vllm(monkeypatch, 0, VLLM(zero_copy=False)).held_once
+
+
+def test_vllm_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 GB 32 GB, of which weights take 13.5, or as many GiB as were asked for, though more is free."""
+    (work,) = flow_of(512, roles=("actor",)).stages[0].work
+    device = hardware.A100.memory_bytes
+
+    def room(recipe: Workload) -> tuple[float, int]:
+        whole = replace(recipe, prompt=1024, response=1024, real_prompt=1024)
+        flow = Dataflow((Stage("generation", (work,)),))
+        costs = SimulatedCosts(hardware.A100, flow, {"actor": SEVEN}, workload=whole)
+        return costs.kv_bytes("actor", ONE, work, 1e15), costs.rows_at_once("actor", ONE, work, 1e15)
+
+    row = 2 * 2 * 32 * 4096 * 2048
+    kept, rows = room(with_vllm(monkeypatch, 1))
+    assert 0.3 * (0.4 * device - 2 * SEVEN.num_parameters) < kept < 0.4 * device - 2 * SEVEN.num_parameters
+    assert kept / row - 2 < rows < 20
+    wider, _ = room(with_vllm(monkeypatch, 1, VLLM(gpu_memory_utilization=0.8)))
+    assert wider > 2 * kept
+    asked, rows = room(with_vllm(monkeypatch, 1, VLLM(kv_cache_gib=4.0)))
+    assert 2 * 2**30 < asked <= 4.01 * 2**30
+    assert rows == 4 * 2**30 // row
+    _, rows = room(with_vllm(monkeypatch, 0))
+    assert rows == 1, "a GiB on a CPU has one row of this width"
+    assert room(replace(with_vllm(monkeypatch, 1), generation_share=1.0))[0] > 256 * row * 0.99
+
+
+def test_a_run_with_vllm_is_predicted_with_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = (with_vllm(monkeypatch, 1, VLLM(kv_cache_gib=gib)) for gib in (2.0, 60.0))
+    seconds = []
+    for work in (narrow, wide):
+        call = replace(work, prompt=1024, response=1024, batch=64, mini_batches=1)
+        seconds.append(simulate_generation(call))
+    assert seconds[0] > 2 * seconds[1]
+
+
+def simulate_generation(work: Workload) -> float:
+    """Seconds of a generation as a run's are predicted."""
+    one = Phase(
+        role="actor", method="generate_sequences", kind="generate", calls=1, seconds=1.0, devices=(0,),
+        shape=SEVEN, layout=ONE, workload=work,
+    )  # fmt: skip
+    return one.predict(hardware.A100)
