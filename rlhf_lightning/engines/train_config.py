@@ -117,6 +117,10 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """Whether an actor's training shard is a part of its generation shard."""
         return True
 
-    def gathers_once(self, *, on_cpu: bool) -> bool:
-        """Whether sharded parameters are gathered, and gradients reduced, per update, not per micro-batch."""
+    def reshards(self, *, on_cpu: bool) -> bool:
+        """Whether sharded layers are freed after their forward pass, and gathered for the backward pass."""
+        return True
+
+    def defers(self, *, on_cpu: bool) -> bool:
+        """Whether gradients of sharded parameters are reduced per update, not per micro-batch."""
         return False

@@ -8,8 +8,8 @@ micro-batches are few. The gradients' communication is not overlapped with the b
 `Workload.sharding` it is
     none     all-reduce of float32 gradients                          4 N / (p t)
     states   reduce-scatter of gradients, all-gather of parameters    (Rajbhandari 2020, section 7.2)
-    full     for every micro-batch: all-gather of parameters, twice where activations are recomputed, and
-             reduce-scatter of gradients; with `gathered_once` both once an update
+    full     for every micro-batch: all-gather of parameters, for the forward pass and with `reshards` for the
+             backward pass again, and reduce-scatter of gradients; with `defers` that is once an update
 With hybrid sharding, ranks that hold the same part of different copies all-reduce its gradients as well.
 The optimizer reads gradients and states and writes states and parameters: it is bound by memory bandwidth.
 """
@@ -54,7 +54,7 @@ def infer(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     forward, _ = _stage(at, size)
     parts = _pipelined(at, forward, count=count, sends=size)
     if workload.sharding == "full":
-        gathers = 1 if workload.gathered_once else count
+        gathers = count if workload.reshards else 1
         add(parts, _shard_group(at).network, gathers * _gather_parameters(at))
     add(parts, "overhead", hardware.overhead.call)
     return Estimate.of(parts)
@@ -116,9 +116,10 @@ def _gradients(at: Setting, micro_batches: int) -> float:
     gather = _gather_parameters(at)
     if at.workload.sharding == "gradients":
         return micro_batches * scatter + gather
-    if at.workload.sharding == "states" or at.workload.gathered_once:
+    if at.workload.sharding == "states":
         return scatter + gather
-    return micro_batches * (scatter + gather * (2 if at.workload.recompute else 1))
+    gathers = micro_batches * (2 if at.workload.reshards else 1)
+    return gathers * gather + (1 if at.workload.defers else micro_batches) * scatter
 
 
 def _gather_parameters(at: Setting) -> float:

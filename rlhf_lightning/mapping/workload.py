@@ -57,9 +57,11 @@ class Workload:
     """Most bytes of keys and values on a device; 0: what is free, within `generation_share`."""
     generation_share: float = 1.0
     """Share of a device's memory that weights, buffers, keys and values of a generation may take together."""
-    gathered_once: bool = False
-    """With sharding `full`: whether parameters are gathered and gradients reduced once an update, as FSDP
-    does where memory allows it, rather than once a micro-batch."""
+    reshards: bool = True
+    """With sharding `full`: whether a layer is freed after its forward pass, and gathered again for the
+    backward pass. Else it stays until then, or in scoring to the end."""
+    defers: bool = False
+    """With sharding `full`: whether gradients are reduced once an update rather than once a micro-batch."""
     element: int = 2
     """Bytes of a parameter and of an activation in the computation: 2 for bfloat16, 4 for float32."""
     masters: bool = True

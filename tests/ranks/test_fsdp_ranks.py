@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,38 @@ def test_a_model_can_be_gathered_before_it_has_computed(paths: dict[str, Path]) 
     for found in spmd.run(2, gathered_first, tiny.spec(paths["lm"])):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def exchanges(group: dist.ProcessGroup, spec: ModelSpec) -> dict[tuple[bool, bool], list[int]]:
+    """For each schedule, gathers and reductions of an update of two micro-batches, and gathers of scoring."""
+    found = {}
+    for reshards, defers in product((True, False), repeat=2):
+        config = FSDP(
+            max_tokens_per_micro_batch=1, reshard_after_forward=reshards, defer_gradient_reduction=defers
+        )
+        engine = FSDPEngine(spec, group=group, config=config)
+        rows = tiny.rows()[2 * group.rank() : 2 * group.rank() + 2]
+        with torch.profiler.profile() as trained:
+            engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
+        with torch.profiler.profile() as scoring:
+            engine.infer(rows, temperature=1.0)
+        update, score = ([event.name for event in seen.events() or ()] for seen in (trained, scoring))
+        gathers, reductions = "fsdp::all_gather_copy_in", "fsdp::chunk_cat"
+        found[reshards, defers] = [update.count(gathers), update.count(reductions), score.count(gathers)]
+    return found
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_layers_are_gathered_as_the_mapping_counts(paths: dict[str, Path], *, again: bool) -> None:
+    """Two layers, and the rest, which is gathered once a micro-batch; where all stays, they are one unit."""
+    spec = replace(tiny.spec(paths["lm"]), gradient_checkpointing=again)
+    for found in spmd.run(2, exchanges, spec):
+        assert found == {
+            (True, True): [2 * (2 * 2 + 1), 3, 2 * 2 + 1],
+            (True, False): [2 * (2 * 2 + 1), 2 * 3, 2 * 2 + 1],
+            (False, True): [2, 1, 1],
+            (False, False): [2 * 3, 2 * 3, 3],
+        }
 
 
 def test_a_rank_that_fails_is_named_and_none_is_left() -> None:

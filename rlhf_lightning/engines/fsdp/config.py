@@ -141,10 +141,13 @@ class FSDP(TrainConfig):
         """See `TrainConfig.shared_by`."""
         return self.shard if self.shard > 1 else 0
 
-    def gathers_once(self, *, on_cpu: bool) -> bool:
-        """See `TrainConfig.gathers_once`."""
-        schedule = self.schedule(on_cpu=on_cpu)
-        return not schedule.reshard_after_forward and schedule.defer_reduction
+    def reshards(self, *, on_cpu: bool) -> bool:
+        """See `TrainConfig.reshards`."""
+        return self.schedule(on_cpu=on_cpu).reshard_after_forward
+
+    def defers(self, *, on_cpu: bool) -> bool:
+        """See `TrainConfig.defers`."""
+        return self.schedule(on_cpu=on_cpu).defer_reduction
 
     def schedule(self, *, on_cpu: bool) -> Schedule:
         """When memory is freed: the options, or by default what suits the device."""

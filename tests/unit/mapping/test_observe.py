@@ -122,8 +122,8 @@ def test_lengths_keep_mean_maximum_and_the_truncated(
 def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpus = FSDP(reshard_after_forward=True, defer_gradient_reduction=False)
     assert recipe(Actor(), Settings()).sharding == "full"
-    assert recipe(Actor(), Settings()).gathered_once
-    assert not recipe(Actor(), Settings(train=on_gpus)).gathered_once
+    schedules = [recipe(Actor(), one) for one in (Settings(), Settings(train=on_gpus))]
+    assert [(one.reshards, one.defers) for one in schedules] == [(False, True), (True, False)]
     assert recipe(Actor(), Settings(train=FSDP(shard=1))).sharding == "none"
     keeping = Settings(train=FSDP(kept_tokens=64))
     assert (recipe(Actor(), keeping).kept_tokens, recipe(Reference(), keeping).kept_tokens) == (64, 0)
@@ -138,7 +138,7 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
     zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (1, 2, 3)]
     assert [one.sharding for one in zero] == ["states", "gradients", "full"]
-    assert not any(one.gathered_once for one in zero)
+    assert {(one.reshards, one.defers) for one in zero} == {(True, False)}
     monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
     other = recipe(Actor(), Settings(generator="vllm", vllm=VLLM(max_num_seqs=7)))
     assert (other.max_resident, other.one_stage) == (7, True)

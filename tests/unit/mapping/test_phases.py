@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from rlhf_lightning.mapping import simulate
 from rlhf_lightning.mapping.dataflow import Kind
+from rlhf_lightning.mapping.estimate import Estimate
 from rlhf_lightning.mapping.hardware import CPU
 from rlhf_lightning.mapping.phases import Iteration, Phase
 from rlhf_lightning.mapping.shapes import KNOWN
@@ -75,15 +77,19 @@ def test_through_a_file() -> None:
     assert Iteration.of(json.loads(json.dumps(one.as_dict()))) == one
 
 
-def test_parameters_that_stay_gathered_cost_one_gather_an_update() -> None:
-    sharded = replace(ONE_CALL, sharding="full", batch=64, micro_batch_tokens=128)
-    once = replace(sharded, gathered_once=True)
-    network = "intra-node network"
-    layout = ParallelLayout(d=2)
-    for run, gathers in ((simulate.train, 3), (simulate.infer, 1)):
-        many, few = (run(CPU, SHAPE, layout, w).parts[network] for w in (sharded, once))
-        # 32 micro-batches of a row: each gathers (twice with recomputation) and reduces, or one does.
-        rows = 64 // 2
-        bytes_moved = {3: 2 + 2 + 4, 1: 2}[gathers]
-        bytes_once = {3: 2 + 4, 1: 2}[gathers]
-        assert many / few == pytest.approx(rows * bytes_moved / bytes_once, rel=0.01)
+@pytest.mark.parametrize(("reshards", "defers"), [(True, True), (False, True), (False, False)])
+def test_layers_that_stay_are_gathered_once_and_deferred_gradients_reduced_once(
+    *, reshards: bool, defers: bool
+) -> None:
+    """32 micro-batches of a row: each gathers twice, and reduces, unless it is said otherwise."""
+    usual = replace(ONE_CALL, sharding="full", batch=64, micro_batch_tokens=128)
+    other = replace(usual, reshards=reshards, defers=defers)
+
+    def ratio(run: Callable[..., Estimate]) -> float:
+        many, few = (run(CPU, SHAPE, ParallelLayout(d=2), w).parts for w in (usual, other))
+        return few["intra-node network"] / many["intra-node network"]
+
+    rows = 64 // 2
+    gathered, reduced = rows * (4 if reshards else 2), 4 * (1 if defers else rows)
+    assert ratio(simulate.train) == pytest.approx((gathered + reduced) / (rows * 8), rel=0.01)
+    assert ratio(simulate.infer) == pytest.approx(1 if reshards else 1 / rows, rel=0.01)

@@ -105,8 +105,9 @@ def test_shared_gradients_are_reduced_after_every_micro_batch() -> None:
     )
 
 
-def test_full_sharding_gathers_for_every_micro_batch() -> None:
-    work = Workload(batch=64, mini_batches=8, sharding="full", micro_batch_tokens=2048)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_full_sharding_gathers_for_both_passes_of_every_micro_batch(*, recompute: bool) -> None:
+    work = Workload(batch=64, mini_batches=8, sharding="full", micro_batch_tokens=2048, recompute=recompute)
     parts = simulate.train(PLAIN, LLAMA, ParallelLayout(d=4), work).parts
     traffic = (2 * 2 + 4) * LLAMA.num_parameters * 3 / 4
     assert parts["intra-node network"] == pytest.approx(8 * 2 * traffic / 300e9)
@@ -284,15 +285,16 @@ def divisors(n: int) -> list[int]:
 
 def test_copies_of_what_some_ranks_share_out_add_their_gradients() -> None:
     """By hand: s ranks of a node scatter and gather, and d / s copies, each with N / s, all-reduce."""
-    full = Workload(batch=16, sharding="full", gathered_once=True, recompute=False)
+    full = Workload(batch=16, sharding="full", reshards=False, defers=True)
     copies = dataclasses.replace(full, shared_by=4)
     layout = ParallelLayout(d=16)
     at = [Setting(PLAIN, LLAMA, layout, work) for work in (full, copies)]
     count = LLAMA.num_parameters
-    inside = (4 + 2) * count * 3 / 4 / PLAIN.intra_bandwidth
+    inside = (4 + 3 * 2) * count * 3 / 4 / PLAIN.intra_bandwidth
     across = 2 * (4 * count / 4) * 3 / 4 / (PLAIN.inter_bandwidth / 4)
     assert simulate._gradients(at[1], 3) == pytest.approx(inside + across)
-    assert simulate._gradients(at[0], 3) == pytest.approx((4 + 2) * count * 15 / 16 / PLAIN.inter_bandwidth)
+    alone = (4 + 3 * 2) * count * 15 / 16 / PLAIN.inter_bandwidth
+    assert simulate._gradients(at[0], 3) == pytest.approx(alone)
     assert simulate._optimizer(at[1]) == pytest.approx(4 * simulate._optimizer(at[0]))
 
 
