@@ -90,7 +90,8 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
     """The messages of a row's prompt; None where it is a plain text.
 
     Raises:
-        ValueError: the prompt is neither a text nor a list of messages, or such a list without a template.
+        ValueError: the prompt is neither a text nor a list of messages, or such a list without a template,
+            or the field of prompts holds messages that end with an answer.
     """
     prompt = draft.prompt
     if isinstance(prompt, str):
@@ -105,6 +106,13 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
         raise ValueError(
             f"{where}: the field {draft.prompt_field!r} holds a list of messages, which needs a chat "
             "template. Try --data.chat_template true."
+        )
+    asked = draft.prompt_field == form.prompt_field and not form.dialogue  # no answer was cut off
+    if asked and prompt[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{where}: the last message in the field {draft.prompt_field!r} is the assistant's, and a prompt "
+            "ends before the answer. Remove that message, or imitate it: --data completiondata "
+            f"--data.response_field {draft.prompt_field}."
         )
     return list(prompt)
 

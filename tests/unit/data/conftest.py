@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_lightning.data import MixedData, RowBatch, RowData
+from rlhf_lightning.data import MixedData, PromptData, RowBatch, RowData
 
 Writer = Callable[..., Path]
 
@@ -26,6 +26,13 @@ def write_spacing(directory: Path, characters: str, *, template: str | None = No
     made.chat_template = template
     made.save_pretrained(directory)
     return str(directory)
+
+
+def prompt_data(file: Path, **options: object) -> PromptData:
+    """Prompts of a file, two in a batch, that are ready to train on."""
+    data = PromptData(**{"path": str(file), "tokenizer": "embedded", "batch_size": 2} | options)  # type: ignore[arg-type]
+    data.setup("fit")
+    return data
 
 
 def batches(data: RowData | MixedData) -> list[RowBatch]:

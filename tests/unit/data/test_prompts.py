@@ -10,29 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 
 from rlhf_lightning.data import PromptData, RowBatch
 from rlhf_lightning.data.encoding import tokenize
 from rlhf_lightning.data.sampler import HELD_OUT
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer
-from tests.unit.data.conftest import Writer
+from tests.unit.data.conftest import Writer, prompt_data
 from tests.unit.rlhf import Rlhf
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
 
-def ready(data: PromptData) -> PromptData:
-    data.setup("fit")
-    return data
-
-
 def batches(data: PromptData) -> list[RowBatch]:
     return list(data.train_dataloader())
-
-
-def prompt_data(file: Path, **options: object) -> PromptData:
-    return ready(PromptData(**{"path": str(file), "tokenizer": "embedded", "batch_size": 2} | options))  # type: ignore[arg-type]
 
 
 def test_what_is_written_into_a_batch_stays_out_of_the_data(write_rows: Writer) -> None:
@@ -149,69 +139,6 @@ def test_states_that_say_less_are_taken(numbered: Callable[[int], Path]) -> None
     resumed = prompt_data(numbered(10), batch_size=3).train_dataloader()
     resumed.load_state_dict({name: x for name, x in stopped.state_dict().items() if name not in said})
     assert len(list(resumed)) == 3
-
-
-def test_chat_template_and_messages(write_rows: Writer) -> None:
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    file = write_rows({"prompt": messages}, {"prompt": "hi"})
-    batch = batches(prompt_data(file, chat_template=True, shuffle=False, prompt_template="{prompt}!"))[0]
-    assert [row["prompt"] for row in batch["rows"]] == [
-        "<system>be brief<user>hi<assistant>",
-        "<user>hi!<assistant>",
-    ]
-    assert batch["prompt_ids"][1, -5:].tolist() == [260, 104, 105, 33, 261]
-    said = [{"role": "user", "content": "hi!"}]
-    assert [row["prompt_messages"] for row in batch["rows"]] == [messages, said]
-    with pytest.raises(
-        ValueError, match=r"row 1: the field 'prompt' holds a list of messages.*--data.chat_template"
-    ):
-        prompt_data(file)
-
-
-def test_every_turn_of_a_prompt_is_rendered(write_rows: Writer) -> None:
-    turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    batch = batches(prompt_data(write_rows({"prompt": messages}), chat_template=True, batch_size=1))[0]
-    assert batch["rows"][0]["prompt"] == "<system>s<user>a<assistant>b<eos><user>c<assistant>"
-    assert batch["prompt_ids"].tolist() == [[259, 115, 260, 97, 261, 98, 258, 260, 99, 261]]
-    assert batch["prompt_mask"].all()
-
-
-def test_messages_that_the_chat_template_refuses(write_rows: Writer, tmp_path: Path) -> None:
-    strict = build_byte_tokenizer()
-    strict.chat_template = "{{ raise_exception('no system role') }}"
-    strict.save_pretrained(tmp_path / "tokenizer")
-    file = write_rows({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]})
-    with pytest.raises(ValueError, match=r"row 1: the tokenizer's chat .*of system, user \(no system role\)"):
-        prompt_data(file, chat_template=True, tokenizer=str(tmp_path / "tokenizer"))
-
-
-def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> None:
-    thinking = build_byte_tokenizer()
-    thinking.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %} plainly{% endif %}"
-    thinking.save_pretrained(tmp_path)
-    options = {"chat_template": True, "tokenizer": str(tmp_path), "batch_size": 1}
-
-    def told(**variables: object) -> object:
-        data = prompt_data(write_rows({"prompt": "hi"}), **options, chat_template_options=variables)
-        return data.train_rows[0]["prompt"]
-
-    assert (told(), told(enable_thinking=True), told(enable_thinking=False)) == ("hi", "hi", "hi plainly")
-    for unknown in ("enable_thinkin_", "add_generation_prompt"):
-        with pytest.raises(ValueError, match=f"has no '{unknown}' that could be set"):
-            told(**{unknown: False})
-    with pytest.raises(ValueError, match=r"which is not used\. Add --data\.chat_template true"):
-        prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
-
-
-def test_a_tokenizer_without_a_chat_template(write_rows: Writer, tmp_path: Path) -> None:
-    plain = build_byte_tokenizer()
-    plain.chat_template = None
-    plain.save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"data.chat_template=true: the tokenizer of .* has no chat template"
-    ):
-        prompt_data(write_rows({"prompt": "hi"}), chat_template=True, tokenizer=str(tmp_path))
 
 
 def test_prompts_of_dialogues(write_rows: Writer) -> None:
@@ -335,25 +262,6 @@ def test_real_questions() -> None:
     assert {row["data_source"] for row in batch["rows"]} == {"gsm8k_train"}
     lengths = [len(str(row["question"]).encode()) for row in batch["rows"]]
     assert batch["prompt_mask"].sum(1).tolist() == lengths
-
-
-def test_begin_token_comes_from_the_tokenizer_or_from_the_template(
-    write_rows: Writer, tmp_path: Path
-) -> None:
-    beginning = build_byte_tokenizer()
-    beginning.backend_tokenizer.post_processor = TemplateProcessing(
-        "<bos> $0", special_tokens=[("<bos>", 257)]
-    )
-    beginning.chat_template = "<bos>{{ messages[0]['content'] }}"
-    beginning.save_pretrained(tmp_path / "tokenizer")
-    for chat in (False, True):
-        data = prompt_data(
-            write_rows({"prompt": "a"}, {"prompt": "b"}),
-            tokenizer=str(tmp_path / "tokenizer"),
-            chat_template=chat,
-            shuffle=False,
-        )
-        assert batches(data)[0]["prompt_ids"].tolist() == [[257, 97], [257, 98]], "once, either way"
 
 
 def test_the_rest_of_an_epoch_can_be_left_out(write_rows: Writer) -> None:

@@ -1,0 +1,109 @@
+"""Prompts in a chat template, which begins them and whose messages come in turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from tests.unit.data.conftest import Writer, batches, prompt_data
+
+
+def test_chat_template_and_messages(write_rows: Writer) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    file = write_rows({"prompt": messages}, {"prompt": "hi"})
+    batch = batches(prompt_data(file, chat_template=True, shuffle=False, prompt_template="{prompt}!"))[0]
+    assert [row["prompt"] for row in batch["rows"]] == [
+        "<system>be brief<user>hi<assistant>",
+        "<user>hi!<assistant>",
+    ]
+    assert batch["prompt_ids"][1, -5:].tolist() == [260, 104, 105, 33, 261]
+    said = [{"role": "user", "content": "hi!"}]
+    assert [row["prompt_messages"] for row in batch["rows"]] == [messages, said]
+    with pytest.raises(
+        ValueError, match=r"row 1: the field 'prompt' holds a list of messages.*--data.chat_template"
+    ):
+        prompt_data(file)
+
+
+def test_every_turn_of_a_prompt_is_rendered(write_rows: Writer) -> None:
+    turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    batch = batches(prompt_data(write_rows({"prompt": messages}), chat_template=True, batch_size=1))[0]
+    assert batch["rows"][0]["prompt"] == "<system>s<user>a<assistant>b<eos><user>c<assistant>"
+    assert batch["prompt_ids"].tolist() == [[259, 115, 260, 97, 261, 98, 258, 260, 99, 261]]
+    assert batch["prompt_mask"].all()
+
+
+def test_messages_that_end_with_an_answer(write_rows: Writer) -> None:
+    """As in data to imitate; a model would learn to answer behind the answer."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = write_rows({"messages": turns[:1]}, {"messages": turns})
+    with pytest.raises(
+        ValueError,
+        match=r"row 2: the last message in the field 'messages' is the assistant's, .* Remove that message, "
+        r"or imitate it: --data completiondata --data\.response_field messages\.",
+    ):
+        prompt_data(file, chat_template=True, prompt_field="messages")
+    twice = "\n\nHuman: a\n\nAssistant: b\n\nAssistant: c"
+    options = {"prompt_field": "chosen", "dialogue": True, "chat_template": True, "batch_size": 1}
+    data = prompt_data(write_rows({"chosen": twice}), **options)
+    assert data.train_rows[0]["prompt"] == "<user>a<assistant>b<eos><assistant>", "its answer is cut off"
+
+
+def test_messages_that_the_chat_template_refuses(write_rows: Writer, tmp_path: Path) -> None:
+    strict = build_byte_tokenizer()
+    strict.chat_template = "{{ raise_exception('no system role') }}"
+    strict.save_pretrained(tmp_path / "tokenizer")
+    file = write_rows({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]})
+    with pytest.raises(ValueError, match=r"row 1: the tokenizer's chat .*of system, user \(no system role\)"):
+        prompt_data(file, chat_template=True, tokenizer=str(tmp_path / "tokenizer"))
+
+
+def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> None:
+    thinking = build_byte_tokenizer()
+    thinking.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %} plainly{% endif %}"
+    thinking.save_pretrained(tmp_path)
+    options = {"chat_template": True, "tokenizer": str(tmp_path), "batch_size": 1}
+
+    def told(**variables: object) -> object:
+        data = prompt_data(write_rows({"prompt": "hi"}), **options, chat_template_options=variables)
+        return data.train_rows[0]["prompt"]
+
+    assert (told(), told(enable_thinking=True), told(enable_thinking=False)) == ("hi", "hi", "hi plainly")
+    for unknown in ("enable_thinkin_", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=f"has no '{unknown}' that could be set"):
+            told(**{unknown: False})
+    with pytest.raises(ValueError, match=r"which is not used\. Add --data\.chat_template true"):
+        prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
+
+
+def test_a_tokenizer_without_a_chat_template(write_rows: Writer, tmp_path: Path) -> None:
+    plain = build_byte_tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"data.chat_template=true: the tokenizer of .* has no chat template"
+    ):
+        prompt_data(write_rows({"prompt": "hi"}), chat_template=True, tokenizer=str(tmp_path))
+
+
+def test_begin_token_comes_from_the_tokenizer_or_from_the_template(
+    write_rows: Writer, tmp_path: Path
+) -> None:
+    beginning = build_byte_tokenizer()
+    beginning.backend_tokenizer.post_processor = TemplateProcessing(
+        "<bos> $0", special_tokens=[("<bos>", 257)]
+    )
+    beginning.chat_template = "<bos>{{ messages[0]['content'] }}"
+    beginning.save_pretrained(tmp_path / "tokenizer")
+    for chat in (False, True):
+        data = prompt_data(
+            write_rows({"prompt": "a"}, {"prompt": "b"}),
+            tokenizer=str(tmp_path / "tokenizer"),
+            chat_template=chat,
+            shuffle=False,
+        )
+        assert batches(data)[0]["prompt_ids"].tolist() == [[257, 97], [257, 98]], "once, either way"
