@@ -247,21 +247,26 @@ def _around_answer(tokenizer: PreTrainedTokenizerBase, form: Format) -> tuple[st
     return before.removeprefix(prompt), behind
 
 
-def _tokenize_behind(
-    answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase, form: Format
+def answer_tokens(
+    answers: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, form: Format
 ) -> Iterator[array[int]]:
     """Yield the token ids of every piece of answers, without a space that nobody wrote.
 
     Llama 2's tokenizer puts one before a text alone: pieces are tokenised behind a mark, which is cut off.
-    Before an answer comes the space that the chat template puts there, as in what Llama 2 generates.
+    Before an answer comes the space that the chat template puts there, as in what the model generates.
+
+    Args:
+        answers: the pieces of each, at least one.
+        tokenizer: of the model.
+        form: whether a chat template renders the prompts.
     """
-    if not adds_space(tokenizer):
-        yield from tokenize([piece for own in answers for piece in own.pieces], tokenizer, special=False)
-        return
     lead = _around_answer(tokenizer, form)[0] if form.chat_template else ""
     texts: list[str] = []
-    for first, *others in (answer.pieces for answer in answers):
+    for first, *others in answers:
         texts += [lead + first if lead.isspace() and not first[:1].isspace() else first, *others]
+    if not adds_space(tokenizer):
+        yield from tokenize(texts, tokenizer, special=False)
+        return
     (mark,) = tokenize([MARK], tokenizer, special=False)
     behind = tokenize([MARK + text for text in texts], tokenizer, special=False)
     for text, ids in zip(texts, behind, strict=True):
@@ -283,8 +288,8 @@ def _encode_answers(
     ]
     if not pieces:
         return [[] for _ in drafts]
-    answers = [answer for draft in drafts for answer in draft.answers]
-    ids = list(_tokenize_behind(answers, tokenizer, form))
+    answers = [answer.pieces for draft in drafts for answer in draft.answers]
+    ids = list(answer_tokens(answers, tokenizer, form))
     for (number, piece), tokens in zip(pieces, ids, strict=True):
         if piece and not tokens:  # the last answer of a dialogue may be empty
             raise ValueError(f"{name}, row {number}: the response {piece!r} has no tokens. Remove the row.")

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.data.batch import padded
-from rlhf_lightning.data.encoding import templated, turn_end
+from rlhf_lightning.data.encoding import answer_tokens, templated, turn_end
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.record import are_messages
 
@@ -81,7 +81,8 @@ class Retelling:
                     self._rendered([*messages, {"role": "assistant", "content": response}], answered=True)
                 )
             end = [self._end] if ended else []
-            return [*self._plain(self._rendered([*messages], answered=False)), *self._plain(response), *end]
+            (said,) = answer_tokens([[response]], self.tokenizer, _FORM)
+            return [*self._plain(self._rendered([*messages], answered=False)), *said, *end]
         eos = self.tokenizer.eos_token_id
         ids = list(self.tokenizer.encode(str(row["prompt"]) + response))
         return [*ids, eos] if ended and isinstance(eos, int) and ids[-1:] != [eos] else ids

@@ -49,6 +49,22 @@ def test_a_response_begins_without_a_space_that_nobody_wrote(
     assert ids[-1] == 0
 
 
+@pytest.mark.parametrize(("response", "expected"), [("No", " No"), (" No", " No"), ("\nNo", "\nNo")])
+def test_the_space_of_a_chat_template_is_there_with_any_tokenizer(
+    write_rows: Writer, tmp_path: Path, response: str, expected: str
+) -> None:
+    tokenizer = build_byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    file = write_rows({"prompt": "a", "response": response})
+    data = completion_data(file, chat_template=True, tokenizer=str(tmp_path), batch_size=1)
+    assert data.train_rows[0]["prompt"] == "user: aassistant:"
+    assert next(iter(data.train_dataloader()))["response_ids"].tolist() == [[*expected.encode(), 258]]
+
+
 def test_long_responses_are_dropped(write_rows: Writer, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"prompt": "a" * p, "response": "x" * r} for p, r in ((1, 1), (5, 1), (1, 4), (5, 4), (1, 3))]
     with caplog.at_level(logging.WARNING):

@@ -12,6 +12,7 @@ from rlhf_lightning.data.encoding import encode_drafts
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from rlhf_lightning.workers.retelling import Retelling
+from tests.unit.data.conftest import write_spacing
 
 END = 258
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}]
@@ -69,6 +70,21 @@ def test_a_number_may_stand_where_models_trained_here_have_it(tmp_path: Path, *,
         retelling = Retelling(tokenizer=tokenizer, reads_to=reads_to)  # type: ignore[arg-type]
         rows = retelling.rows([row], ["cd"], ended=[ended])
         assert [*rows["prompt_ids"][0].tolist(), *rows["response_ids"][0].tolist()] == expected
+
+
+@pytest.mark.parametrize("between", ["", " "])
+def test_a_response_begins_as_the_judge_was_trained_on_it(tmp_path: Path, between: str) -> None:
+    """Its tokenizer puts a space before a text alone, which stands there only if the template has it."""
+    turn = "{{ 'BETWEEN' + m.content if m.role == 'assistant' else '+' + m.content + '=' }}"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}".replace("BETWEEN", between)
+    tokenizer = load_tokenizer(write_spacing(tmp_path, "\n235+=", template=template))
+    messages = [{"role": "user", "content": "2+3"}]
+    draft = Draft(row={}, prompt=messages, prompt_field="prompt", answers=(Answer(pieces=("5",)),))
+    encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
+    trained = [*encoded.prompts[0], *(encoded.responses or [])[0]]
+    row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": messages}
+    rows = Retelling(tokenizer=tokenizer, reads_to="end").rows([row], ["5"], ended=[True])
+    assert [*rows["prompt_ids"][0].tolist(), *rows["response_ids"][0].tolist()] == trained
 
 
 def test_a_response_without_tokens_is_not_judged() -> None:
