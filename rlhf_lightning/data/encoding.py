@@ -161,12 +161,15 @@ def tokenize(
     Args:
         texts: any number.
         tokenizer: of the model.
-        special: with the tokens that the tokenizer puts around a text, such as a begin token.
+        special: with the tokens that the tokenizer puts around a text, such as a begin token; a text that
+            has its begin token already is given no second one.
     """
+    doubled = array("i", [tokenizer.bos_token_id] * 2) if tokenizer.bos_token_id is not None else None
     for start in range(0, len(texts), _CHUNK):
         chunk = list(texts[start : start + _CHUNK])
         for ids in tokenizer(chunk, add_special_tokens=special, verbose=False)["input_ids"]:
-            yield array("i", ids)
+            found = array("i", ids)
+            yield found[1:] if special and found[:2] == doubled else found
 
 
 def prompt_columns(
@@ -302,7 +305,8 @@ def _encode_answers(
 
 def _join(answer: Answer, pieces: Sequence[array[int]], end: int) -> _Response:
     ids = array("i", [token for piece in pieces for token in piece])
-    ids.append(end)
+    if not ids or ids[-1] != end:  # a text may hold it
+        ids.append(end)
     extras: dict[str, Extra] = dict(answer.values)
     if answer.labels:
         mask, labels = array("b", bytes(len(ids))), array("f", bytes(4 * len(ids)))

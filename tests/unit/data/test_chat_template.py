@@ -101,7 +101,7 @@ def test_begin_token_comes_from_the_tokenizer_or_from_the_template(
     beginning.save_pretrained(tmp_path / "tokenizer")
     for chat in (False, True):
         data = prompt_data(
-            write_rows({"prompt": "a"}, {"prompt": "b"}),
+            write_rows({"prompt": "a"}, {"prompt": "b" if chat else "<bos>b"}),
             tokenizer=str(tmp_path / "tokenizer"),
             chat_template=chat,
             shuffle=False,

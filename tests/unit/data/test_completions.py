@@ -65,6 +65,11 @@ def test_the_space_of_a_chat_template_is_there_with_any_tokenizer(
     assert next(iter(data.train_dataloader()))["response_ids"].tolist() == [[*expected.encode(), 258]]
 
 
+def test_a_response_that_is_written_with_its_end_ends_once(write_rows: Writer) -> None:
+    data = completion_data(write_rows({"prompt": "a", "response": "b<eos>"}), batch_size=1)
+    assert next(iter(data.train_dataloader()))["response_ids"].tolist() == [[98, 258]]
+
+
 def test_long_responses_are_dropped(write_rows: Writer, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"prompt": "a" * p, "response": "x" * r} for p, r in ((1, 1), (5, 1), (1, 4), (5, 4), (1, 3))]
     with caplog.at_level(logging.WARNING):
