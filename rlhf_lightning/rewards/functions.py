@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from rlhf_lightning.extras import import_extra
+from rlhf_lightning.rewards.costly import has_large_power
 
 LENGTH_SCALE = 256
 """Characters at which `length` reaches 1."""
 PIECE = 4
 """Characters in what `repetition` compares."""
+EVALUATED = (
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+)
+"""Tasks of reasoning-gym whose verifiers evaluate an answer, by Python or sympy, without a limit of time."""
 
 
 def exact_match(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -54,6 +67,8 @@ def repetition(prompts: list[str], responses: list[str], rows: list[dict[str, ob
 def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
+    It is 0 where the verifier would evaluate an answer with a tower of powers or a large one: 9**9**9**9.
+
     Raises:
         ValueError: a row is not of that library, or the library is not installed.
     """
@@ -68,7 +83,8 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
                 f"reasoning_gym scores rows of that library, this one has no metadata.source_dataset: "
                 f"{', '.join(row)}; {_beginning(row)}. Use --data ReasoningGymData, or another function."
             )
-        scores.append(float(gym.get_score_answer_fn(task)(response.strip(), row)))
+        endless = task in EVALUATED and has_large_power(response)
+        scores.append(0.0 if endless else float(gym.get_score_answer_fn(task)(response.strip(), row)))
     return scores
 
 

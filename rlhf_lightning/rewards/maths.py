@@ -9,9 +9,9 @@ import logging
 import re
 import threading
 from fractions import Fraction
-from math import prod
 
 from rlhf_lightning.extras import import_extra
+from rlhf_lightning.rewards.costly import MAX_CHARACTERS, too_costly
 from rlhf_lightning.rewards.functions import answer_of
 
 # The library warns where its time-out is off, and at every time-out.
@@ -19,19 +19,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 TIMEOUT_S = 3
 """Longest parse or comparison; the library's time-out works by a signal, so in the main thread only."""
-MAX_CHARACTERS = 200
-MAX_EXPONENT = 10_000
 
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"####[ \t]*(.+)")
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?")
 _PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:/\d+)?")
-_EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\s*(\d+)")
-_COSTLY = re.compile(
-    r"(?:\^|\*\*)\s*(?:[{(][^{}()]*(?:\^|\*\*)|\w+\s*(?:\^|\*\*))"  # a power in an exponent
-    r"|[)}\]]\s*(?:\^|\*\*)[\s{(]*-?\s*(?:2[1-9]|[3-9]\d|\d{3})"  # a large power of a bracket
-    r"|\d\d\d\s*!|!\s*!|\)\s*!|\\(?:int|sum|prod|lim|Gamma|zeta)(?![a-zA-Z])"
-)
 
 
 def maths_answer(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -73,7 +65,7 @@ def same_answer(gold: str, answer: str) -> bool:
     numbers = _number(left), _number(right)
     if None not in numbers:
         return numbers[0] == numbers[1]
-    return not _too_costly(right) and _same_formula(left, right)
+    return not too_costly(right) and _same_formula(left, right)
 
 
 def _marked(text: str) -> str | None:
@@ -106,13 +98,6 @@ def _number(text: str) -> Fraction | None:
     numerator, _, denominator = text.partition("/")
     divisor = Fraction(denominator or 1)
     return None if divisor == 0 else Fraction(numerator) / divisor
-
-
-def _too_costly(text: str) -> bool:
-    """Return whether comparing a formula symbolically could take for ever, such as 9^9^9^9."""
-    if len(text) > MAX_CHARACTERS or _COSTLY.search(text):
-        return True
-    return prod(map(int, _EXPONENT.findall(text))) > MAX_EXPONENT
 
 
 def _same_formula(gold: str, answer: str) -> bool:
