@@ -92,6 +92,7 @@ def test_a_cluster_that_goes_away_is_named(
 ) -> None:
     def lost(bundles: list[dict[str, float]], strategy: str) -> PlacementGroup:
         group: PlacementGroup = placement_group(bundles, strategy)
+        assert group.wait(30)  # Ray keeps devices of a group that is removed as it is made
         remove_placement_group(group)
         return group
 
