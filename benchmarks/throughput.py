@@ -298,13 +298,12 @@ def main() -> None:
         args.rounds = args.iterations = 1
     workload.write(directory(args.lengths), args.lengths)
     chosen, rounds = choose(args), list[list[Ran]]()
+    turns, name = in_pairs(chosen), "-".join(["throughput", *named(args)])
     iterations = args.iterations or ITERATIONS[args.lengths]
     try:
         for number in range(1, args.rounds + 1):
             print(f"round {number}", flush=True)
-            turns = in_pairs(chosen)
             rounds.append(one_round(turns, iterations=iterations, lengths=args.lengths, seed=number))
-            name = "-".join(["throughput", *named(args)])
             print(f"written: {environments.write_result(name, result(args, rounds))}", flush=True)
     finally:
         for algo in args.algos:
