@@ -108,8 +108,9 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
 
 def read_recipes(algorithm: RLHFAlgorithm, settings: Settings, workload: Workload) -> dict[str, Workload]:
     """The workload as the model of each role computes it: in its type, with its recomputation."""
-    main, fields = algorithm.main_model, ("prompt", "response", "batch", "mini_batches", "real_prompt")
-    rows = {name: getattr(workload, name) for name in (*fields, "offload")}
+    main = algorithm.main_model
+    fields = ("prompt", "response", "lengths", "batch", "mini_batches", "real_prompt", "offload")
+    rows = {name: getattr(workload, name) for name in fields}
     return {
         name: replace(recipe(role.following(main), settings), **rows)
         for name, role in algorithm.roles().items()

@@ -21,7 +21,7 @@ from rlhf_lightning.mapping import hardware, report
 from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.mapping_inputs import read_workload
+from rlhf_lightning.mapping_inputs import read_recipes, read_workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.strategies import Auto, auto
@@ -354,3 +354,5 @@ def test_given_answers_have_the_lengths_of_the_data(algorithm: RLHFAlgorithm, tm
     assert (found.batch, found.prompt, found.response) == (16 if pairs else 8, 4, 201)
     assert len(found.lengths) <= 64
     assert found.row_tokens == pytest.approx(4 + (51.75 if pairs else 101.5), abs=3)
+    for own in read_recipes(algorithm, strategy.settings, found).values():
+        assert own.row_tokens == found.row_tokens, "which its seconds and bytes are predicted for"
