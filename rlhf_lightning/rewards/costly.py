@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import re
-from math import prod
+from itertools import pairwise
+from math import inf, prod
 
 MAX_CHARACTERS = 200
 MAX_EXPONENT = 10_000
+MAX_POWER = 1_000_000
+"""Most that exponents come to, multiplied with each other: 9 to that power takes less than a second."""
 
-# Six digits are enough to tell, and Python reads no number of more than 4,300.
-_EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\s*0*(\d{1,6})")
-_OF_BRACKET = re.compile(r"[)}\]]\s*(?:\^|\*\*)[\s{(]*-?\s*0*(\d{1,6})")
+# Signs and brackets may stand before an exponent. Six digits are enough to tell, and Python reads no number
+# of more than 4,300.
+_EXPONENT = re.compile(r"(?:\^|\*\*)[\s{(+~-]*0*(\d{1,6})")
+_OF_BRACKET = re.compile(r"[)}\]]\s*(?:\^|\*\*)[\s{(+~-]*0*(\d{1,6})")
+_NUMBER = re.compile(r"(?<![\d.])0*(\d{1,6})")
 _COSTLY = re.compile(
-    r"(?:\^|\*\*)\s*(?:[{(][^{}()]*(?:\^|\*\*)|\w+\s*(?:\^|\*\*))"  # a power in an exponent
-    r"|(?:\^|\*\*)\s*\([^()]*\)\s*(?:\^|\*\*)"  # the same in brackets
-    r"|[)}\]]\s*(?:\^|\*\*)[\s{(]*-?\s*(?:2[1-9]|[3-9]\d|\d{3})"  # a large power of a bracket
+    r"[)}\]]\s*(?:\^|\*\*)[\s{(+~-]*(?:2[1-9]|[3-9]\d|\d{3})"  # a large power of a bracket
     r"|\d\d\d\s*!|!\s*!|\)\s*!|\\(?:int|sum|prod|lim|Gamma|zeta)(?![a-zA-Z])"
 )
+_SILENT = re.compile(r"\\(?:left|right|[,;:!])|(?<=\d)_(?=\d)")
+# Of a power and a function the operand follows, of n! it stands before.
+_GROWTH = re.compile(r"\^|\*\*|!(?!=)|(?:pow|gamma|(?:sub)?factorial2?)(?=\s*\()")
+_SIGNED = re.compile(r"[\s+~-]*(\\?[A-Za-z]+|[\d.]+)?\s*")
+_BRACKETS = re.compile(r"[(){}\[\]]")
+_BEFORE_POWER = re.compile(r"[)}\]]\s*(?=\^|\*\*)")
 
 
 def too_costly(text: str) -> bool:
     """Return whether comparing a formula symbolically could take for ever."""
     if len(text) > MAX_CHARACTERS or has_large_power(text):
         return True
-    return prod(map(int, _EXPONENT.findall(text))) > MAX_EXPONENT
+    return prod(max(1, int(power)) for power in _EXPONENT.findall(text)) > MAX_EXPONENT
 
 
 def has_large_power(text: str) -> bool:
@@ -31,6 +40,55 @@ def has_large_power(text: str) -> bool:
 
     Many small powers, as those of a polynomial, are none.
     """
+    text = _SILENT.sub("", text)
     if _COSTLY.search(text) or any(int(power) > MAX_EXPONENT for power in _EXPONENT.findall(text)):
         return True
-    return prod(map(int, _OF_BRACKET.findall(text))) > MAX_EXPONENT
+    of_brackets = prod(max(1, int(power)) for power in _OF_BRACKET.findall(text))
+    return of_brackets > MAX_EXPONENT or _power(text) > MAX_POWER
+
+
+def _power(text: str) -> float:
+    """The largest exponent, multiplied with those of brackets; in each all numbers are multiplied.
+
+    The operand of a factorial counts a hundredfold. Infinite where a power or a factorial stands in the
+    operand of another, or directly behind it: 9^9^9, 9**(2*9**9), 9**(9)!, factorial(9**9).
+    """
+    closing, behind = _closing(text), {bracket.end() for bracket in _BEFORE_POWER.finditer(text)}
+    largest, of_brackets = 1, 1
+    for growth, following in pairwise([*_GROWTH.finditer(text), None]):
+        if growth is None or growth[0] == "!":
+            continue
+        is_power = growth[0] in {"^", "**"}
+        end = _end(text, growth.end(), closing) if is_power else closing[text.index("(", growth.end())]
+        if following and not text[end : following.start()].strip():  # or before the end
+            return inf
+        numbers = prod(max(1, int(number)) for number in _NUMBER.findall(text, growth.end(), end))
+        if growth.start() in behind:
+            of_brackets *= numbers
+        else:
+            largest = max(largest, numbers if is_power else 100 * numbers)
+    return largest * of_brackets
+
+
+def _end(text: str, start: int, closing: dict[int, int]) -> int:
+    """Where an exponent ends that begins at `start`: a number, a name, a bracket, a function or a command."""
+    signed = _SIGNED.match(text, start)
+    assert signed is not None  # it may match nothing
+    word, end = signed[1] or "", signed.end()
+    if not word:
+        return closing[end] + 1 if end in closing else end
+    behind = "{[" if word[0] == "\\" else "(" if len(word) > 1 and word.isalpha() else ""
+    while end in closing and text[end] in behind:
+        end = closing[end] + 1
+    return end
+
+
+def _closing(text: str) -> dict[int, int]:
+    """Of each bracket that opens, where it is closed; the end of the text where it is not."""
+    opened, found = list[int](), dict[int, int]()
+    for bracket in _BRACKETS.finditer(text):
+        if bracket[0] in "({[":
+            opened.append(bracket.start())
+        elif opened:
+            found[opened.pop()] = bracket.start()
+    return found | dict.fromkeys(opened, len(text))

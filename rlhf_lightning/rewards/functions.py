@@ -67,7 +67,7 @@ def repetition(prompts: list[str], responses: list[str], rows: list[dict[str, ob
 def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
-    It is 0 where the verifier would evaluate an answer with a tower of powers or a large one: 9**9**9**9.
+    It is 0 where the verifier would evaluate an answer with a tower of powers, a large power or factorial.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.

@@ -68,13 +68,14 @@ def test_reasoning_gym_refuses_other_rows() -> None:
 def test_reasoning_gym_does_not_evaluate_what_has_no_end(task: str) -> None:
     """In a process of its own, which can be ended: a large power hears no signal."""
     pytest.importorskip("reasoning_gym")
-    answers = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20", "wrong"]
+    endless = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20"]
+    endless += ["9**((9**99))", "factorial(9**9)"]
     code = f"""
 import reasoning_gym
 from rlhf_lightning.rewards.functions import reasoning_gym as scored
 row = reasoning_gym.create_dataset({task!r}, size=1, seed=0)[0]
-answers = [*{answers!r}, row["answer"]]
-assert scored([""] * 6, answers, [row] * 6)[:4] == [0.0] * 4
+answers = [*{endless!r}, "wrong", row["answer"]]
+assert scored([""] * 8, answers, [row] * 8)[:6] == [0.0] * 6
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
 

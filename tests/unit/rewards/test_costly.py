@@ -1,0 +1,115 @@
+r"""Which formulas are not evaluated: towers, large powers and large factorials, however they are written."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlhf_lightning.rewards.costly import has_large_power, too_costly
+
+TOWERS = [
+    "9**9**9",
+    "9**((9**99))",
+    "9**(2*(9**99))",
+    "9**(9*(2+(9**99)))",
+    "9**((9))**9",
+    "9**(9)**9",
+    "9**-9**99",
+    "9**+9**99",
+    "9 ** - ( 9 ** 99 )",
+    "9**-(-(9))**9",
+    "1 + 2*(3 - 9**(9**9))",
+    "9**sqrt(9**99)",
+    "9^{(9^99)}",
+    r"9^{\left(9^{99}\right)}",
+    r"9^\left(9^{99}\right)",
+    r"9^\frac{9}{9^{-99}}",
+    r"9^{9}\,^{9}",
+    "e^{x^2}",
+    "9**(9**9",
+]
+FACTORIALS = [
+    "factorial(9**9)",
+    "factorial((2*(9**9)))",
+    "factorial(factorial(99))",
+    "factorial (999999)",
+    "factorial(99*99*99)",
+    "9**factorial(99)",
+    "9**99!",
+    "9**(99!)",
+    "pow(9, pow(9, 99))",
+    "pow(9, 9**9)",
+    "pow(9, 99999999)",
+    "gamma(9**9)",
+]
+LARGE = [
+    "9**99999999",
+    "9**+99999999",
+    "9**((99999999))",
+    "9**1_000_000_000",
+    "9**(2*(99999999))",
+    "9**(999*999*999)",
+    "(9**9999)**+9999",
+    "(9**9999)**(20*20*20)",
+    "((9**(999*999))**20)**20",
+    r"\left(x+1\right)^{9999}",
+    "x**0*(x+1)**20*(x**2)**20*((9**20)**20)**20",
+]
+
+
+@pytest.mark.parametrize("text", [*TOWERS, *FACTORIALS, *LARGE])
+def test_what_could_take_for_ever_is_found(text: str) -> None:
+    assert has_large_power(text)
+    assert has_large_power(f"so it is {text}, or so")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2**3 + 4**2",
+        "(x+1)**2",
+        "x**2*y**3",
+        "x^2y^3",
+        "(2**3)*(4**2)**2",
+        "(-2)**-3 - 4**+2",
+        "2**(3) (4**2)",
+        "x^{2}(x^{3}+1)",
+        "e^x(x^2+1)",
+        r"e^\pi(x^2+1)",
+        r"\sin^{2}x + \cos^{2}x",
+        r"\sqrt{x^2+1}^3",
+        "e^{2x}",
+        r"e^{-\frac{x}{2}} x^2",
+        r"2^{\frac{365}{28}}",
+        "10^{-3.5} + x^{0.333333}",
+        r"\left(x+1\right)^{2}",
+        "(x+1)**20 + (x**9 - 3)**19",
+        "10**100",
+        "exp(x**2)*sin(x**3)/3",
+        "factorial(9)**2",
+        "pow(2, 10) + 3**2",
+        "99!/5!",
+        "5!^2",
+        "3 != 4**2",
+        "",
+        "no power",
+        " + ".join(f"{power}*x**{power}" for power in range(2, 40)),
+    ],
+)
+def test_ordinary_formulas_are_not(text: str) -> None:
+    assert not has_large_power(text)
+
+
+def test_of_a_formula_that_is_compared_all_exponents_count() -> None:
+    assert not too_costly("x^{20}y^{20}z^{20}")
+    assert too_costly("x^{20}y^{20}z^{20}w^{20}")
+    assert too_costly("x^{0}9^{9999}y^{2}"), "also beside a power of 0"
+    assert too_costly("1" * 201)
+
+
+@pytest.mark.parametrize("text", ["(", "9**(", "9**", "^{", "9**9*", "(9)**9", "9**9 ", "9" * 3 + " ", ")!"])
+def test_a_long_answer_is_read_once(text: str) -> None:
+    start = time.process_time()
+    has_large_power(text * 20_000)
+    assert time.process_time() - start < 2
