@@ -143,17 +143,25 @@ class RayCluster:
         self.connect(needed)
         kind = "GPU" if num_gpus() else "CPU"
         check_room(needed, kind)
+        # The largest first: small ones before it may take a part of each node, and it would lie in two.
+        groups: dict[ResourcePool, PlacementGroup] = {}
+        for pool in sorted(pools, key=lambda pool: -pool.num_devices):
+            groups[pool] = self._reserve(pool, kind, ours=num_devices([*groups]))
         for pool in pools:
-            self._open(pool, kind)
+            self._open(groups[pool], kind)
         several = len(set(self.hosts)) > 1
         self.labels = [f"device {i}" + f" on {host}" * several for i, host in enumerate(self.hosts)]
 
-    def _open(self, pool: ResourcePool, kind: str) -> None:
-        """Reserve a pool's devices, filling nodes before spreading, and start their actors in node order."""
-        group = placement_group([BUNDLES[kind]] * pool.num_devices, strategy="PACK")
+    def _reserve(self, pool: ResourcePool, kind: str, *, ours: int) -> PlacementGroup:
+        """Reserve a pool's devices, filling nodes before spreading; `ours` are reserved already."""
+        group: PlacementGroup = placement_group([BUNDLES[kind]] * pool.num_devices, strategy="PACK")
         self._groups.append(group)
         if not self._has(group, pool):
-            raise WorkerTimeoutError(held(pool.name, pool.num_devices, kind, started=len(self.actors)))
+            raise WorkerTimeoutError(held(pool.name, pool.num_devices, kind, started=ours))
+        return group
+
+    def _open(self, group: PlacementGroup, kind: str) -> None:
+        """Start the actors of a pool's devices, in node order."""
         nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
         hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
         actor = ray.remote(DeviceActor)

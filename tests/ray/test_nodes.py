@@ -69,6 +69,18 @@ def test_a_pool_fills_a_node_before_it_spreads(
     assert furthest(alone[1], across) < 1e-5
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 1, 1, 3), (2, 1, 3)])
+def test_no_pool_that_fits_a_node_lies_in_two(sizes: tuple[int, ...]) -> None:
+    await_devices(6)
+    job = ray_cluster.RayCluster(None, timeout_s=60)
+    try:
+        job.start([ray_cluster.ResourcePool(str(i), size, ()) for i, size in enumerate(sizes)])
+        found = cast(list[tuple[str, int]], ray.get([actor.node_cores.remote() for actor in job.actors]))
+    finally:
+        job.close()
+    assert len({node for node, _ in found[-3:]}) == 1
+
+
 def test_more_devices_than_the_cluster_has_are_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"need 7 devices, and there are 6 CPUs\. Try --strategy\.devices 6"):
         fit(ppo(tiny), Colocated(devices=7), tmp_path, steps=1)
@@ -81,7 +93,8 @@ def test_devices_that_other_jobs_hold_are_counted(
     others = placement_group([{"CPU": 1.0}] * 4)
     assert others.wait(30)
     try:
-        with pytest.raises(WorkerTimeoutError, match=r"critic needs 2 .* leave 1 CPUs\. .*devices 2,"):
+        said = r"actor needs 1 .* 2 devices of this one leave 0 CPUs\. .*devices 2,"
+        with pytest.raises(WorkerTimeoutError, match=said):
             fit(ppo(tiny), Split(devices=3, actor_devices=1), tmp_path, steps=1)
     finally:
         remove_placement_group(others)

@@ -157,6 +157,35 @@ def test_actors_start_in_the_order_of_their_nodes(
     assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
 
 
+def test_the_largest_pool_is_reserved_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else small ones may leave it a part of each node; devices are numbered in the order of the pools."""
+    reserved, started = list[int](), list[tuple[int, int]]()
+
+    def group(bundles: list[dict[str, float]], *, strategy: str) -> SimpleNamespace:
+        reserved.append(len(bundles))
+        return SimpleNamespace(wait=lambda _: True, is_empty=False, size=len(bundles), strategy=strategy)
+
+    def options(*, scheduling_strategy: PlacementGroupSchedulingStrategy, **_: object) -> SimpleNamespace:
+        size = scheduling_strategy.placement_group.size  # type: ignore[attr-defined]
+        return SimpleNamespace(remote=lambda rank, *, gpu: started.append((rank, size)))
+
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 0)
+    monkeypatch.setattr(cluster, "placement_group", group)
+    monkeypatch.setattr(
+        cluster,
+        "placement_group_table",
+        lambda found: {"bundles_to_node_id": dict.fromkeys(range(found.size), "a")},
+    )
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 6})
+    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", list)
+    job = RayCluster(None, timeout_s=TIMEOUT_S)
+    job.start([ResourcePool(str(size), size, ()) for size in (1, 3, 2)])
+    assert reserved == [3, 2, 1]
+    assert started == [(0, 1), *((rank, 3) for rank in (1, 2, 3)), (4, 2), (5, 2)]
+
+
 def test_an_interrupt_is_heard_while_others_hold_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray hears none as long as it waits, so it is asked to wait again and again."""
     waits = list[float]()
