@@ -11,7 +11,7 @@ N parameters of a device, as in `layers.device_parameters`:
 With adapters, masters, gradients and states are theirs alone; what ZeRO keeps on the host is left out.
 By `Workload.sharding` the d data-parallel ranks divide masters and states (`states`), gradients too
 (`gradients`), or everything (`full`), which has no second copy in the computation's type and gathers a layer
-at a time.
+at a time, or all layers where it does not reshard. Gradients that it defers are whole until they are reduced.
 Activations: Korthikanti 2022 (see `layers.activation_bytes`) for the min(p, m) micro-batches in flight on
 the first stage (Narayanan 2021, section 2.2.1), or with recomputation the inputs of its layers and one layer
 whole.
@@ -65,9 +65,10 @@ class Parts:
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """Bytes while the model trains."""
     trained, shared = trained_parameters(shape, layout, workload), workload.sharers(layout.d)
+    divided = workload.sharding == "gradients" or (workload.sharding == "full" and not workload.defers)
     return Parts(
         parameters=_training_parameters(shape, layout, workload),
-        gradients=4 * trained / (shared if workload.sharding in ("gradients", "full") else 1),
+        gradients=4 * trained / (shared if divided else 1),
         states=0.0 if workload.states_on_host else 8 * trained / shared,
         activations=_activations(shape, layout, workload),
         buffers=_gathered(shape, layout, workload),
@@ -111,7 +112,7 @@ def kv_needed(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
 
 
 def kv_limit(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, device: float) -> float:
-    """Bytes a device that the engine gives keys and values at most, but those of a row.
+    """Bytes a device that the engine gives keys and values: at most, but those of a row.
 
     Args:
         shape: the model.
@@ -140,7 +141,8 @@ def footprint(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, 
     if not trained:
         return Parts(parameters=_scoring_parameters(shape, layout, workload))
     kept = 0.0 if workload.offload else _kept(shape, layout, workload)
-    return dataclasses.replace(training(shape, layout, workload), activations=kept, buffers=0.0)
+    reduced = dataclasses.replace(workload, defers=False)  # after the update
+    return dataclasses.replace(training(shape, layout, reduced), activations=kept, buffers=0.0)
 
 
 def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:
@@ -169,10 +171,12 @@ def _training_parameters(shape: ModelShape, layout: ParallelLayout, workload: Wo
 
 
 def _gathered(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    """Bytes of the two layers, the one computed and the next, that are gathered from shards or the host."""
+    """Bytes gathered from shards or the host: of the layer computed and the next, or of all that stay."""
     sharded = workload.sharding == "full" and workload.sharers(layout.d) > 1
-    whole = 2 * shape.layer_parameters * workload.element / layout.t
-    return whole if sharded or workload.parameters_on_host else 0.0
+    if sharded and not workload.reshards:
+        return workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    layers = 2 * shape.layer_parameters * workload.element / layout.t
+    return layers if sharded or workload.parameters_on_host else 0.0
 
 
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:

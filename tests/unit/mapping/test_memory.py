@@ -89,6 +89,22 @@ def test_what_ranks_share_out_is_divided() -> None:
     assert (states.buffers, full.buffers) == (0, 2 * layer * 2 / 2)  # two layers gathered, in two bytes
 
 
+@pytest.mark.parametrize("reshards", [False, True])
+@pytest.mark.parametrize("defers", [False, True])
+def test_what_fsdp_does_not_free_is_whole(*, reshards: bool, defers: bool) -> None:
+    """Weights from the first pass on, and gradients until they are reduced; neither between two updates."""
+    shape, layout = shapes.load("llama-7b"), ParallelLayout(d=4)
+    work = Workload(sharding="full", reshards=reshards, defers=defers)
+    found = memory.training(shape, layout, work)
+    count, layer = shape.num_parameters, shape.layer_parameters
+    assert found.gradients == (4 * count if defers else count)
+    gathered = 2 * (2 * layer if reshards else count)  # in two bytes
+    assert found.buffers == memory.inference(shape, layout, work).buffers == gathered
+    assert memory.resting(shape, layout, work, trained=True).total == 16 * count / 4
+    alone = memory.training(shape, ONE, work)
+    assert (alone.gradients, alone.buffers) == (4 * count, 0)
+
+
 def test_recomputation_and_sequence_parallelism_save_activations() -> None:
     """Korthikanti 2022, table 2: 34, 10 + 24 / t and 34 / t bytes a token, layer and hidden unit of a GPT."""
     shape = dataclasses.replace(
@@ -198,7 +214,7 @@ def _rows() -> TensorDict:
 
 @pytest.mark.parametrize("sharers", [2, 4])
 def test_what_some_ranks_share_out_is_held_in_copies(sharers: int) -> None:
-    settings = Settings(train=FSDP(shard=sharers))
+    settings = Settings(train=FSDP(shard=sharers, defer_gradient_reduction=False))
     work = recipe(Actor(dtype="bfloat16"), settings)
     shape = shapes.load("llama-7b")
     found = memory.training(shape, ParallelLayout(d=8), work)

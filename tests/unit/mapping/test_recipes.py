@@ -78,7 +78,7 @@ def test_adapters_alone_have_gradients_states_and_masters() -> None:
     spec = Actor(dtype="bfloat16", lora=LoRA(rank=16))
     for sharding, shared in ((FSDP(), 1), (FSDP(), 4), (FSDP(shard=1), 4)):
         work = recipe(spec, Settings(train=sharding))
-        found = memory.training(SEVEN, ParallelLayout(d=shared), replace(work, kept_tokens=0))
+        found = memory.footprint(SEVEN, ParallelLayout(d=shared), replace(work, kept_tokens=0), trained=True)
         resident = found.parameters + found.gradients + found.states
         over = 1 if sharding.shard == 1 else shared
         frozen = 0 if over > 1 else ADAPTERS
