@@ -112,7 +112,7 @@ def kv_needed(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
 
 
 def kv_limit(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, device: float) -> float:
-    """Bytes a device that the engine gives keys and values: at most, but those of a row.
+    """Bytes a device that the engine gives keys and values: those of a row at least, none without room.
 
     Args:
         shape: the model.
@@ -123,6 +123,8 @@ def kv_limit(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, d
     if workload.generation_share == 1 and not workload.kv_limit:
         return math.inf
     left = workload.generation_share * device - generation(shape, layout, workload).total
+    if left <= 0 and not workload.kv_limit:
+        return 0.0  # the engine does not start
     most = workload.kv_limit or left
     return max(most, kv_needed(shape, layout, dataclasses.replace(workload, batch=1, mini_batches=1)))
 

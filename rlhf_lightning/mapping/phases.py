@@ -9,6 +9,7 @@ seconds, which are the sum over its models.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Phase:
     def _generation(self, hardware: Hardware) -> simulate.Estimate:
         """A generation with room for all rows that the engine admits, within its limit: it reserves them."""
         at = (self.shape, self.layout, self.workload)
-        limit = memory.kv_limit(*at, device=hardware.memory_bytes)
+        limit = memory.kv_limit(*at, device=hardware.memory_bytes) or math.inf  # it ran: there was room
         room = min(memory.kv_needed(*at), limit) * (1 + 1e-9)
         return simulate.generate(hardware, *at, kv_bytes=room)
 

@@ -188,9 +188,12 @@ def _missing(costs: SimulatedCosts, devices: int, sizes: Sequence[int]) -> str:
             f"divides some model over {devices} devices; {_smallest(costs)}."
         )
     if needed <= has:
+        share, wider = costs.workload.generation_share, ""
+        if share < 1:
+            wider = f"a larger strategy.settings.vllm.gpu_memory_utilization than {share:g}, "
         return (
             f"{lead}: beside them there is no room for keys and values, of even 1 / {WAVES[-1]} of the rows "
-            "that a replica answers. Try more devices, a smaller batch or shorter responses."
+            f"that a replica answers. Try {wider}more devices, a smaller batch or shorter responses."
         )
     return (
         f"{lead}: together they need at least {needed / 1e9:.1f} GB on each device and {has / 1e9:.1f} GB of "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -158,6 +160,28 @@ def test_vllm_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     _, rows = room(with_vllm(monkeypatch, 0))
     assert rows == 1, "a GiB on a CPU has one row of this width"
     assert room(replace(with_vllm(monkeypatch, 1), generation_share=1.0))[0] > 256 * row * 0.99
+
+
+@pytest.mark.parametrize(
+    ("vllm", "fits"),
+    [
+        (VLLM(gpu_memory_utilization=0.15), False),
+        (VLLM(gpu_memory_utilization=0.3), True),
+        (VLLM(gpu_memory_utilization=0.15, kv_cache_gib=4.0), True),
+    ],
+)
+def test_vllm_does_not_start_where_its_share_has_no_room_for_weights(
+    monkeypatch: pytest.MonkeyPatch, vllm: VLLM, *, fits: bool
+) -> None:
+    """They take 13.5 GB, and the share is 12 of 80; with a size of its own for the cache it is not asked."""
+    work = with_vllm(monkeypatch, 1, vllm)
+    flow = Dataflow((Stage("generation", (Work("actor", "generate", 64, 1),)),))
+    costs = SimulatedCosts(hardware.A100, flow, {"actor": SEVEN}, workload=work)
+    wider = r"Try a larger strategy\.settings\.vllm\.gpu_memory_utilization than 0\.15, more devices, a"
+    with nullcontext() if fits else pytest.raises(ValueError, match=rf"no room for keys and .* {wider}"):
+        assert plan(costs, 1).mappings
+    ran = simulate_generation(replace(work, batch=64, mini_batches=1))
+    assert math.isfinite(ran), "a run that was measured had room"
 
 
 def test_a_run_with_vllm_is_predicted_with_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
