@@ -109,10 +109,13 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
         )
     asked = draft.prompt_field == form.prompt_field and not form.dialogue  # no answer was cut off
     if asked and prompt[-1]["role"] == "assistant":
+        instead = "Remove that message or the row."
+        if not draft.answers:
+            imitated = f"--data completiondata --data.response_field {draft.prompt_field}"
+            instead = f"Remove that message, or imitate it: {imitated}."
         raise ValueError(
             f"{where}: the last message in the field {draft.prompt_field!r} is the assistant's, and a prompt "
-            "ends before the answer. Remove that message, or imitate it: --data completiondata "
-            f"--data.response_field {draft.prompt_field}."
+            f"ends before the answer. {instead}"
         )
     return list(prompt)
 

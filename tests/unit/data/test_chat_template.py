@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, UnpairedData
 from rlhf_lightning.data.tokenizer import build_byte_tokenizer
 from tests.unit.data.conftest import Writer, batches, prompt_data
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 def test_chat_template_and_messages(write_rows: Writer) -> None:
@@ -39,8 +42,7 @@ def test_every_turn_of_a_prompt_is_rendered(write_rows: Writer) -> None:
 
 def test_messages_that_end_with_an_answer(write_rows: Writer) -> None:
     """As in data to imitate; a model would learn to answer behind the answer."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    file = write_rows({"messages": turns[:1]}, {"messages": turns})
+    file = write_rows({"messages": TURNS[:1]}, {"messages": TURNS})
     with pytest.raises(
         ValueError,
         match=r"row 2: the last message in the field 'messages' is the assistant's, .* Remove that message, "
@@ -51,6 +53,26 @@ def test_messages_that_end_with_an_answer(write_rows: Writer) -> None:
     options = {"prompt_field": "chosen", "dialogue": True, "chat_template": True, "batch_size": 1}
     data = prompt_data(write_rows({"chosen": twice}), **options)
     assert data.train_rows[0]["prompt"] == "<user>a<assistant>b<eos><assistant>", "its answer is cut off"
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "field"),
+    [
+        (PreferenceData, {"prompt": TURNS, "chosen": "c", "rejected": "d"}, {}),
+        (UnpairedData, {"prompt": TURNS, "response": "c", "label": True}, {}),
+        (CompletionData, {"prompt": TURNS[1:]}, {"response_field": "prompt"}),
+    ],
+)
+def test_a_prompt_that_ends_with_an_answer_beside_the_answers(
+    kind: type[PromptData], row: dict[str, object], field: dict[str, str], write_rows: Writer
+) -> None:
+    """They need none of the prompt's, and one alone answers nothing: to imitate it is no way out."""
+    options = {"tokenizer": "embedded", "batch_size": 1, "chat_template": True}
+    data = kind(path=str(write_rows(row)), **options, **field)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"is the assistant's, .* answer\. Remove that message or the row\.$"
+    ):
+        data.setup("fit")
 
 
 def test_messages_that_the_chat_template_refuses(write_rows: Writer, tmp_path: Path) -> None:
