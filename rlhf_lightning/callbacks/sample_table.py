@@ -14,7 +14,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
 from rlhf_lightning.callbacks.validation import check_validates
-from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside
+from rlhf_lightning.output import check_output, first_free, leaves_files, output_path, put_aside
 
 _COLUMNS = ["step", "prompt", "response", "score"]
 
@@ -26,8 +26,8 @@ class SampleTable(Callback):
     optionally `tokens` with `kl`, `values` or `advantages` (see `samples_of`). A step that returns None shows
     nothing.
 
-    Pages are named after the step, and outside a fit after the checkpoint that is validated. A new run moves
-    those of an earlier one to `samples-v1`.
+    Pages are named after the step, and outside a fit after the checkpoint that is validated, with `-v1` where
+    there is one of that name. A new run moves those of an earlier one to `samples-v1`.
 
     Raises:
         ValueError: fewer than one row is asked for.
@@ -118,8 +118,10 @@ class SampleTable(Callback):
         directory = output_path(trainer, self.directory, "samples")
         directory.mkdir(parents=True, exist_ok=True)
         name, title = _name_and_title(trainer)
-        page = sample_page(self._samples, title=title)
-        (directory / f"{name}.html").write_text(page, encoding="utf-8")
+        file = directory / f"{name}.html"
+        if trainer.state.fn != "fit" and file.exists():  # of another checkpoint of that name, maybe
+            file = first_free(directory / name, ".html")
+        file.write_text(sample_page(self._samples, title=title), encoding="utf-8")
         (directory / "index.html").write_text(index_page(_pages(directory)), encoding="utf-8")
 
     def _data(self, step: int) -> list[list[object]]:
@@ -142,14 +144,13 @@ def _name_and_title(trainer: Trainer) -> tuple[str, str]:
         return f"step-{trainer.global_step:06d}", f"Step {trainer.global_step}"
     if trainer.ckpt_path is None:
         return "validate", "Validation"
-    stem = Path(trainer.ckpt_path).stem
-    return f"validate-{stem}", f"Validation of {stem}"
+    return f"validate-{Path(trainer.ckpt_path).stem}", f"Validation of {trainer.ckpt_path}"
 
 
 def _pages(directory: Path) -> list[Path]:
     """Pages of steps, the last first, then those of validations alone."""
     steps = sorted(directory.glob("step-*.html"), key=_step, reverse=True)
-    return steps + sorted(directory.glob("validate*.html"))
+    return steps + sorted(directory.glob("validate*.html"), key=lambda page: page.stem)
 
 
 def _step(page: Path) -> int:

@@ -85,7 +85,23 @@ def test_validations_of_checkpoints_stand_beside_the_pages_of_the_fit(tmp_path: 
     links = [unquote(str(link)) for link in Page(folder / "index.html").links]
     assert links == [f"{name}.html" for name in names]
     assert all((folder / link).is_file() for link in links)
-    assert "<h1>Validation of step=2 #1</h1>" in (folder / links[3]).read_text(encoding="utf-8")
+    for link, step in zip(links[3:], (2, 4), strict=True):
+        title = f"<h1>Validation of {tmp_path}/step={step} #1.ckpt</h1>"
+        assert title in (folder / link).read_text(encoding="utf-8")
+
+
+def test_two_checkpoints_of_one_name_have_a_page_each(tmp_path: Path) -> None:
+    """Such as the last ones of two runs."""
+    paths = [tmp_path / run / "last.ckpt" for run in ("a", "b")]
+    for path in paths:
+        saver = ModelCheckpoint(path.parent, filename=path.stem, every_n_train_steps=2)
+        fit(trainer_in(tmp_path, [saver], steps=2, checkpoints=True), Tiny())
+        trainer_in(tmp_path, [SampleTable()]).validate(Tiny(), data(), ckpt_path=str(path), verbose=False)
+    folder = tmp_path / "samples"
+    links = [str(link) for link in Page(folder / "index.html").links]
+    assert links == ["validate-last.html", "validate-last-v1.html"]
+    for link, path in zip(links, paths, strict=True):
+        assert f"<h1>Validation of {path}</h1>" in (folder / link).read_text(encoding="utf-8")
 
 
 def test_the_pages_of_another_run_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
