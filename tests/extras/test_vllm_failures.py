@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Olmo2Config
 from vllm import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -223,6 +223,22 @@ def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(
     del engine._model.scalar
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     assert engine.version == 0
+    engine.close()
+
+
+def test_a_model_that_vllm_has_not_itself_is_refused_as_it_is_made(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes them with the modules of transformers, which fail at the first generation."""
+    here = dist.is_initialized()
+    monkeypatch.setitem(generating.MODELS, "olmo2", Olmo2Config(**generating._SIZES))
+    other = generating.write(tmp_path, "olmo2")
+    said = r"^strategy\.settings\.generator=vllm: .* no olmo2 .*generator=native"
+    with pytest.raises(ValueError, match=said):
+        vllm_of(FSDPEngine(other), other, SMALL)
+    assert dist.is_initialized() == here
+    engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.close()
 
 

@@ -83,6 +83,7 @@ class VLLMEngine(GenerationEngine):
         self._logits = self._model.compute_logits = _Logits(self._model.compute_logits)
         self._engine.engine_core._finalizer.detach()  # it would destroy the job's process groups
         self._closing = weakref.finalize(self, _close, self._engine, self._groups)
+        self._check_model()
         self._version: int | None = None
         self._fresh, self._asleep, self._held, self.update_s = False, False, False, 0.0
         borrows = config.zero_copy and self._on_cpu and source.lending() is not None
@@ -191,6 +192,16 @@ class VLLMEngine(GenerationEngine):
         except BaseException:
             self._groups.close()
             raise
+
+    def _check_model(self) -> None:
+        """Refuse a model that vLLM has not itself: through transformers it fails at the first generation."""
+        if type(self._model).__name__.startswith("Transformers"):
+            self.close()
+            kind = self._engine.vllm_config.model_config.hf_config.model_type
+            raise ValueError(
+                f"strategy.settings.generator=vllm: vLLM has no {kind} of its own, and to compute it with "
+                f"that of transformers ({self._spec.path}) fails. Take generator=native, or another model."
+            )
 
     def _arguments(self) -> EngineArgs:
         config = self._config
