@@ -5,6 +5,8 @@ Megatron-core, DeepSpeed and vLLM take seconds to import: only who computes with
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.fsdp.base_model import register_adapted
@@ -42,6 +44,8 @@ def train_engine(model: ModelSpec, *, head: Head, seat: Seat, config: TrainConfi
             model, head=head, group=seat.groups.data, device=seat.device, config=config.for_frozen()
         )
     if isinstance(config, ZeRO):
+        if not model.weights_change:  # its masters, which nothing reads, would stay on the device
+            config = replace(config, offload_optimizer=True)
         from rlhf_lightning.engines.deepspeed.engine import ZeROEngine  # noqa: PLC0415
 
         return ZeROEngine(model, head=head, seat=seat, config=config)

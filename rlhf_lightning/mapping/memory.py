@@ -182,8 +182,8 @@ def _gathered(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
 
 
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
-    if workload.parameters_on_host:  # DeepSpeed computes such a model, and then its masters come with it
-        return _training_parameters(shape, layout, workload)
+    if workload.parameters_on_host:
+        return 0.0
     count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
     return workload.element * count / (workload.sharers(layout.d) if workload.sharding == "full" else 1)
 

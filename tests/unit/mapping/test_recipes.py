@@ -21,7 +21,7 @@ from rlhf_lightning.mapping_inputs import read_recipes
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto
-from rlhf_lightning.workers import Actor, Critic, Settings
+from rlhf_lightning.workers import Actor, Critic, Reference, Settings
 from tests.unit.mapping.test_search_auto import attached
 from tests.unit.mapping.test_search_plan import flow_of
 
@@ -118,6 +118,9 @@ def test_what_zero_keeps_on_the_host_takes_no_room(monkeypatch: pytest.MonkeyPat
     away = parts(ZeRO(stage=3, offload_optimizer=True, offload_parameters=True))
     assert (away.parameters, away.states) == (0, 0)
     assert away.buffers == 4 * SEVEN.layer_parameters
+    beside = Settings(engine="zero", zero=ZeRO(stage=3, offload_parameters=True))
+    frozen = recipe(Reference(dtype="bfloat16"), beside)
+    assert memory.inference(SEVEN, ParallelLayout(d=4), frozen).parameters == 0
 
 
 def with_vllm(monkeypatch: pytest.MonkeyPatch, gpus: int, vllm: VLLM | None = None) -> Workload:
