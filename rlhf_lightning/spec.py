@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from rlhf_lightning.field_types import check_types
 
@@ -151,6 +151,9 @@ def run_seed() -> int:
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One model of the dataflow: where its weights come from, and how they are trained."""
+
+    trains: ClassVar[bool] = True
+    """Whether it learns: engines have no memory for the gradients of a model that does not."""
 
     path: str = EMBEDDED
     """A Hugging Face directory (with weights, or with a config.json alone), a hub name with safetensors, or

@@ -31,6 +31,7 @@ class OffloadedParts:
     def __init__(self, path: str, *, device: torch.device) -> None:
         self._path, self._device = path, device
         self._parts: dict[Part, Parked | Freed | None] = {}
+        self._dropped: set[Part] = set()
         self.frees = device.type != "cpu"
         """Whether memory moves."""
 
@@ -50,12 +51,23 @@ class OffloadedParts:
             if held is not None:
                 held.restore()
 
+    def drop(self, part: Part, tensors_of: TensorsOf) -> None:
+        """Free for good a part that nothing needs, since the model does not learn."""
+        for storage in storages(self._here(tensors_of(part))):
+            storage.resize_(0)
+        self._dropped.add(part)
+
     def refuse(self, *parts: Part) -> None:
-        """Refuse to use offloaded parts.
+        """Refuse to use offloaded parts, and those that were dropped.
 
         Raises:
-            RuntimeError: one of these parts is offloaded.
+            RuntimeError: one of these parts is offloaded or dropped.
         """
+        if dropped := [part for part in parts if part in self._dropped]:
+            raise RuntimeError(
+                f"{self._path}: the class of its role says trains=False, so there is no memory for "
+                f"{', '.join(dropped)}. Write trains: ClassVar[bool] = True there."
+            )
         away = [part for part in parts if part in self._parts]
         if away:
             raise RuntimeError(f"{self._path}: {', '.join(away)} are offloaded. Call reload({away}) first.")

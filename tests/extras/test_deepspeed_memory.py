@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -32,3 +33,29 @@ def test_masters_of_a_model_that_nothing_trains_go_to_the_host_with_it(paths: di
     for rank, (said, away) in enumerate(spmd.run(2, with_parameters_away, spec)):
         assert away
         torch.testing.assert_close(said, whole[rank::2], rtol=0, atol=1e-5)
+
+
+def followed(group: dist.ProcessGroup, spec: ModelSpec, *, offload: bool) -> list[dict[str, int]]:
+    """By stage, what a model holds that becomes an average of others."""
+    found, seat = [], zero.seat(group)
+    for stage in (1, 2, 3):
+        config = zero.settings(stage, offload_optimizer=offload)
+        engine = train_engine(spec, head="lm", seat=seat, config=config)
+        before = engine.give_weights()
+        engine.follow_weights(torch.zeros_like(before), decay=0.5)
+        torch.testing.assert_close(engine.give_weights(), before / 2)
+        assert torch.isfinite(engine.infer(zero.own(group), temperature=1.0)["log_probs"]).all()
+        with pytest.raises(RuntimeError, match=r"trains=False, so there is no memory for gradients\."):
+            engine.accumulate(zero.own(group), tiny.Fit(), tiny.counts(), temperature=1.0)
+        found.append(engine.memory())
+    return found
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_model_that_follows_another_has_no_gradients(paths: dict[str, Path], *, offload: bool) -> None:
+    spec = Reference(path=str(paths["tied"]), dtype="bfloat16", decay=0.5)
+    size = 4 * len(zero.fsdp(spec).give_weights())
+    for stages in spmd.run(2, followed, spec, offload=offload):
+        for held in stages:
+            assert held["optimizer"] == pytest.approx(size / 2, rel=0.02)
+            assert held["gradients"] == 0

@@ -18,6 +18,7 @@ from rlhf_lightning.engines.megatron.optimizer import ShardedAdamW
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.parallel.layout import Generation
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import three_d, tiny
 from tests.unit.engines.tiny import Fit
@@ -220,3 +221,34 @@ def test_memory_counts_what_is_there(models: dict[str, Path], dtype: tiny.Dtype)
             "optimizer": kept * count,
             "host": 0,
         }
+
+
+def followed(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> tuple[dict[str, int], int]:
+    """Bytes that a model has which becomes an average of others, and those that come back from the host."""
+    engine = three_d.megatron(three_d.seat(group, ParallelLayout(d=2)), spec, "lm", config)
+    before, held = engine.give_weights(), engine.memory()
+    engine._offloaded.frees = True
+    engine.offload(PARTS)
+    reloaded = engine.reload_bytes()
+    engine.reload(PARTS)
+    engine.follow_weights(torch.zeros_like(before), decay=0.5)
+    torch.testing.assert_close(engine.give_weights(), before / 2)
+    assert torch.isfinite(engine.infer(tiny.rows(), temperature=1.0)["log_probs"]).all()
+    assert engine.memory() == held
+    if not spec.trains:
+        with pytest.raises(RuntimeError, match=r"trains=False, so there is no memory for gradients\."):
+            engine.accumulate(tiny.rows(), Fit(), tiny.counts(), temperature=1.0)
+    return held, reloaded
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_a_model_that_follows_another_has_no_gradients(
+    models: dict[str, Path], *, distributed_optimizer: bool
+) -> None:
+    path, config = str(models["tied"]), Megatron(distributed_optimizer=distributed_optimizer)
+    follows = spmd.run(2, followed, Reference(path=path, dtype="bfloat16", decay=0.5), config)
+    learns = spmd.run(2, followed, ModelSpec(path=path, dtype="bfloat16"), config)
+    for (held, reloaded), (other, _) in zip(follows, learns, strict=True):
+        assert other["gradients"] > 0
+        assert held == other | {"gradients": 0}
+        assert reloaded == held["parameters"] + held["optimizer"] > held["parameters"]

@@ -80,6 +80,8 @@ class ZeROEngine(TrainEngine):
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
         )
         self._offloaded = OffloadedParts(model.path, device=self._device)
+        if not model.trains:
+            self._offloaded.drop("gradients", self._tensors)
         self._counters, self._version, self._last = Counters(model.optimizer), 0, Transition()
 
     def infer(

@@ -79,12 +79,13 @@ class MegatronEngine(TrainEngine):
         self._scope = Scope(seat.groups, chunks=self._config.chunks, device=self._device)
         with self._scope.entered():
             self._build()
+        self._offloaded = OffloadedParts(model.path, device=self._device)
+        if not model.trains:
+            self._offloaded.drop("gradients", self._tensors)
         self._weights = Weights(self.conversion, self.stages, seat=seat, optimizer=self._optimizer)
         self._weights.load(model)
-        self._offloaded = OffloadedParts(model.path, device=self._device)
-        self._accumulated, self._last = False, Transition()
+        self._accumulated, self._version, self._last = False, 0, Transition()
         self._hybrid: HybridEngine | None = None
-        self._version = 0
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
