@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -194,6 +195,31 @@ def test_engines_of_different_layouts_share_a_process(models: dict[str, Path]) -
     for policy, values in spmd.run(2, two, actor, critic):
         torch.testing.assert_close(policy, expected(actor, "lm").weights, rtol=0, atol=1e-4)
         torch.testing.assert_close(values, expected(critic, "scalar").weights, rtol=0, atol=1e-4)
+
+
+def clipped(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> float:
+    """The norm by which a rank clips, where the sum of each group is off in its own way, as by rounding."""
+    layout = ParallelLayout(t=2, d=2)
+    engine, added = three_d.megatron(three_d.seat(group, layout), spec, "lm", config), dist.all_reduce
+
+    def off(x: Tensor, group: dist.ProcessGroup) -> None:
+        added(x, group=group)
+        x.mul_(1 + dist.get_global_rank(group, 0) / 8)
+
+    def norm() -> float:
+        with mock.patch.object(dist, "all_reduce", off):
+            return own()
+
+    own, engine._adamw._norm = engine._adamw._norm, norm  # type: ignore[method-assign]
+    return three_d.step(engine, rows_of(layout.coordinate(group.rank()).d, layout.d))[1]
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_all_ranks_clip_by_one_norm(models: dict[str, Path], *, distributed_optimizer: bool) -> None:
+    spec, config = tiny.spec(models["tied"]), Megatron(distributed_optimizer=distributed_optimizer)
+    found = spmd.run(4, clipped, spec, config)
+    assert len(set(found)) == 1
+    assert found[0] > 0
 
 
 def recomputed(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout) -> tuple[int, int, bool]:

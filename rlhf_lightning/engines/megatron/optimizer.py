@@ -24,7 +24,7 @@ from megatron.core.optimizer.optimizer import (
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.optimizer import MOMENTS, Counters, adamw, gradient_norm, zero_moments
-from rlhf_lightning.parallel.groups import ModelGroups
+from rlhf_lightning.parallel.groups import ModelGroups, if_several
 from rlhf_lightning.spec import OptimizerSpec
 
 
@@ -102,7 +102,10 @@ class ShardedAdamW:
         return self.counters.count(norm, stepped=math.isfinite(norm))
 
     def _norm(self) -> float:
-        """L2 norm of all gradients of the model, each number counted once."""
+        """L2 norm of all gradients of the model, each number counted once, and the same bits on all ranks.
+
+        A group adds up in an order that its communicator chooses, so those whose sums may differ take one.
+        """
         gradients = self._optimizer.get_main_grads_for_grad_norm()
         device = next(iter(self._parameters.values())).device
         norm = gradient_norm(gradients, group=self._groups.replica, device=device)
@@ -110,6 +113,8 @@ class ShardedAdamW:
             squared = norm.square()
             dist.all_reduce(squared, group=self._groups.data)
             norm = squared.sqrt()
+        if several := if_several(self._groups.replica if self._distributed else self._groups.data):
+            dist.broadcast(norm, group=several, group_src=0)
         return float(norm)
 
     def piece(self, name: str) -> Piece | None:
