@@ -139,7 +139,8 @@ class SimulatedCosts:
         if role not in self.elastic:
             return [train]
         stages = [1] if self.workload.one_stage else divisors(train.p)
-        return [replace(train, generation=Generation(pg, tg)) for pg in stages for tg in divisors(train.t)]
+        shards = [tg for tg in divisors(train.t) if self._models[role].shape.divides(tg)]
+        return [replace(train, generation=Generation(pg, tg)) for pg in stages for tg in shards]
 
     def resident(self, role: str, layout: ParallelLayout) -> float:
         """Bytes that stay while other models compute."""

@@ -21,7 +21,7 @@ from rlhf_lightning.engines import Head, Megatron
 from rlhf_lightning.engines.megatron import check_layout, parts
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.engines.packed.packing import plan, select
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Reference
 from tests.unit import spmd
@@ -285,6 +285,21 @@ def test_what_cannot_be_divided_is_refused(
         return
     with pytest.raises(ValueError, match=message):
         check_layout(MODELS[model], layout, settings=Megatron(chunks=chunks))
+
+
+@pytest.mark.parametrize("t", [3, 6])
+def test_shards_of_generation_that_cannot_share_key_value_heads_are_refused(t: int) -> None:
+    config = LlamaConfig(
+        hidden_size=288, intermediate_size=96, num_attention_heads=12, num_key_value_heads=4, head_dim=24
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"^--strategy.parallel.generate.t {t} \(train t=12\): t neither divides the 4 key-value heads "
+        r"nor .* Try --strategy.parallel.generate.t 1 or 2 or 4 or 12\.",
+    ):
+        check_layout(config, ParallelLayout(t=12, generation=Generation(t=t)))
+    for fitting in (1, 2, 4, 12):
+        check_layout(config, ParallelLayout(t=12, generation=Generation(t=fitting)))
 
 
 @pytest.mark.parametrize(

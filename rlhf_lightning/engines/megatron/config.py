@@ -77,8 +77,8 @@ def check_layout(
         settings: of the engine.
 
     Raises:
-        ValueError: the model cannot be converted, or p or t does not divide it; the message names the nearest
-            sizes that do.
+        ValueError: the model cannot be converted, or p, t or the t of generation does not divide it; the
+            message names sizes that do.
     """
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     mlp_bias = getattr(config, "mlp_bias", False)
@@ -92,12 +92,24 @@ def check_layout(
         raise ValueError(
             f"layout (train t={layout.t}): {reason}. Try train t={' or '.join(str(n) for n in near)}."
         )
+    _check_generating(conversion, layout)
     if layout.p == 1 and chunks > 1:
         raise ValueError(
             f"strategy.settings.megatron.chunks={chunks} with train p=1: one stage has nothing to "
             "interleave. Try chunks=1, or train p=2."
         )
     even_stages(config.num_hidden_layers, layout.p, chunks=chunks)
+
+
+def _check_generating(conversion: Conversion, layout: ParallelLayout) -> None:
+    """Refuse tensor shards in generation that cannot share the key-value heads, though they divide t."""
+    t = layout.generating.t
+    if reason := _indivisible(conversion, t):
+        fitting = [n for n in range(1, layout.t + 1) if not layout.t % n and not _indivisible(conversion, n)]
+        raise ValueError(
+            f"--strategy.parallel.generate.t {t} (train t={layout.t}): {reason}. Try "
+            f"--strategy.parallel.generate.t {' or '.join(str(n) for n in fitting)}."
+        )
 
 
 def _indivisible(conversion: Conversion, t: int) -> str:

@@ -151,6 +151,8 @@ def test_layouts_are_those_that_engines_take() -> None:
     assert tensor == {1, 2}  # three ranks share 48 heads, but not 11,008 columns
     even = costs_of(replace(wide, intermediate=12288))
     assert {at.t for at in even.layouts("actor", 6)} == {1, 2, 3, 6}
+    grouped = costs_of(replace(wide, intermediate=12288, hidden=4608, kv_heads=2)).layouts("actor", 6)
+    assert {at.generation.t for at in grouped if at.generation and at.t == 6} == {1, 2, 6}
     for one_stage, stages in ((False, {1, 2, 4}), (True, {1})):
         found = costs_of(one_stage=one_stage).layouts("actor", 4)
         assert {at.generation.p for at in found if at.generation} == stages
