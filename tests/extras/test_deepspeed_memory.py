@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_lightning.engines import PARTS
 from rlhf_lightning.engines.choice import train_engine
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
 from rlhf_lightning.spec import ModelSpec
@@ -59,3 +60,36 @@ def test_a_model_that_follows_another_has_no_gradients(paths: dict[str, Path], *
         for held in stages:
             assert held["optimizer"] == pytest.approx(size / 2, rel=0.02)
             assert held["gradients"] == 0
+
+
+def rested(group: dist.ProcessGroup, spec: ModelSpec, stage: int, *, offload: bool) -> list[Tensor]:
+    """Weights of an engine that only trains, and of one whose parts rest between micro-batches."""
+    found, portions = [], zero.own(group).split(2)
+    for rests in (False, True):
+        engine = zero.zero(group, spec, stage, offload_optimizer=offload)
+        engine._offloaded.frees = True
+        for _ in range(2):
+            for number, rows in enumerate(portions):
+                if rests:
+                    away(engine, pending=number > 0)
+                zero.step_into(engine, rows)
+            engine.optimizer_step()
+        found.append(engine.give_weights())
+    return found
+
+
+def away(engine: ZeROEngine, *, pending: bool) -> None:
+    """Offload and reload everything; gradients that a step has used need no room on the host."""
+    before = engine.memory()
+    assert before["gradients"] or not (pending or engine._config.stage == 3)
+    engine.offload(PARTS)
+    assert engine.memory()["host"] == sum(before.values()) - (0 if pending else before["gradients"])
+    assert engine.reload_bytes() == sum(before.values())
+    engine.reload(PARTS)
+    assert engine.memory() == before
+
+
+@pytest.mark.parametrize(("stage", "offload"), [(1, False), (2, True), (3, False), (3, True)])
+def test_rest_changes_no_training(paths: dict[str, Path], stage: int, *, offload: bool) -> None:
+    for plain, rests in spmd.run(2, rested, tiny.spec(paths["tied"]), stage, offload=offload):
+        assert torch.equal(rests, plain)

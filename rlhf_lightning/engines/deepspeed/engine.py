@@ -58,6 +58,9 @@ class ZeROEngine(TrainEngine):
         ValueError: the model cannot be loaded, or the layout divides it into stages or tensor shards.
     """
 
+    _accumulated = False
+    """Whether there are gradients that no step has used."""
+
     def __init__(
         self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO | None = None
     ) -> None:
@@ -100,6 +103,7 @@ class ZeROEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
         self._offloaded.refuse(*PARTS[:2])
+        self._accumulated = True
         with recomputing(self._module, wanted=self._spec.gradient_checkpointing), self._scope.entered():
             return self._passes.accumulate(
                 rows, loss, counts, temperature=temperature, backward=self._backward
@@ -113,6 +117,7 @@ class ZeROEngine(TrainEngine):
             self._module.step()
         stepped = bool(self._module.was_step_applied())
         self._version += stepped
+        self._accumulated = False
         if not stepped:
             self._masters.forget_gradients()
         return self._counters.count(float(self._module.get_global_grad_norm()), stepped=stepped)
@@ -188,8 +193,12 @@ class ZeROEngine(TrainEngine):
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Move parts to the host; on a CPU nothing moves, but using offloaded parts is refused."""
-        self._offloaded.offload(parts, self._tensors)
+        """Move parts to the host; on a CPU nothing moves, but using offloaded parts is refused.
+
+        From a step to the next micro-batch, which overwrites them, gradients are freed and allocated anew.
+        """
+        zeros: list[Part] = [] if self._accumulated else ["gradients"]
+        self._offloaded.offload(parts, self._tensors, zeros=zeros)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """See `TrainEngine.reload`."""
