@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,21 @@ def away(engine: ZeROEngine, *, pending: bool) -> None:
 def test_rest_changes_no_training(paths: dict[str, Path], stage: int, *, offload: bool) -> None:
     for plain, rests in spmd.run(2, rested, tiny.spec(paths["tied"]), stage, offload=offload):
         assert torch.equal(rests, plain)
+
+
+def gone(group: dist.ProcessGroup, spec: ModelSpec) -> list[bool]:
+    """By stage, whether nothing refers to a model once its engine is no more."""
+    found = []
+    for stage in (1, 2, 3):
+        engine = zero.zero(group, spec, stage)
+        zero.step(engine, zero.own(group))
+        model = weakref.ref(engine._model)
+        del engine
+        for _ in range(2):  # the engine, whose end frees what DeepSpeed holds; then that
+            gc.collect()
+        found.append(model() is None)
+    return found
+
+
+def test_a_model_ends_with_its_engine(paths: dict[str, Path]) -> None:
+    assert spmd.run(1, gone, tiny.spec(paths["tied"])) == [[True, True, True]]

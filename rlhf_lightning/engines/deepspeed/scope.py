@@ -38,6 +38,7 @@ with _quiet(for_deepspeed()):
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
+    from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK as _ENTERED
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters, Init, ZeroParamStatus
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
@@ -136,12 +137,13 @@ def free(module: ZeROModule, parameters: Iterable[nn.Parameter]) -> None:
         module: must not be called again.
         parameters: of the module.
     """
-    zero = module.optimizer
+    zero, root = module.optimizer, module.module
     for hook in zero._grad_acc_hooks:
         hook.remove()
     for holder in (*parameters, getattr(zero, "parameter_offload", None), zero, module):
         if holder is not None:
             vars(holder).clear()
+    _ENTERED[:] = [entered for entered in _ENTERED if entered is not root]
     # A cache of the class, with modules as keys; other engines compute anew what they lose there.
     for cell in vars(PartitionedParameterCoordinator)[_CACHED].__closure__:
         if hasattr(cell.cell_contents, "cache_clear"):
