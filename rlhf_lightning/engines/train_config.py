@@ -108,6 +108,11 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return False
 
     @property
+    def masters_beside(self) -> bool:
+        """Whether float32 masters lie beside the parameters in float32 too, and beside shards of them."""
+        return False
+
+    @property
     def sequence_parallel(self) -> bool:
         """Whether tensor shards also share the activations between their matrix products."""
         return False

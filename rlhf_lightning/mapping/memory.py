@@ -65,14 +65,21 @@ class Parts:
 def training(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
     """Bytes while the model trains."""
     trained, shared = trained_parameters(shape, layout, workload), workload.sharers(layout.d)
-    divided = workload.sharding == "gradients" or (workload.sharding == "full" and not workload.defers)
     return Parts(
         parameters=_training_parameters(shape, layout, workload),
-        gradients=4 * trained / (shared if divided else 1),
+        gradients=_gradients(trained, shared, workload),
         states=0.0 if workload.states_on_host else 8 * trained / shared,
         activations=_activations(shape, layout, workload),
         buffers=_gathered(shape, layout, workload),
     )
+
+
+def _gradients(trained: float, shared: int, workload: Workload) -> float:
+    """Bytes of gradients; those of shards lie on the host where their masters do."""
+    if workload.sharding == "full" and workload.states_on_host:
+        return 0.0
+    divided = workload.sharding == "gradients" or (workload.sharding == "full" and not workload.defers)
+    return 4 * trained / (shared if divided else 1)
 
 
 def inference(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> Parts:
@@ -167,6 +174,8 @@ def _training_parameters(shape: ModelShape, layout: ParallelLayout, workload: Wo
         return masters / shared
     if workload.sharding != "full" or shared == 1:
         return workload.element * count + (masters / shared if workload.masters else 0.0)
+    if workload.masters_beside:
+        return (workload.element * count + masters) / shared
     # Of what learns the masters alone stay.
     copied = count - masters / 4
     return (masters + workload.element * copied) / shared

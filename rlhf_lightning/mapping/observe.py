@@ -80,7 +80,8 @@ def recipe(role: Role, settings: Settings) -> Workload:
         states_on_host=training.offload_optimizer,
         parameters_on_host=training.offload_parameters,
         element=2 if role.computes_in == "bfloat16" else 4,
-        masters=role.computes_in == "bfloat16",
+        masters=role.computes_in == "bfloat16" or training.masters_beside,
+        masters_beside=training.masters_beside,
     )
 
 

@@ -65,7 +65,11 @@ class Workload:
     element: int = 2
     """Bytes of a parameter and of an activation in the computation: 2 for bfloat16, 4 for float32."""
     masters: bool = True
-    """Whether there are float32 master weights beside the parameters; not where these are float32."""
+    """Whether there are float32 master weights beside the parameters; not where these are float32, unless the
+    engine steps copies."""
+    masters_beside: bool = False
+    """With sharding `full`: whether masters lie beside the shards, as with ZeRO; else they are the shards, as
+    with FSDP."""
     lora_rank: int = 0
     """Rank of the adapters that are all that learns; 0: the whole model learns."""
     states_on_host: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 from rlhf_lightning.engines import PARTS
 from rlhf_lightning.engines.choice import train_engine
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
+from rlhf_lightning.mapping import memory, shapes
+from rlhf_lightning.mapping.observe import recipe
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.workers import Reference
+from rlhf_lightning.workers import Actor, Reference, Settings
 from tests.extras import zero
 from tests.unit import spmd
 from tests.unit.engines import tiny
@@ -113,3 +117,24 @@ def gone(group: dist.ProcessGroup, spec: ModelSpec) -> list[bool]:
 
 def test_a_model_ends_with_its_engine(paths: dict[str, Path]) -> None:
     assert spmd.run(1, gone, tiny.spec(paths["tied"])) == [[True, True, True]]
+
+
+def held(group: dist.ProcessGroup, spec: Actor, stage: int) -> dict[str, int]:
+    """What an engine holds after a step."""
+    engine = train_engine(spec, head="lm", seat=zero.seat(group), config=zero.settings(stage))
+    zero.step(engine, zero.own(group))
+    return engine.memory()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_mapping_predicts_what_a_rank_holds(
+    paths: dict[str, Path], stage: Literal[1, 2, 3], dtype: tiny.Dtype
+) -> None:
+    path, settings = str(paths["tied"]), Settings(engine="zero", zero=zero.settings(stage))
+    role = Actor(path=path, dtype=dtype)
+    predicted = memory.footprint(shapes.load(path), ParallelLayout(d=2), recipe(role, settings), trained=True)
+    for found in spmd.run(2, held, role, stage):
+        kept = found["parameters"] + found["optimizer"]
+        assert predicted.parameters + predicted.states == pytest.approx(kept, rel=0.02)
+        assert stage < 3 or predicted.gradients == pytest.approx(found["gradients"], rel=0.02)

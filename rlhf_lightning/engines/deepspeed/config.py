@@ -74,6 +74,11 @@ class ZeRO(TrainConfig):
         stages: dict[int, Sharding] = {1: "states", 2: "gradients", 3: "full"}
         return stages[self.stage]
 
+    @property
+    def masters_beside(self) -> bool:
+        """See `TrainConfig.masters_beside`."""
+        return True
+
     def for_frozen(self) -> FSDP:
         """The FSDP options for frozen models: whole copies, or in stage 3 sharded as finely."""
         shard = 0 if self.stage == 3 else 1

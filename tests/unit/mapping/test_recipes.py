@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -114,13 +115,28 @@ def test_what_zero_keeps_on_the_host_takes_no_room(monkeypatch: pytest.MonkeyPat
     second = parts(ZeRO(stage=2, offload_optimizer=True))
     assert (second.parameters, second.gradients, second.states) == (2 * count, count, 0)
     third = parts(ZeRO(stage=3, offload_optimizer=True))
-    assert (third.parameters, third.gradients, third.states) == (count / 2, count, 0)
+    assert (third.parameters, third.gradients, third.states) == (count / 2, 0, 0)
     away = parts(ZeRO(stage=3, offload_optimizer=True, offload_parameters=True))
     assert (away.parameters, away.states) == (0, 0)
     assert away.buffers == 4 * SEVEN.layer_parameters
     beside = Settings(engine="zero", zero=ZeRO(stage=3, offload_parameters=True))
     frozen = recipe(Reference(dtype="bfloat16"), beside)
     assert memory.inference(SEVEN, ParallelLayout(d=4), frozen).parameters == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "half", "single"),
+    [(1, 2 + 4 + 12 / 4, 4 + 4 + 12 / 4), (2, 2 + 16 / 4, 4 + 16 / 4), (3, 18 / 4, 20 / 4)],
+)
+def test_zero_has_masters_beside_the_parameters(
+    monkeypatch: pytest.MonkeyPatch, stage: Literal[1, 2, 3], half: float, single: float
+) -> None:
+    """Bytes a number on each of four ranks, as docs/deepspeed.md has them."""
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)
+    settings = Settings(engine="zero", zero=ZeRO(stage=stage))
+    for role, bytes_each in ((Actor(dtype="bfloat16"), half), (Actor(), single)):
+        found = memory.footprint(SEVEN, ParallelLayout(d=4), recipe(role, settings), trained=True)
+        assert found.total == bytes_each * SEVEN.num_parameters
 
 
 def with_vllm(monkeypatch: pytest.MonkeyPatch, gpus: int, vllm: VLLM | None = None) -> Workload:
