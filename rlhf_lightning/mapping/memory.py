@@ -191,6 +191,8 @@ def _gathered(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
 
 
 def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
+    if workload.follows:
+        return _training_parameters(shape, layout, workload)
     if workload.parameters_on_host:
         return 0.0
     count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)

@@ -82,6 +82,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         element=2 if role.computes_in == "bfloat16" else 4,
         masters=role.computes_in == "bfloat16" or training.masters_beside,
         masters_beside=training.masters_beside,
+        follows=role.weights_change and not role.trains,
     )
 
 

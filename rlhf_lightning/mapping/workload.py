@@ -70,6 +70,9 @@ class Workload:
     masters_beside: bool = False
     """With sharding `full`: whether masters lie beside the shards, as with ZeRO; else they are the shards, as
     with FSDP."""
+    follows: bool = False
+    """Whether the weights of a model that does not learn change, so that it has masters, as those of a
+    reference with `decay` do."""
     lora_rank: int = 0
     """Rank of the adapters that are all that learns; 0: the whole model learns."""
     states_on_host: bool = False

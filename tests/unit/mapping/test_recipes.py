@@ -139,6 +139,17 @@ def test_zero_has_masters_beside_the_parameters(
         assert found.total == bytes_each * SEVEN.num_parameters
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "megatron", "zero"])
+def test_a_reference_that_follows_has_masters(
+    monkeypatch: pytest.MonkeyPatch, engine: Literal["fsdp", "megatron", "zero"]
+) -> None:
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)
+    for decay, bytes_each in ((None, 2), (0.9, 6)):
+        work = recipe(Reference(dtype="bfloat16", decay=decay), Settings(engine=engine))
+        found = memory.footprint(SEVEN, ONE, work, trained=False)
+        assert found.total == bytes_each * SEVEN.num_parameters
+
+
 def with_vllm(monkeypatch: pytest.MonkeyPatch, gpus: int, vllm: VLLM | None = None) -> Workload:
     """The recipe of an actor in bfloat16 that Megatron trains and vLLM generates with."""
     monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
