@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,8 @@ _SPREAD = SystemRandom()
 """Lengthens pauses, so that workers which were refused at once do not come back at once. No seed
 moves it, and processes that were forked from one draw different numbers."""
 _CHUNK = 1 << 16
+_SENT = re.compile(r"[^\r\n\u0100-\U0010ffff]*")
+"""What a header's value may be."""
 
 
 class ServiceError(ValueError):
@@ -135,19 +138,28 @@ class Service:
 
     def _headers(self) -> dict[str, str]:
         """The headers with the values of environment variables put in."""
-        filled = {}
-        for name, value in self.options.headers.items():
-            try:
-                filled[name] = Template(value).substitute(os.environ)
-            except KeyError as err:
-                raise ServiceError(
-                    f"{self.url}: the header {name} takes the environment variable {err.args[0]}, which is "
-                    "not set in this process. Set it before the run, on every node."
-                ) from err
-            except ValueError as err:
-                raise ServiceError(
-                    f"{self.url}: the header {name} has a $ without a name after it. Write $$ for a plain $."
-                ) from err
+        return {name: self._filled(name, value) for name, value in self.options.headers.items()}
+
+    def _filled(self, name: str, value: str) -> str:
+        """A header's value; no message shows it, for it may be a secret."""
+        template = Template(value)
+        try:
+            filled = template.substitute(os.environ).strip()  # a file's content often ends in a line break
+        except KeyError as err:
+            raise ServiceError(
+                f"{self.url}: the header {name} takes the environment variable {err.args[0]}, which is "
+                "not set in this process. Set it before the run, on every node."
+            ) from err
+        except ValueError as err:
+            raise ServiceError(
+                f"{self.url}: the header {name} has a $ without a name after it. Write $$ for a plain $."
+            ) from err
+        if not _SENT.fullmatch(filled):
+            taken = "".join(f" (it takes ${variable})" for variable in template.get_identifiers())
+            raise ServiceError(
+                f"{self.url}: the header {name}{taken} has a line break within it, or a character beyond "
+                "Latin-1, and cannot be sent. Write it as one line, on every node."
+            )
         return filled
 
     def _answer(self, pool: PoolManager, body: bytes, headers: Mapping[str, str], asked: str) -> _Answer:

@@ -10,6 +10,7 @@ import time
 from datetime import date
 from decimal import Decimal
 from itertools import count
+from traceback import format_exception
 from types import SimpleNamespace
 
 import pytest
@@ -265,6 +266,24 @@ def test_headers_take_secrets_from_the_environment(monkeypatch: pytest.MonkeyPat
         asked_for(asked.url, ["yes"], http=http)
     with pytest.raises(ValueError, match=r"header X-Price has a \$ without a name after it"):
         asked_for(asked.url, ["yes"], http=HTTPOptions(headers={"X-Price": "5$"}))
+
+
+def test_a_header_from_a_file_ends_in_no_line_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "s3cret\n")
+    with service(LENGTHS) as asked:
+        asked_for(asked.url, ["yes"], http=HTTPOptions(headers={"Authorization": "Bearer $REWARD_TOKEN"}))
+    assert asked.headers[0]["Authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize("secret", ["s3cret\nmore", "s3cret\rmore", "s3cret\u2026"], ids=ascii)
+def test_a_header_that_cannot_be_sent_is_not_shown(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", secret)
+    http = HTTPOptions(headers={"Authorization": "Bearer $REWARD_TOKEN"})
+    with service(LENGTHS) as asked, pytest.raises(ValueError, match="cannot be sent") as error:
+        asked_for(asked.url, ["yes"], http=http)
+    assert "the header Authorization (it takes $REWARD_TOKEN) has a line break" in str(error.value)
+    assert "s3cret" not in "".join(format_exception(error.value))
+    assert not asked.contents
 
 
 def test_proxies_are_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
