@@ -21,12 +21,13 @@ from ipaddress import ip_address
 from random import SystemRandom
 from string import Template
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Timeout
 from urllib3.exceptions import HTTPError
 from urllib3.exceptions import TimeoutError as LateError
+from urllib3.util import make_headers, parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +264,15 @@ def _pool(url: str) -> PoolManager:
     host = _host(url)
     here = _is_this_machine(host) or proxy_bypass(host)
     proxy = None if here else getproxies().get(urlsplit(url).scheme)
-    return ProxyManager(proxy) if proxy else PoolManager()
+    return _proxied(proxy) if proxy else PoolManager()
+
+
+def _proxied(address: str) -> ProxyManager:
+    """Connections through a proxy, written as `proxy:3128` or `http://user:password@proxy:3128`."""
+    address = address if "://" in address else f"http://{address}"
+    auth = parse_url(address).auth
+    headers = make_headers(proxy_basic_auth=unquote(auth)) if auth else None
+    return ProxyManager(address, proxy_headers=headers)
 
 
 def _is_this_machine(host: str) -> bool:

@@ -7,6 +7,7 @@ import math
 import random
 import socket
 import time
+from base64 import b64encode
 from datetime import date
 from decimal import Decimal
 from itertools import count
@@ -296,6 +297,17 @@ def test_proxies_are_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None
         assert (len(asked.contents), len(proxy.contents)) == (2, 0)
         assert asked_for("http://rewards.invalid/score", ["yes"]) == [3.0]
         assert (len(asked.contents), len(proxy.contents)) == (2, 1)
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxy_is_told_who_asks(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with service(LENGTHS) as proxy:
+        place = proxy.url.removeprefix("http://").removesuffix("/score")
+        monkeypatch.setenv("http_proxy", f"{scheme}user:p%40ss@{place}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        assert asked_for("http://rewards.invalid/score", ["yes"]) == [3.0]
+    assert proxy.headers[0]["proxy-authorization"] == f"Basic {b64encode(b'user:p@ss').decode()}"
 
 
 def test_what_json_cannot_hold() -> None:
