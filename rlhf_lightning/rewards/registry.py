@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from rlhf_lightning.rewards.functions import (
@@ -81,11 +80,11 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
     advice = f"{others}For your own function give its dotted path, such as mypackage.mymodule.myfunction."
     if not module_name:
         raise ValueError(f"{what}: it is no {'short name' if others else 'dotted path'}. {advice}")
-    if not _exists(module_name):
-        raise ValueError(f"{what}: there is no module {module_name!r}. {advice}")
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as err:  # it is the user's, and anything may happen there
+        if isinstance(err, ModuleNotFoundError) and f"{module_name}.".startswith(f"{err.name}."):
+            raise ValueError(f"{what}: there is no module {module_name!r}. {advice}") from err
         raise ValueError(
             f"{what}: {module_name} could not be imported ({type(err).__name__}: {err})."
         ) from err
@@ -125,13 +124,6 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
         f"rows) -> {returns}, with prompts and responses as texts; a column of the data is "
         "row['answer'] of each of rows."
     )
-
-
-def _exists(module_name: str) -> bool:
-    try:
-        return module_name in sys.modules or find_spec(module_name) is not None
-    except ModuleNotFoundError:  # raised for a missing parent package
-        return False
 
 
 def function_names(functions: Functions, *, option: str) -> dict[str, float] | list[str] | str | None:

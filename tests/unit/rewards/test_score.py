@@ -129,6 +129,24 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
             preflight(RewardSpec(functions=f"{name}.f"), [row()])
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("open('/nowhere/at/all')", "FileNotFoundError: .*/nowhere/at/all.*"),
+    ],
+)
+def test_a_package_that_fails_is_not_one_that_is_missing(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "__init__.py").write_text(text)
+    (tmp_path / "unfinished" / "inside.py").touch()
+    with pytest.raises(ValueError, match=rf"'unfinished\.inside\.f': .* could not be imported \({why}\)"):
+        resolve("unfinished.inside.f")
+
+
 def test_a_function_that_is_named_twice() -> None:
     with pytest.raises(ValueError, match=r"reward\.functions: length is named 2 times.*\{length: 2\.0\}"):
         RewardSpec(functions=["length", "exact_match", "length"])
