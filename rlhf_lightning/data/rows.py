@@ -196,9 +196,26 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
         prefix = f"{option}={path}:" if directory.is_dir() else f"{_missing(path, option)} By that name,"
         raise ValueError(f"{prefix} no data set could be loaded ({reason}).") from err
     single = isinstance(loaded, datasets.Dataset)
+    if saved:
+        _check_saved(reference, loaded.split if single else reference.split, given=f"{option}={path}")
     split: DataSet = loaded if single else _pick_split(loaded, reference.split, path, option)
     count = len(split) if limit is None else min(limit, len(split))
     return split.select(range(count)).to_list()
+
+
+def _check_saved(reference: Reference, split: object, *, given: str) -> None:
+    """Refuse a subset of a data set that was saved, and another split than the one that was saved alone."""
+    if reference.subset:
+        raise ValueError(
+            f"{given}: what save_to_disk wrote has no subsets. Leave @{reference.subset} out, or type the "
+            "directory of that subset."
+        )
+    if reference.split and reference.split != str(split):
+        held = f"{split} alone" if split else "one split alone, without a name"
+        raise ValueError(
+            f"{given}: the directory holds {held}. Leave :{reference.split} out, or type the directory of "
+            "that split."
+        )
 
 
 def _pick_split(splits: Mapping[str, DataSet], wanted: str | None, path: str, option: str) -> DataSet:

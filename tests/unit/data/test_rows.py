@@ -99,6 +99,23 @@ def test_data_set_directories_and_splits(tmp_path: Path) -> None:
         read_rows(f"{tmp_path / 'both'}:test")
 
 
+def test_what_a_saved_data_set_does_not_hold(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    unnamed, both, named = (str(tmp_path / name) for name in ("unnamed", "both", "named"))
+    datasets.Dataset.from_list(ROWS).save_to_disk(unnamed)
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(both)
+    datasets.Dataset.from_list(ROWS, split="train").save_to_disk(named)
+    assert read_rows(f"{named}:train") == ROWS
+    for given, told in (
+        (f"{named}:test", "the directory holds train alone. Leave :test out"),
+        (f"{unnamed}:test", "the directory holds one split alone, without a name. Leave :test out"),
+        (f"{named}@main:train", "what save_to_disk wrote has no subsets. Leave @main out"),
+        (f"{both}@main:train", "what save_to_disk wrote has no subsets. Leave @main out"),
+    ):
+        with pytest.raises(ValueError, match=f"^data.path={re.escape(f'{given}: {told}')}"):
+            read_rows(given)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
