@@ -39,7 +39,8 @@ class StepData(PromptData):
         """Return a row as a draft: a prompt, and a response in steps.
 
         Raises:
-            ValueError: the row lacks a field, one holds something else, or steps and labels differ in number.
+            ValueError: the row lacks a field, one holds something else, steps and labels differ in number, or
+                a step holds the separator.
         """
         draft = super().draft(record, form)
         steps = record.take(self.steps_field, option="steps_field")
@@ -55,8 +56,20 @@ class StepData(PromptData):
                 f"{record.where}: {len(steps)} steps in {self.steps_field!r} and {len(labels)} labels in "
                 f"{self.labels_field!r}. Give one label a step."
             )
+        self._check_ends(record, steps)
         pieces = tuple(f"{step}{self.separator}" for step in steps)
         return replace(draft, answers=(Answer(pieces=pieces, labels=tuple(map(float, labels))),))
+
+    def _check_ends(self, record: Record, steps: list[str]) -> None:
+        """Refuse steps that hold the separator: a model is asked for a number at each of them."""
+        for number, step in enumerate(steps if self.separator else (), start=1):
+            if f"{step}{self.separator}".find(self.separator) < len(step):
+                raise ValueError(
+                    f"{record.where}: step {number} of {self.steps_field!r}, {step[:60]!r}, holds the "
+                    f"separator {self.separator!r}. Answers are scored at each, and one within a step "
+                    "has no label. Divide the step there, strip it, or type another --data.separator, and "
+                    "where the model scores the same --algo.reward.separator."
+                )
 
 
 def _is_step(value: object) -> bool:

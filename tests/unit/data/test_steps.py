@@ -89,6 +89,9 @@ def test_going_on_in_mid_epoch(write_rows: Writer) -> None:
         ({"steps": []}, "the field 'steps' holds [] (list)"),
         ({"steps": ["x", " \n"]}, "the field 'steps' holds ['x', ' \\n'] (list)"),
         ({"steps": ["x", 3]}, "the field 'steps' holds ['x', 3] (list)"),
+        ({"steps": ["x\ny", "z"]}, "step 1 of 'steps', 'x\\ny', holds the separator '\\n'. Answers are"),
+        ({"steps": ["x", "y\n"]}, "step 2 of 'steps', 'y\\n', holds the separator '\\n'"),
+        ({"steps": ["x", "\ny"]}, "step 2 of 'steps', '\\ny', holds the separator '\\n'"),
         ({"prompt": ""}, "the prompt '' has no tokens"),
     ],
 )
