@@ -27,6 +27,7 @@ from transformers.utils import logging
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.adapters import adapt
+from rlhf_lightning.engines.huggingface.older_names import add_older_names
 from rlhf_lightning.engines.huggingface.source import (
     check_model,
     config_source,
@@ -155,6 +156,7 @@ def export_model(
     module.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
     with environment(for_deepspeed()), quiet():  # saving imports DeepSpeed where it is installed
         module.save_pretrained(directory)
+    add_older_names(directory / "config.json")
     copy_tokenizer(spec, directory)
 
 
