@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import random
+from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
@@ -319,6 +320,27 @@ def test_shards_of_generation_that_cannot_share_key_value_heads_are_refused(t: i
 def test_models_that_megatron_does_not_take_are_refused(config: PreTrainedConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_layout(config, ParallelLayout())
+
+
+def refused_or_tied(group: dist.ProcessGroup, spec: ModelSpec) -> str:
+    """What is said of a model, or "tied"."""
+    try:
+        engine = three_d.megatron(three_d.seat(group, ParallelLayout(p=2)), spec, "lm")
+    except ValueError as err:
+        return str(err)
+    assert len(engine.give_weights())
+    return "tied"
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_a_head_that_is_said_to_be_tied_is_the_embeddings(more: float, tmp_path: Path) -> None:
+    path = three_d.write(tmp_path, "tied")
+    state = load_file(path / "model.safetensors")
+    state["lm_head.weight"] = state["model.embed_tokens.weight"] + more
+    save_file(state, path / "model.safetensors", {"format": "pt"})
+    found = spmd.run(2, refused_or_tied, tiny.spec(path))
+    said = "tie_word_embeddings=true, and lm_head.weight in the weight files differs from model.embed_tokens"
+    assert all((said in told) if more else (told == "tied") for told in found), found
 
 
 def test_wrong_options_are_refused() -> None:

@@ -79,6 +79,7 @@ def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
     directory = _checked(spec)
     model, missing = _load(AutoModelForCausalLM, directory, _config(directory), seed=spec.init_seed or 0)
     _refuse_missing(directory, missing)
+    _refuse_untied(directory, model)
     return _prepared(model, spec)
 
 
@@ -276,6 +277,17 @@ def _refuse_missing(directory: Path, names: set[str]) -> None:
         raise ValueError(
             f"{directory}: the weight files lack {len(names)} tensors, among them {min(names)}. "
             "Copy the complete directory."
+        )
+
+
+def _refuse_untied(directory: Path, model: PreTrainedModel) -> None:
+    """Refuse weights that transformers has left untied: an export would tie them, and lose one of the two."""
+    expected = model.get_expanded_tied_weights_keys(all_submodels=True)
+    if untied := expected.keys() - model.all_tied_weights_keys.keys():
+        name = min(untied)
+        raise ValueError(
+            f"{directory}: config.json says tie_word_embeddings=true, and {name} in the weight files differs "
+            f"from {expected[name]}. Type a copy of the directory whose config.json says false."
         )
 
 

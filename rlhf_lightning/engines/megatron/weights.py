@@ -10,7 +10,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from rlhf_lightning.engines.conversion import Conversion, Read
+from rlhf_lightning.engines.conversion import OUTPUT, Conversion, Read
 from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.models import (
@@ -153,7 +153,8 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
     check_model(spec)
     files = _files(directory)
     lacking, lm = set(names) - files.keys(), conversion.head == "lm"
-    if not lacking:
+    both = conversion.tied and conversion.names(OUTPUT)[0] in files  # a whole model knows whether they differ
+    if not lacking and not both:
         return lambda name: _read(files[name], name)
     if lacking == {HEAD} and not lm:
         if not spec.weights_change:

@@ -145,6 +145,23 @@ def test_a_scalar_head_on_a_config_alone_comes_from_the_seed(tmp_path: Path) -> 
     assert same(first, judging)
 
 
+def test_a_head_that_config_json_says_is_tied_and_is_not(tmp_path: Path) -> None:
+    """Transformers would leave it untied, and an export would tie it."""
+    path = tiny.write_causal(tmp_path / "model", tie=True)
+    state = load_file(path / "model.safetensors")
+    embeddings = state["model.embed_tokens.weight"]
+    save_file(state | {"lm_head.weight": embeddings.clone()}, path / "model.safetensors", {"format": "pt"})
+    model = load_causal_lm(ModelSpec(path=str(path)))
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    save_file(state | {"lm_head.weight": embeddings + 1}, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model: config.json says tie_word_embeddings=true, and lm_head"):
+        load_causal_lm(ModelSpec(path=str(path)))
+    config = tiny.config(tie=False)
+    config.save_pretrained(path)
+    kept = load_causal_lm(ModelSpec(path=str(path))).get_parameter("lm_head.weight")
+    assert torch.equal(kept, embeddings + 1)
+
+
 def test_dropout_is_off(tmp_path: Path) -> None:
     LlamaConfig(**{**tiny.config().to_dict(), "attention_dropout": 0.5}).save_pretrained(tmp_path)
     assert load_causal_lm(ModelSpec(path=str(tmp_path))).config.attention_dropout == 0.0
