@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import permutations, product
 from pathlib import Path
 
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
 from benchmarks.small_runs import quiet_trainer
 from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
@@ -46,6 +48,8 @@ SIZES = {"1M": (128, 6), "4M": (256, 5), "12M": (384, 7)}
 """Hidden size and layers."""
 TINY = {"0.1M": (64, 2), "0.3M": (96, 3)}
 """For a look at whether it runs."""
+JUDGE = "-judge"
+"""End of the name of a reward model's directory."""
 CORES = 2
 TIE = 1.05
 """Predictions whose ratio is below this are not told apart."""
@@ -93,7 +97,7 @@ class Row:
 
 
 def write_model(directory: Path, hidden: int, layers: int) -> str:
-    """A Llama of this size without weights, beside the embedded tokenizer."""
+    """A Llama of this size without weights, with the embedded tokenizer; beside it a reward model."""
     shutil.copytree(embedded_directory(), directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((directory / "config.json").read_text())
     config |= {
@@ -101,14 +105,16 @@ def write_model(directory: Path, hidden: int, layers: int) -> str:
         "num_attention_heads": hidden // 32, "num_key_value_heads": max(1, hidden // 64), "head_dim": 32,
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
+    of_one = AutoConfig.from_pretrained(directory, num_labels=1)
+    AutoModelForSequenceClassification.from_config(of_one).save_pretrained(f"{directory}{JUDGE}")
     return str(directory)
 
 
 def algorithm(model: str, setting: Setting) -> PPO:
-    """PPO with four models of one size, fresh ones."""
+    """PPO with four models of one size that have learned nothing."""
     return PPO(
         actor=Actor(path=model, sampling=Sampling(max_new_tokens=setting.response)),
-        reward=Reward(path=model),
+        reward=Reward(path=f"{model}{JUDGE}"),
         mini_batch_size=setting.rows // setting.updates,
     )
 

@@ -20,7 +20,13 @@ from rlhf_lightning.engines.huggingface.architecture import (
 from rlhf_lightning.engines.huggingface.export import export_checkpoint
 from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions, num_tokens
-from rlhf_lightning.engines.huggingface.source import ADAPTER_CONFIG, check_model, has_tokenizer, located
+from rlhf_lightning.engines.huggingface.source import (
+    ADAPTER_CONFIG,
+    check_model,
+    has_tokenizer,
+    is_fresh,
+    located,
+)
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
@@ -60,6 +66,7 @@ __all__ = [
     "export_checkpoint",
     "generation_engine",
     "has_tokenizer",
+    "is_fresh",
     "located",
     "max_positions",
     "num_tokens",

@@ -8,10 +8,13 @@ from typing import cast
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlhf_lightning.controller import Remote
 from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.controller.device import Placement
+from rlhf_lightning.engines import is_fresh
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.parallel.ranks import ranks_text
+from rlhf_lightning.workers.generator import Generator
 from rlhf_lightning.workers.role import Role, Settings
 
 NAMED = 4
@@ -25,6 +28,8 @@ def log_placements(placements: Mapping[str, Placement], nodes: Sequence[str] = (
 
 def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: Sequence[str] = ()) -> str:
     """The devices and the engines, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
+
+    A last line names the models whose directories hold no weights.
 
     Args:
         placements: of all roles; those without a model have no sizes.
@@ -45,7 +50,14 @@ def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: 
         f"  {ranks_text(devices)}{_where(devices, names)}: {', '.join(said)}"
         for devices, said in pools.items()
     ]
+    if fresh := [name for name, placement in placements.items() if _begins_fresh(placement.role)]:
+        lines.append(f"  fresh weights, as their directories hold a config.json alone: {', '.join(fresh)}")
     return "\n".join(lines)
+
+
+def _begins_fresh(role: Remote) -> bool:
+    """Whether a model's weights are those of its seed; a generator's are the actor's."""
+    return isinstance(role, Role) and not isinstance(role, Generator) and bool(role.path) and is_fresh(role)
 
 
 def _where(devices: tuple[int, ...], nodes: Sequence[str]) -> str:

@@ -61,7 +61,6 @@ def test_a_judge_has_a_head(tmp_path: Path) -> None:
         told = refusal(algorithm, tmp_path)
         assert told.startswith(f"{role}.path=embedded: its weights have no score.weight, the head")
     assert refusal(PPO(critic=Critic(path="embedded")), tmp_path) == "started"
-    assert refusal(PPO(reward=Reward(path=write_model(tmp_path / "fresh"))), tmp_path) == "started"
 
 
 def test_attention_that_cannot_be_packed_is_known_from_the_configuration(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 from tensordict import TensorDict
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import SafeRLHF
+from rlhf_lightning.algos import PPO, SafeRLHF
 from rlhf_lightning.controller import DP, Batch, Metrics, register
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.workers import Actor, Cost, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from rlhf_lightning.workers.reward import CutOff
 from tests.unit.algos.short import refusal
-from tests.unit.algos.small import write_model
+from tests.unit.algos.small import write_judge, write_model
 from tests.unit.rlhf import Rlhf
 
 
@@ -70,8 +70,18 @@ def test_a_judge_is_called_by_its_field(roles: dict[str, Reward | Cost], told: s
 
 
 def test_a_model_of_steps_beside_a_reward(tmp_path: Path) -> None:
-    prm = Reward(per_token="steps", path=write_model(tmp_path / "prm"))  # noqa: S106
+    prm = Reward(per_token="steps", path=write_judge(tmp_path / "prm"))  # noqa: S106
     assert refusal(Twofold(prm=prm, toxicity=Cost(functions="length")), tmp_path) == "started"
+
+
+@pytest.mark.parametrize("name", ["reward", "cost"])
+def test_a_judge_that_has_learned_nothing_is_refused(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "fresh")
+    cost = Cost(path=path)
+    algorithm = SafeRLHF(cost=cost) if name == "cost" else PPO(reward=Reward(path=path))
+    told = refusal(algorithm, tmp_path)
+    assert told.startswith(f"{name}.path={path}: holds a config.json without weights, and a fresh reward")
+    assert refusal(PPO(critic=Critic(path=path)), tmp_path) == "started"
 
 
 class Verdict(Reward):
@@ -108,7 +118,7 @@ def test_a_field_whose_default_scores_steps_takes_its_path_from_the_command_line
     rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = ("--algo.prm.path", write_model(tmp_path / "prm"), "--algo.toxicity.functions", "too_lon")
+    given = ("--algo.prm.path", write_judge(tmp_path / "prm"), "--algo.toxicity.functions", "too_lon")
     command = ("fit", "--strategy", "local", "--algo", f"{__name__}.{Twofold.__name__}", *given)
     told = rlhf.refused(*command)
     assert told.startswith("toxicity function 'too_lon': "), "the path of the other is no longer missed"

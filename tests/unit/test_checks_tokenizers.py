@@ -20,12 +20,14 @@ from rlhf_lightning.data.tokenizer import build_byte_tokenizer, embedded_directo
 from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 from tests.unit.algos.short import refusal
-from tests.unit.algos.small import write_model, write_other, write_rows
+from tests.unit.algos.small import judging, write_model, write_other, write_rows
 
 
 @pytest.mark.parametrize("role", ["critic", "reward", "reference"])
 def test_another_tokenizer_is_refused(role: str, tmp_path: Path) -> None:
     path = write_other(tmp_path / "other", 2)
+    if role == "reward":
+        judging(path)
     steps = Reward(path=path, per_token="steps")  # noqa: S106
     other = {"critic": Critic(path=path), "reward": steps, "reference": Reference(path=path)}
     told = refusal(PPO(**{role: other[role]}), tmp_path)  # type: ignore[arg-type]
@@ -36,7 +38,7 @@ def test_another_tokenizer_is_refused(role: str, tmp_path: Path) -> None:
 
 
 def test_a_judge_that_is_not_told_is_advised_to_be(tmp_path: Path) -> None:
-    path = write_other(tmp_path / "other", 2)
+    path = judging(write_other(tmp_path / "other", 2))
     told = refusal(PPO(reward=Reward(path=path, tokenizer=path)), tmp_path)
     assert "or leave reward.tokenizer out" in told
     assert "per_token" not in told
@@ -134,7 +136,7 @@ def test_data_that_the_actor_would_read_as_other_texts_is_refused(mixed: bool, t
 
 
 def test_where_a_judge_reads_to_is_tried_out(tmp_path: Path) -> None:
-    path = write_other(tmp_path / "other", 2)
+    path = judging(write_other(tmp_path / "other", 2))
     tokenizer = load_tokenizer(path)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(path)
@@ -151,6 +153,7 @@ def test_a_judge_of_whole_responses_may_have_another_tokenizer(tmp_path: Path) -
     config = AutoConfig.from_pretrained(path)
     config.max_position_embeddings = 2  # too few for any row: it reads the ends
     config.save_pretrained(path)
+    judging(path)
     assert refusal(PPO(reward=Reward(path=path)), tmp_path) == "started"
 
 
@@ -161,14 +164,14 @@ REFUSED = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') 
     ("template", "why"), [(REFUSED, "of system, assistant (no system)"), (None, "of user")]
 )
 def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_path: Path) -> None:
-    path = write_other(tmp_path / "other", 2)
+    path = judging(write_other(tmp_path / "other", 2))
     rows: list[dict[str, object]] = [
         {"prompt": [{"role": role, "content": "a"}]} for role in ("user", "system", "user")
     ]
     file = write_rows(tmp_path / "rows.jsonl", rows)
     chats = PromptData(path=file, chat_template=True, batch_size=2)
     assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats) == "started"
-    path = write_other(tmp_path / "strict", 2)
+    path = judging(write_other(tmp_path / "strict", 2))
     tokenizer = load_tokenizer(path)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(path)

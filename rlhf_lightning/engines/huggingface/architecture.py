@@ -19,6 +19,7 @@ from rlhf_lightning.engines.huggingface.models import empty_model, headless
 from rlhf_lightning.engines.huggingface.source import (
     config_directory,
     config_source,
+    is_fresh,
     on_hub,
     resolve,
     weight_files,
@@ -64,16 +65,21 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
 def check_head(spec: ModelSpec, *, needed: bool) -> None:
     """Refuse weights whose head has more than one output, or that have no head where one is needed.
 
-    The weights of a hub name are looked at as they are loaded. A directory with only a config.json is a
-    fresh model, whose head is fresh too.
+    The weights of a hub name are looked at as they are loaded.
 
     Args:
         spec: of a model that computes one number per token.
-        needed: whether to refuse weights without a head, since nothing would train a fresh one.
+        needed: whether to refuse weights without a head, or none at all: nothing would train fresh ones.
 
     Raises:
-        ValueError: the head has several outputs, or is missing.
+        ValueError: the head has several outputs, or it or all weights are missing.
     """
+    if needed and not spec.weights_change and is_fresh(spec):
+        raise ValueError(
+            f"path={spec.path}: holds a config.json without weights, and a fresh reward or cost model, which "
+            "nothing trains, would make its scores up. Type the directory of a sequence-classification model "
+            "with one output, such as `rlhf export` writes after --algo rewardmodel."
+        )
     shapes = _headers(spec)
     head = next((names[HEAD] for names in shapes if HEAD in names), None)
     if shapes and head is None and needed:

@@ -20,6 +20,12 @@ _EMBEDDED_DIRECTORY = Path(__file__).parents[2] / "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file by which a directory of adapters, as peft writes it, is recognised."""
 _INDEX = "model.safetensors.index.json"
+_OTHER_WEIGHTS = (
+    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.distcp",
+)  # fmt: skip
+"""Files that may hold a model in another form than those which are read."""
+_VERL = ("model_world_size_*.pt", "dist_ckpt")
+"""What a checkpoint of verl has beside the directory `huggingface`, in which config and tokenizer are."""
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
@@ -58,6 +64,15 @@ def located(path: str) -> str:
     return str(directory.absolute()) if path not in ("", EMBEDDED) and directory.is_dir() else path
 
 
+def is_fresh(spec: ModelSpec) -> bool:
+    """Whether the model has no weights in its directory, and gets those of its seed.
+
+    Raises:
+        ValueError: the weights are incomplete, or in another form.
+    """
+    return not on_hub(spec) and not weight_files(resolve(spec))
+
+
 def check_model(spec: ModelSpec) -> None:
     """Refuse a model directory that cannot be loaded, reading only its JSON files and tensor headers.
 
@@ -77,7 +92,7 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model; none where the directory has only a config.json.
 
     Raises:
-        ValueError: a file that the index names is missing, or the weights are pickled.
+        ValueError: a file that the index names is missing, or the weights are in another form.
     """
     index = directory / _INDEX
     if index.exists():
@@ -96,7 +111,31 @@ def weight_files(directory: Path) -> list[Path]:
             f"{directory}: the weights are pickled ({pickled[0]}): loading would run what they contain. "
             "Save the model again with save_pretrained, which writes safetensors."
         )
+    if not files:
+        _refuse_other_weights(directory)
     return files
+
+
+def _refuse_other_weights(directory: Path) -> None:
+    """Refuse a directory whose weights nothing here reads: a fresh model would take their place.
+
+    Raises:
+        ValueError: it holds files of another form, or is the part of verl's checkpoint that has none.
+    """
+    others = sorted(file.name for kind in _OTHER_WEIGHTS for file in directory.glob(kind))
+    if others:
+        raise ValueError(
+            f"{directory}: holds {others[0]} and no model*.safetensors, and only these are read. Save the "
+            "model with save_pretrained; or, for fresh weights, type a directory that has config.json and "
+            "tokenizer alone."
+        )
+    parent = directory.absolute().parent
+    shards = sorted(file.name for kind in _VERL for file in parent.glob(kind))
+    if shards and directory.name == "huggingface":
+        raise ValueError(
+            f"{directory}: has no weights; they are verl's, in {parent / shards[0]}. Merge them with "
+            "`python -m verl.model_merger merge`, and type the directory that it writes."
+        )
 
 
 def stored_type(files: Iterable[Path]) -> torch.dtype:
@@ -181,7 +220,13 @@ def read_json(file: Path) -> dict[str, object]:
 
 def _check_config(directory: Path) -> None:
     file = directory / "config.json"
-    if not file.exists() and (directory / ADAPTER_CONFIG).exists():
+    adapters = (directory / ADAPTER_CONFIG).exists()
+    if adapters and any(directory.glob("model*.safetensors")):
+        raise ValueError(
+            f"{directory}: holds a model and adapters ({ADAPTER_CONFIG}), which transformers would add to "
+            "it. Keep them in two directories: a run goes on with adapters by lora.path."
+        )
+    if adapters:
         raise ValueError(
             f"{directory}: holds adapters, and no model. Type the directory of their base model as the path, "
             "and this one as lora.path; or merge them, with `rlhf export` without --adapters or with peft's "

@@ -11,7 +11,7 @@ from typing import cast
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.data.tokenizer import embedded_directory
@@ -34,6 +34,18 @@ def write_model(directory: Path) -> str:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(embedded_directory() / name, directory / name)
     return str(directory)
+
+
+def write_judge(directory: Path) -> str:
+    """Such a directory with the weights of a reward model, which has learned nothing."""
+    return judging(write_model(directory))
+
+
+def judging(path: str) -> str:
+    """The directory, after the weights of a reward model were written into it."""
+    config = AutoConfig.from_pretrained(path, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    return path
 
 
 def write_other(directory: Path, words: int) -> str:

@@ -214,6 +214,25 @@ def _pickle(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
+def _named(name: str) -> Callable[[Path], None]:
+    """Gives the file of the weights another name."""
+
+    def spoil(directory: Path) -> None:
+        (directory / "model.safetensors").rename(directory / name)
+
+    return spoil
+
+
+def _adapters(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text("{}")
+
+
+def _adapters_alone(directory: Path) -> None:
+    """As they are saved by programs that write config.json beside them."""
+    _adapters(directory)
+    _named("adapter_model.safetensors")(directory)
+
+
 def _index(directory: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -243,6 +262,12 @@ def _index(directory: Path) -> None:
         (_cut_in_the_length, r"model.safetensors: is truncated, its 1 bytes end inside the header"),
         (_garble, r"model.safetensors: is corrupt"),
         (_pickle, r"the weights are pickled \(pytorch_model.bin\)"),
+        (_named("consolidated.safetensors"), r"model: holds consolidated.safetensors and no model\*"),
+        (_named("model_world_size_1_rank_0.pt"), "holds model_world_size_1_rank_0.pt and no model"),
+        (_named("consolidated.00.pth"), "holds consolidated.00.pth and no model"),
+        (_named("model-q4.gguf"), "holds model-q4.gguf and no .* Save the model with save_pretrained; or"),
+        (_adapters_alone, "model: holds adapters, and no model. Type the directory of their base model"),
+        (_adapters, r"model: holds a model and adapters \(adapter_config.json\), which"),
         (_index, r"index.json names \['model-00001-of-00002.safetensors'\], which are not there"),
     ],
 )

@@ -81,3 +81,16 @@ def test_a_directory_whose_name_could_be_a_hubs(tmp_path: Path, monkeypatch: pyt
     shutil.copytree(embedded_directory(), tmp_path / "some" / "model")
     monkeypatch.chdir(tmp_path)
     assert has_tokenizer(ModelSpec(path="some/model"))
+
+
+@pytest.mark.parametrize("beside", ["model_world_size_2_rank_0.pt", "dist_ckpt"])
+def test_the_part_of_a_checkpoint_of_verls_without_weights(beside: str, tmp_path: Path) -> None:
+    directory = tmp_path / "actor" / "huggingface"
+    directory.mkdir(parents=True)
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(embedded_directory() / file, directory)
+    spec = ModelSpec(path=str(directory))
+    check_model(spec)
+    (directory.parent / beside).mkdir()
+    with pytest.raises(ValueError, match=rf"huggingface: has no weights; they are .*{beside}\. Merge"):
+        check_model(spec)

@@ -9,12 +9,13 @@ import pytest
 from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.parallel import Generation
-from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, Split
+from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, OneStepOff, Split
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Actor, Critic, Settings
 from rlhf_lightning.workers.placement_summary import placement_summary
 from tests.unit.algos.short import grpo, trainer
+from tests.unit.algos.small import write_model
 
 DIVIDED = Parallel3D(p=2, t=2, generate=Generation(t=2), roles={"critic": Sizes()})
 
@@ -78,3 +79,10 @@ def test_a_run_says_where_its_models_stand(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level("INFO", "lightning.pytorch"):
         trainer(Local(), tmp_path).fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
     assert "engine fsdp, generator native\n  0: actor d1, " in caplog.text
+
+
+def test_models_without_weights_are_named(tmp_path: Path) -> None:
+    algorithm = PPO(actor=Actor(path=write_model(tmp_path)), critic=Critic(path="embedded"))
+    found = summary(OneStepOff(devices=5), algorithm, gpu=False)
+    assert "  4: generator d1" in found, "whose weights are the actor's"
+    assert found[-1] == "  fresh weights, as their directories hold a config.json alone: actor, reference"
