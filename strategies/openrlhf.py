@@ -28,8 +28,18 @@ class OpenRLHF(Strategy):
         """Receives the calls on the actor's handle, during a run with a generator."""
 
     def models(self) -> dict[str, Role]:
-        """The algorithm's roles, and a generator if there is an actor whose answers it learns from."""
+        """The algorithm's roles, and a generator if there is an actor whose answers it learns from.
+
+        Raises:
+            ValueError: the algorithm has a role of that name.
+        """
         roles = super().models()
+        if GENERATOR in roles:
+            raise ValueError(
+                f"{type(self.algorithm).__name__}.{GENERATOR}: {type(self).__name__} adds a role called "
+                f"{GENERATOR}, the copy of the actor that answers. Call yours something else, or try "
+                "--strategy standalone."
+            )
         actor = roles.get("actor")
         if not isinstance(actor, Actor) or self.algorithm.reads_only:
             return roles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
@@ -31,7 +31,7 @@ from rlhf_lightning.strategies import (
 )
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Role, Settings
+from rlhf_lightning.workers import Actor, Reference, Role, Settings
 from tests.unit.algos.short import trainer
 from tests.unit.rlhf import refuse_to_start
 
@@ -188,6 +188,20 @@ def test_who_reads_answers_predicts_on_the_devices_on_which_it_learns(
 @pytest.mark.parametrize("strategy", [Split(), NeMoAligner(), OpenRLHF(), OneStepOff(), HybridEngine3D()])
 def test_an_algorithm_of_one_model(strategy: Strategy) -> None:
     prepare(strategy, RewardModel())
+
+
+class Adversarial(PPO):
+    """With a model that has the name of the generator."""
+
+    generator: Reference = field(default_factory=Reference)
+
+
+@pytest.mark.parametrize("strategy", [OpenRLHF(), OneStepOff(), Pipelined()])
+def test_no_role_takes_the_place_of_one_of_the_algorithms(strategy: Strategy) -> None:
+    said = rf"^Adversarial\.generator: {type(strategy).__name__} adds a role called generator, .* standalone"
+    with pytest.raises(ValueError, match=said):
+        prepare(strategy, Adversarial())
+    prepare(Standalone(), Adversarial())
 
 
 def test_nemo_aligner_generates_as_it_trains() -> None:
