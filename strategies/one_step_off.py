@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -11,8 +12,11 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
+from rlhf_lightning.functional import PolicyLoss, ReinforceLoss
 from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
 from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
+
+logger = logging.getLogger(__name__)
 
 _STALENESS = "max_staleness"
 """Key of a checkpoint under which the option stands that decides how many rows are in flight."""
@@ -22,9 +26,10 @@ class OneStepOff(OpenRLHF):
     """As OpenRLHF, but answers are drawn with the weights of one iteration before, or of several.
 
     The policy loss takes its ratio to the log-probabilities under those older weights. With
-    `actor.recompute_log_probs` and `policy_loss.correction` it takes the ratio to the current weights, and
-    weighs each token for the difference between the two. A run that continues from a checkpoint answers the
-    prompts that were in flight once more, with the weights of the checkpoint.
+    `actor.recompute_log_probs` it takes the ratio to the current weights, and `policy_loss.correction` weighs
+    each token for the difference between the two. A run warns of a loss that takes older answers for new
+    ones: without that correction, or without a ratio (`ReinforceLoss`). A run that continues from a
+    checkpoint answers the prompts that were in flight once more, with the weights of the checkpoint.
     """
 
     strategy_name = "one-step-off"
@@ -60,6 +65,8 @@ class OneStepOff(OpenRLHF):
         if self.max_staleness > 1:
             refuse_environment(self, instead="--strategy.max_staleness 1")
         self._check_batches(trainer)
+        if trainer.state.fn == "fit" and not self.algorithm.reads_only:
+            self._warn_of_older_tokens()
         super().setup(trainer)
 
     def _check_batches(self, trainer: Trainer) -> None:
@@ -75,6 +82,26 @@ class OneStepOff(OpenRLHF):
                     f"{data.typed}.batch_size={data.batch_size}: an epoch of {len(data.train_rows)} rows "
                     f"ends with a batch of {rest}, and generation that is a batch ahead needs batches of one "
                     f"size. Try --{data.typed}.drop_last true."
+                )
+
+    def _warn_of_older_tokens(self) -> None:
+        """Say so where a loss takes tokens of older weights for the actor's own."""
+        losses = {n: loss for n, loss in vars(self.algorithm).items() if isinstance(loss, PolicyLoss)}
+        if not losses or any(loss.correction for loss in losses.values()):
+            return
+        recomputes = self.algorithm.main_actor.recompute_log_probs
+        both = "" if recomputes else "--algo.actor.recompute_log_probs true "
+        for name, loss in losses.items():
+            plain = isinstance(loss, ReinforceLoss)
+            if plain or recomputes:
+                logger.warning(
+                    "%s=%s has %s, so answers of older weights pass for those of the present ones. Type "
+                    "%s--algo.%s.correction.high 2.",
+                    name,
+                    type(loss).__name__,
+                    "no ratio" if plain else "its ratio to the present weights (actor.recompute_log_probs)",
+                    both,
+                    name,
                 )
 
     def make_generation(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> Ahead:

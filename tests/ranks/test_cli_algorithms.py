@@ -102,3 +102,17 @@ def test_the_only_model_of_a_checkpoint_is_exported(rlhf: Rlhf) -> None:
     assert json.loads(Path("model/config.json").read_text())["architectures"] == [
         "LlamaForSequenceClassification"
     ]
+
+
+def test_what_is_advised_against_older_answers_can_be_typed(
+    rlhf: Rlhf, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("fit", "--algo", "remax", "--strategy", "one-step-off", *SHORT, "--data.num_rows", "128")
+    advice: list[str] = []
+    for expected in (1, 0):
+        caplog.clear()
+        with pytest.raises(AssertionError, match="started Ray"):
+            rlhf.run(*words, *advice)
+        told = [record.getMessage() for record in caplog.records if "older weights" in record.getMessage()]
+        assert len(told) == expected, told
+        advice = told[0].rpartition("Type ")[2].rstrip(".").split() if told else []

@@ -1,0 +1,86 @@
+"""A batch ahead: losses for which answers of older weights pass for those of the present ones are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import GRPO, GSPO, SFT, OnlineDPO, ReMax
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.functional import OffPolicyCorrection, PolicyLoss, ReinforceLoss
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import OneStepOff, OpenRLHF
+from rlhf_lightning.workers import Actor
+from tests.unit.algos.short import trainer
+
+CORRECTION = OffPolicyCorrection()
+OLDER = "so answers of older weights pass for those of the present ones. Type"
+CORRECT = "--algo.policy_loss.correction.high 2."
+PRESENT = f"has its ratio to the present weights (actor.recompute_log_probs), {OLDER} {CORRECT}"
+NO_RATIO = f"policy_loss=ReinforceLoss has no ratio, {OLDER}"
+
+
+@pytest.fixture(autouse=True)
+def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise KeyError("it would start")
+
+    monkeypatch.setattr(OpenRLHF, "_launch", start)
+
+
+def drawing(*, again: bool) -> Actor:
+    return Actor(sampling=Sampling(max_new_tokens=2), recompute_log_probs=again)
+
+
+def begin(strategy: OpenRLHF, algorithm: RLHFAlgorithm, root: Path, *, called: str = "fit") -> None:
+    """All that is done before devices start."""
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=2, completions=algorithm.reads_only)
+    with pytest.raises(KeyError, match="it would start"):
+        getattr(trainer(strategy, root, limit_val_batches=1), called)(algorithm, datamodule=data)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (GRPO(actor=drawing(again=False)), ""),
+        (GRPO(actor=drawing(again=True), policy_loss=PolicyLoss(correction=CORRECTION)), ""),
+        (GRPO(actor=drawing(again=True)), f"policy_loss=PolicyLoss {PRESENT}"),
+        (GSPO(actor=drawing(again=True)), f"policy_loss=SequencePolicyLoss {PRESENT}"),
+        (ReMax(actor=drawing(again=False)), f"{NO_RATIO} --algo.actor.recompute_log_probs true {CORRECT}"),
+        (ReMax(actor=drawing(again=True)), f"{NO_RATIO} {CORRECT}"),
+        (ReMax(actor=drawing(again=True), policy_loss=ReinforceLoss(correction=CORRECTION)), ""),
+        (ReMax(actor=drawing(again=False), policy_loss=PolicyLoss()), ""),
+        (OnlineDPO(actor=drawing(again=True)), ""),
+        (SFT(actor=drawing(again=True)), ""),
+    ],
+    ids=[
+        "older ratio",
+        "corrected",
+        "present ratio",
+        "of sequences",
+        "no ratio",
+        "no correction",
+        "corrected without a ratio",
+        "given a ratio",
+        "another loss",
+        "given answers",
+    ],
+)
+def test_a_loss_that_takes_older_answers_for_new_ones_is_named(
+    algorithm: RLHFAlgorithm, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(OneStepOff(), algorithm, tmp_path)
+    found = [record.getMessage() for record in caplog.records if record.name.endswith("one_step_off")]
+    assert found == ([said] if said else [])
+
+
+def test_it_is_named_only_where_older_answers_are_learned_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(OpenRLHF(), GRPO(actor=drawing(again=True)), tmp_path)
+    begin(OneStepOff(), GRPO(actor=drawing(again=True)), tmp_path, called="validate")
+    assert "older weights" not in caplog.text
+    begin(OneStepOff(max_staleness=2), GRPO(actor=drawing(again=True)), tmp_path)
+    assert "older weights" in caplog.text
