@@ -33,6 +33,7 @@ class OneStepOff(OpenRLHF):
     """
 
     strategy_name = "one-step-off"
+    of_generation = ("generator_devices", "max_staleness")
 
     max_staleness: int = 1
     """Most versions by which the weights behind a token may be older than the generator's. 1: the generator

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategies.standalone import one_each
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 GENERATOR = "generator"
 """Name of the role that the strategy adds."""
@@ -18,6 +23,8 @@ class OpenRLHF(Strategy):
     """One pool a role, and one for the generator, which is sent the actor's weights after every update."""
 
     strategy_name = "openrlhf"
+    of_generation: ClassVar[tuple[str, ...]] = ("generator_devices",)
+    """Options that are read only where an actor generates, and refused elsewhere."""
 
     generator_devices: int | None = None
     """Devices of the generator, out of `devices`; by default as many as each other role has."""
@@ -49,18 +56,12 @@ class OpenRLHF(Strategy):
         """Give the generator its devices, and divide the others evenly.
 
         Raises:
-            ValueError: the devices do not divide by the number of roles, none is left for them, or some are
-                given to a generator where nothing generates.
+            ValueError: the devices do not divide by the number of roles, none is left for them, or an option
+                of generation is given where nothing generates.
         """
+        if GENERATOR not in roles:
+            self._refuse_unread(roles)
         wanted = self.generator_devices
-        if wanted is not None and GENERATOR not in roles:
-            why = f"has no actor that would generate, only {', '.join(roles)}"
-            if "actor" in roles:
-                why = "learns from given answers, and has no generator"
-            raise ValueError(
-                f"{type(self).__name__}(generator_devices={wanted}): nothing reads it, since the algorithm "
-                f"{why}. Leave it out."
-            )
         if wanted is None:
             return one_each(roles, devices, name=type(self).__name__)
         others = [role for role in roles if role != GENERATOR]
@@ -77,6 +78,23 @@ class OpenRLHF(Strategy):
             )
         pools = one_each(others, total - wanted, name=type(self).__name__)
         return [*pools, ResourcePool(GENERATOR, wanted, (GENERATOR,))]
+
+    def _refuse_unread(self, roles: Sequence[str]) -> None:
+        """Refuse options of generation where nothing generates.
+
+        Raises:
+            ValueError: one differs from its default.
+        """
+        usual = {field.name: field.default for field in fields(cast("DataclassInstance", self))}
+        for name in self.of_generation:
+            if (given := vars(self)[name]) != usual[name]:
+                why = f"has no actor that would generate, only {', '.join(roles)}"
+                if "actor" in roles:
+                    why = "learns from given answers, and has no generator"
+                raise ValueError(
+                    f"{type(self).__name__}({name}={given}): nothing reads it, since the algorithm {why}. "
+                    "Leave it out."
+                )
 
     def links(self, devices: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """One link, from the actor's first device to all devices of the generator."""

@@ -19,6 +19,7 @@ class Pipelined(OpenRLHF):
     """
 
     strategy_name = "pipelined"
+    of_generation = ("generator_devices", "parts")
 
     parts: int = 8
     """Parts in which the answers of a batch are passed on; each has the rows that end next."""

@@ -152,9 +152,11 @@ def test_what_is_advised_for_a_generator_can_be_placed(devices: int, generator: 
             "OpenRLHF(generator_devices=3): nothing reads it, since the algorithm has no actor",
         ),
         (Pipelined(generator_devices=1), "no actor that would generate, only reward. Leave it out."),
+        (Pipelined(parts=4), "Pipelined(parts=4): nothing reads it, since the algorithm has no actor"),
+        (OneStepOff(max_staleness=2), "(max_staleness=2): nothing reads it, since the algorithm has no"),
     ],
 )
-def test_devices_for_what_the_algorithm_does_not_have(strategy: Strategy, said: str) -> None:
+def test_options_of_what_the_algorithm_does_not_have(strategy: Strategy, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         prepare(strategy, RewardModel())
 
@@ -169,6 +171,20 @@ def test_who_reads_answers_has_no_generator(strategy: type[OpenRLHF]) -> None:
     said = r"\(generator_devices=1\): nothing reads it, since .* from given answers, and has no generator\."
     with pytest.raises(ValueError, match=said):
         prepare(strategy(generator_devices=1), SFT())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (OneStepOff(max_staleness=3), "OneStepOff(max_staleness=3): nothing reads it, since the algorithm "),
+        (Pipelined(parts=2), "(parts=2): nothing reads it, since the algorithm learns from given answers"),
+        (Pipelined(parts=16), "Pipelined(parts=16): nothing reads it, "),
+    ],
+)
+def test_options_of_generation_are_refused_where_answers_are_given(strategy: OpenRLHF, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        prepare(strategy, DPO())
+    prepare(strategy, PPO())
 
 
 @pytest.mark.parametrize("called", ["fit", "validate", "predict"])
