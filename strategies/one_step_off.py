@@ -161,7 +161,7 @@ class OneStepOff(OpenRLHF):
             ValueError: as there, or other options than these decided which rows are in flight.
         """
         state = super().load_checkpoint(checkpoint_path, weights_only)
-        if self._restored is not None:
+        if self._restored is not None and not self.algorithm.reads_only:
             self._check_in_flight(checkpoint_path, state, rows=len(self._restored))
         return state
 
@@ -170,7 +170,7 @@ class OneStepOff(OpenRLHF):
         staleness, group_size = state.get(_STALENESS), self.algorithm.hparams.get("group_size")
         if self.max_staleness == 1 and staleness not in (None, 1):
             name, own, there = "strategy.max_staleness", cast(object, self.max_staleness), staleness
-        elif group_size != saved:
+        elif None not in (group_size, saved) and group_size != saved:  # without one, the rows will show it
             name, own, there = "algo.group_size", group_size, saved
         else:
             return

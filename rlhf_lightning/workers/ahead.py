@@ -207,7 +207,7 @@ def _check_restored(restored: Batch, batch: Batch, *, batches: tuple[int, ...]) 
     if (before := rows_together(restored)) != (now := rows_together(batch)):
         raise ValueError(
             f"the checkpoint has prompts in flight with {before} answers to each, and a batch has {now} to "
-            "each. Continue with the algo.group_size of the run that wrote it."
+            "each. Continue with the algorithm, and its algo.group_size, of the run that wrote it."
         )
     sizes = [number * len(batch) for number in batches]
     if len(restored) not in sizes:

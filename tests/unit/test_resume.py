@@ -13,6 +13,8 @@ import torch
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning import resume
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import SFT, ReMax
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch, WorkerGroup
@@ -143,6 +145,21 @@ def test_other_prompts_than_those_in_flight(
     run = trainer(StartedAhead(max_staleness=max_staleness), tmp_path, steps=3)
     with pytest.raises((ValueError, RuntimeError), match=says):
         run.fit(algorithm, datamodule=rows(), ckpt_path=ahead)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "begun_by"),
+    [(grpo(), {}), (ReMax(), {"group_size": 2}), (SFT(), {"group_size": 2})],
+    ids=["begun without groups", "gone on with without groups", "answers are given"],
+)
+def test_prompts_in_flight_are_compared_by_options_that_both_algorithms_have(
+    ahead: Path, algorithm: RLHFAlgorithm, begun_by: dict[str, int], tmp_path: Path
+) -> None:
+    files.write_state(ahead, {**files.read_state(ahead), "hyper_parameters": begun_by})
+    strategy = StartedAhead() if algorithm.reads_only else StartedAhead(max_staleness=2)
+    data = rows(completions=algorithm.reads_only)
+    with pytest.raises(RuntimeError, match="started"):
+        trainer(strategy, tmp_path, steps=3).fit(algorithm, datamodule=data, ckpt_path=ahead)
 
 
 class Generating(StartedAhead):
