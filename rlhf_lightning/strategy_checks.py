@@ -70,16 +70,18 @@ def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence
     """Refuse models that their devices cannot be divided among, or whose kept passes are freed before use.
 
     Raises:
-        ValueError: a model does not divide so, or its engine cannot train it so; or `offload` frees what
-            `kept_tokens` keeps.
+        ValueError: a model does not divide so, or its engine cannot train it so; or a compiler is missing, or
+            `offload` frees what `kept_tokens` keeps.
     """
     _check_kept(strategy, roles, pools)
     for pool in pools:
         for name in pool.roles:
             layout = strategy.layout(roles[name], name, pool.num_devices)
             if roles[name].path:
+                settings = strategy.settings_of(name)
+                settings.training.check_devices(gpu=num_gpus() > 0)
                 with naming_role(name):
-                    roles[name].check_layout(layout, strategy.settings_of(name))
+                    roles[name].check_layout(layout, settings)
 
 
 def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:

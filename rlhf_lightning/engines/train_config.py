@@ -56,6 +56,16 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
             ValueError: it cannot; the message names a layout that is possible.
         """
 
+    def check_devices(self, *, gpu: bool) -> None:  # noqa: B027 - most engines need nothing there
+        """Refuse devices that lack what the options need there, before anything starts.
+
+        Args:
+            gpu: whether they are GPUs.
+
+        Raises:
+            ValueError: they lack it.
+        """
+
     def allows(self, layout: ParallelLayout, layers: int) -> bool:
         """Whether these options take a layout that divides a model of so many layers; for the mapping."""
         return True

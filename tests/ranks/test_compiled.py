@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit import spmd
 from tests.unit.engines import tiny
@@ -131,22 +130,19 @@ def test_compiled_layers_of_shards_learn_the_same(paths: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize(("gpu", "variable"), [(False, "CXX"), (True, "CC")])
-def test_without_a_compiler_it_is_refused(
-    gpu: bool, variable: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
+def test_without_a_compiler_it_is_refused(gpu: bool, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = partial(FSDP(compile_layers=True).check_devices, gpu=gpu)
     check()
     monkeypatch.setenv(variable, "no-such-compiler")
     with pytest.raises(ValueError, match=r"train\.compile_layers=true: .* \(no-such-compiler\) on the PATH"):
         check()
+    FSDP().check_devices(gpu=gpu)
 
 
 def test_compilers_that_torch_does_not_call_are_not_enough(
-    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check = partial(FSDP(compile_layers=True).check_devices, gpu=False)
     called = cpp.cxx[-1]
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -161,12 +157,9 @@ def test_compilers_that_torch_does_not_call_are_not_enough(
     check()
 
 
-def test_a_gpu_needs_no_compiler_of_cpp(
-    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_needs_no_compiler_of_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton compiles what launches its kernels as C."""
-    check = partial(FSDP(compile_layers=True).check, tiny.spec(paths["lm"]), "lm", ParallelLayout())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check = partial(FSDP(compile_layers=True).check_devices, gpu=True)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "g++").touch(mode=0o755)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import pytest
 import ray
+import torch
 
 from rlhf_lightning import strategy_checks
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -297,6 +298,17 @@ def test_passes_are_not_kept_where_others_make_room(monkeypatch: pytest.MonkeyPa
     alone.setup_environment()
     monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 1)
     prepare(Colocated(offload=True, settings=KEEPING))
+
+
+@pytest.mark.parametrize(("gpus", "variable", "language"), [(1, "CC", "C"), (0, "CXX", "C\\+\\+")])
+def test_the_compiler_is_one_for_the_devices_whatever_the_controller_has(
+    gpus: int, variable: str, language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: not gpus)
+    monkeypatch.setattr(strategy_checks, "num_gpus", lambda: gpus)
+    monkeypatch.setenv(variable, "no-such-compiler")
+    with pytest.raises(ValueError, match=rf"compile_layers=true: found no {language} compiler \(no-such-co"):
+        prepare(Colocated(settings=Settings(train=FSDP(compile_layers=True))))
 
 
 class Apart(Colocated):

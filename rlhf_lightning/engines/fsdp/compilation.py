@@ -23,15 +23,18 @@ _CC = ("gcc", "clang")
 """What Triton calls for the programs that launch its kernels on a GPU, where CC names no other."""
 
 
-def check_compiler() -> None:
+def check_compiler(*, gpu: bool) -> None:
     """Refuse to compile without the compiler that torch.compile calls: of C on GPUs, else of C++.
 
-    It is looked for on this machine, the controller's; those of the devices are taken to be like it.
+    It is looked for on this machine, the controller's; those of the devices are taken to have the same.
+
+    Args:
+        gpu: whether the devices are GPUs.
 
     Raises:
         ValueError: the compiler is not on the PATH.
     """
-    language, variable, known = ("C", "CC", _CC) if torch.cuda.is_available() else ("C++", "CXX", _CXX)
+    language, variable, known = ("C", "CC", _CC) if gpu else ("C++", "CXX", _CXX)
     called = (os.environ[variable],) if variable in os.environ else known
     if not any(shutil.which(name) for name in called):
         raise ValueError(

@@ -97,8 +97,11 @@ class FSDP(TrainConfig):
                 "divided. Try tensor=1, or leave lora out."
             )
         check_tensor_parallel(spec, head, layout.t)
+
+    def check_devices(self, *, gpu: bool) -> None:
+        """See `TrainConfig.check_devices`: layers are compiled by a compiler that suits the devices."""
         if self.compile_layers:
-            check_compiler()
+            check_compiler(gpu=gpu)
 
     def allows(self, layout: ParallelLayout, layers: int) -> bool:
         """See `TrainConfig.allows`; the sizes that `tensor` asks for are left to `check`."""
