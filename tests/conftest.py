@@ -175,8 +175,16 @@ def test_leaves_nothing(module_leaves_nothing: None, request: pytest.FixtureRequ
         pytest.fail("a unit test started Ray: move it to tests/ray, or let it run without", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def lightning_imported() -> None:
+    """Import Lightning before a test captures: its log keeps the stream of then, and a test's is closed."""
+    import lightning.pytorch  # noqa: F401
+
+
 @pytest.fixture
-def rlhf(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Rlhf:
+def rlhf(
+    lightning_imported: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Rlhf:
     """The `rlhf` command, in this process."""
     from tests.unit.rlhf import Rlhf  # here, since a session that only hands tests to others needs no torch
 
