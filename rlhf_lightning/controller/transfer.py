@@ -194,15 +194,15 @@ class PartOf(RowTransfer):
 
 @dataclass(frozen=True)
 class Broadcast(RowTransfer):
-    """BROADCAST: every rank gets all rows, and the columns of rank 0 are the result."""
+    """BROADCAST: every rank gets all rows; the first replica's output rank has the result."""
 
     def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
         """The same inputs for all."""
         return dict.fromkeys(range(layout.num_ranks), inputs)
 
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
-        """The rows of rank 0."""
-        return outputs[0].batch
+        """The rows of the first replica, whose last stage alone knows what a divided model says."""
+        return outputs[layout.output_ranks[0]].batch
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,8 @@ class Actor(Role):
     @register(transfer=BROADCAST, reads=(), returns=("weights",))
     def give_weights(self, rows: TensorDict) -> TensorDict:
         """All weights, for `Reference.follow`: a batch of one row, `weights` [1, N] float32."""
-        weights = self.engine.give_weights(wanted=self.worker.rank == 0)
+        first = self.worker.layout.output_ranks[0]
+        weights = self.engine.give_weights(wanted=self.worker.rank == first)
         return TensorDict({"weights": weights[None]}, batch_size=1)
 
     @register(transfer=DP, reads=(), returns=())

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import (
+    BROADCAST,
     DP,
     DP_METRIC,
     MICRO_DP,
@@ -29,6 +30,7 @@ from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.controller.transfer import Outputs, RankInputs
 from rlhf_lightning.controller.transport import Future
 from rlhf_lightning.parallel import Generation, ParallelLayout, World
+from rlhf_lightning.parallel.layout import Order
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, echo_on, host
 
@@ -63,6 +65,12 @@ class Dealer(Echo):
     @register(transfer=MICRO_DP, reads=("x",), returns=("x", "rank"))
     def answer(self, rows: TensorDict) -> TensorDict:
         """Its rows, and this rank."""
+        found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
+        return TensorDict(found, batch_size=rows.batch_size)
+
+    @register(transfer=BROADCAST, reads=("x",), returns=("x", "rank"))
+    def whole(self, rows: TensorDict) -> TensorDict:
+        """All rows, and this rank."""
         found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
         return TensorDict(found, batch_size=rows.batch_size)
 
@@ -103,6 +111,15 @@ def test_dp_takes_the_rows_of_the_output_ranks(layout: ParallelLayout) -> None:
     answer = echo_on(layout).double(batch, by=3)
     assert torch.equal(answer["x"], 3 * batch["x"])
     assert sorted(set(answer["rank"].tolist())) == layout.output_ranks
+
+
+@pytest.mark.parametrize("order", ["tpd", "tdp"])
+def test_broadcast_takes_the_rows_of_the_first_output_rank(order: Order) -> None:
+    """Whose stage is the last: those before it know nothing of what the model says."""
+    layout = ParallelLayout(p=3, t=2, d=2, order=order)
+    answer = dealer_on(layout).whole(numbers(5))
+    assert torch.equal(answer["x"], numbers(5)["x"])
+    assert answer["rank"].tolist() == [layout.output_ranks[0]] * 5
 
 
 def test_dp_metric_averages_over_the_output_ranks() -> None:
