@@ -205,11 +205,14 @@ class Batch:
 
         Raises:
             IndexError: a row is not there.
-            TypeError: they are no row numbers, such as a mask.
+            TypeError: they are no row numbers [n], such as a mask or what its `nonzero()` gives.
         """
         given = np.asarray(rows)
-        if given.size and given.dtype.kind not in "iu":
-            raise TypeError(f"take({given.dtype}): wants row numbers. Of a mask type mask.nonzero()[:, 0].")
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise TypeError(
+                f"take({given.dtype} {list(given.shape)}): wants row numbers [n]. Of a mask type "
+                "mask.nonzero()[:, 0]."
+            )
         index = given.astype(np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):
             raise IndexError(f"rows {index.min()} to {index.max()} of a batch of {len(self)}.")

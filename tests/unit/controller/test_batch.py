@@ -129,6 +129,13 @@ def test_a_mask_is_no_row_numbers() -> None:
     mask = batch["x"].numpy() > 1
     with pytest.raises(TypeError, match=r"mask\.nonzero\(\)\[:, 0\]"):
         batch.take(mask)  # type: ignore[arg-type]
+    found = torch.from_numpy(mask).nonzero()
+    for wrong in (found, found[:0], found[0, 0]):
+        with pytest.raises(
+            TypeError, match=r"^take\(int64 \[.*\]\): wants row numbers \[n\]\. Of a mask type"
+        ):
+            batch.take(wrong)  # type: ignore[arg-type]
+    assert batch.take(found[:, 0].tolist())["x"].tolist() == [2, 3]
     assert batch.take(np.flatnonzero(mask))["x"].tolist() == [2, 3]
     assert len(batch.take([])) == 0
 
