@@ -58,4 +58,5 @@ class InProcessTransport(Transport):
 
     def close(self) -> None:
         """Let the models go."""
+        self.closed = True
         self.device.close()

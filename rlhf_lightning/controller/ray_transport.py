@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport
-from rlhf_lightning.controller.errors import WorkerTimeoutError
+from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import Pending, explained, room_for
 from rlhf_lightning.controller.parcel import Packer, Parcel, ShardColumn, opened, task_name
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
@@ -99,6 +99,7 @@ class RayTransport(Transport):
         maker: str,
     ) -> Ref | list[Ref]:
         shards: dict[Ref, int] = {}
+        _refuse_past([block for block in blocks if isinstance(block, RayFuture)])
         sources = tuple(_source(block, shards) for block in blocks)
         packed = self._packer.packed(Parcel(call, sources, objects))
         with room_for(maker, len(packed)):
@@ -135,10 +136,11 @@ class RayTransport(Transport):
         """Bring values here.
 
         Raises:
-            WorkerError: a call that makes one or any other pending call failed.
+            WorkerError: a call that makes one or any other pending call failed, or the run is over.
             WorkerTimeoutError: no call ended within `timeout_s`.
         """
         ours = [future for future in futures if isinstance(future, RayFuture)]
+        _refuse_past(ours)
         refs = list(dict.fromkeys(future.ref for future in ours))  # Ray waits for none twice
         try:
             found = dict(zip(refs, self._get(refs), strict=True))
@@ -180,6 +182,7 @@ class RayTransport(Transport):
 
     def close(self) -> None:
         """End the actors."""
+        self.closed = True
         self._pending.clear()
         self._methods.clear()
         self._owner.close()
@@ -202,6 +205,19 @@ class RayTransport(Transport):
         """Raise the failure that explains an error; see `explained`."""
         pending, self._pending = self._pending, []
         raise explained(err, pending, reading=reading) from None
+
+
+def _refuse_past(futures: Sequence[RayFuture]) -> None:
+    """Refuse what an earlier run has made: Ray would start anew to look for it.
+
+    Raises:
+        WorkerError: one is of a run that is over.
+    """
+    if any(future.transport.closed for future in futures):
+        raise WorkerError(
+            "the run is over, and its columns went with its devices: read them within step, or keep "
+            'batch["scores"] itself, not the batch.'
+        )
 
 
 def _source(block: Future | Block, shards: dict[Ref, int]) -> ShardColumn | Block:

@@ -47,6 +47,8 @@ class Transport(ABC):
     def __init__(self) -> None:
         self.fetched_bytes = 0
         """Bytes of numbers that the controller has fetched from devices."""
+        self.closed = False
+        """Whether the run is over, and with it whatever devices have made."""
         self._shared: WeakKeyDictionary[Block, Future] = WeakKeyDictionary()
 
     @abstractmethod

@@ -58,7 +58,13 @@ class WorkerGroup:
 
         Raises:
             ValueError: the batch lacks a column that the method reads.
+            WorkerError: the run is over.
         """
+        if self.transport.closed:
+            raise WorkerError(
+                f"{self.role}.{method.name}: the run is over, and its devices went with it. Call it inside "
+                "trainer.fit, validate or predict, by the algorithm's own field."
+            )
         rows = Batch({}, num_rows=0) if batch is None else self._read(method, batch, arguments)
         inputs, transfer, parts = Inputs(rows, arguments), method.transfer, rows.parts
         if parts is None or not isinstance(transfer, RowTransfer) or not transfer.takes_parts(inputs):

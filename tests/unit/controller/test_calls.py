@@ -243,3 +243,14 @@ def test_what_a_method_reads_and_returns_is_looked_at_where_it_is_made(
 def test_rows_of_here_and_of_devices_go_on_together(role: Careless) -> None:
     mixed = Batch.joined([numbers(1), role.double(numbers(2)), numbers(1)])
     assert role.double(mixed)["x"].tolist() == [[0, 2], [0, 4], [8, 12], [0, 2]]
+
+
+def test_a_handle_of_a_run_that_is_over_says_so(role: Careless) -> None:
+    assert role.group is not None
+    doubled = role.double(numbers(2))
+    role.group.transport.close()
+    with pytest.raises(
+        WorkerError, match=r"^echo\.double: the run is over, and its devices went with it\. C"
+    ):
+        role.double(numbers(2))
+    assert doubled["x"].tolist() == [[0, 2], [4, 6]]

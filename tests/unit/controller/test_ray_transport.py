@@ -10,11 +10,13 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError, RayError
 
-from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller import WorkerError, WorkerGroup, WorkerTimeoutError
 from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
+from rlhf_lightning.parallel import ParallelLayout
+from tests.ray.echo import Echo, transport_of
 from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised, report
 
 TIMEOUT_S = 10.0
@@ -131,3 +133,30 @@ def test_nothing_is_waited_for_once_it_is_closed(there: Pretended) -> None:
     assert there.now == 0
     assert isinstance(transport._owner, Owner)
     assert transport._owner.closed == 1
+
+
+def test_what_a_run_has_made_goes_with_its_devices(there: Pretended) -> None:
+    """Ray would start anew to look for it, and the next run would take that Ray."""
+    refs = [there.ref({"x": encode(torch.zeros(1))}), there.ref(report())]
+    over = RayTransport(Owner([Actor(submit=lambda *_: refs).handle]), timeout_s=TIMEOUT_S)
+    made = over.submit(0, Call("echo", "make", 0, 1, (), {}, ("x",)), [])
+    over.close()
+    said = r'^the run is over, and its columns went with its devices: read them within step, or keep batch\["'
+    for future in (made.columns["x"], made.report):
+        with pytest.raises(WorkerError, match=said):
+            over.fetch([future])
+    device = Actor(submit=lambda *_: there.ref(report()))
+    again = RayTransport(Owner([device.handle]), timeout_s=TIMEOUT_S)
+    reads = Call("echo", "total", 0, 1, (ColumnInput("x", (slice(0, 1),)),), {}, ())
+    with pytest.raises(WorkerError, match=said):
+        again.submit(0, reads, [made.columns["x"]])
+    assert device.submit.calls == []
+
+
+def test_a_handle_of_a_run_that_is_over_says_so(there: Pretended) -> None:
+    owner = Owner([Actor(submit=lambda *_: there.ref(report())).handle])
+    role = Echo(WorkerGroup("echo", RayTransport(owner, timeout_s=TIMEOUT_S), ParallelLayout(), (0,)))
+    role.ping(number=1)
+    transport_of(role).close()
+    with pytest.raises(WorkerError, match=r"^echo\.ping: the run is over, and its devices .* trainer\.fit,"):
+        role.ping(number=1)
