@@ -79,9 +79,7 @@ class WorkerGroup:
         return {rank: self._submit(rank, method.name, share, returns) for rank, share in shards.items()}
 
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
-        if method.reads is None:
-            return self._shared(batch, method)
-        names = list(dict.fromkeys((*method.reads, *_read_by(arguments))))
+        names = list(dict.fromkeys((*(method.reads or ()), *_read_by(arguments))))
         missing = [name for name in names if name not in batch]
         if missing:
             raise ValueError(
@@ -89,7 +87,7 @@ class WorkerGroup:
                 f"it has {sorted(batch)}. Call what makes them first."
             )
         check_neighbours(f"{self.role}.{method.name}", batch, Inputs(batch, arguments).rows_together)
-        return self._shared(batch.select(names), method)
+        return self._shared(batch if method.reads is None else batch.select(names), method)
 
     def _shared(self, batch: Batch, method: Method) -> Batch:
         """Put large blocks of this process into the object store once, instead of for each call and rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -55,6 +56,11 @@ class Careless(Echo):
     def omit(self, rows: TensorDict) -> Mapping[str, float]:
         """Forget to return."""
         return None  # type: ignore[return-value]
+
+    @register(transfer=DP_METRIC)
+    def see(self, rows: TensorDict, *, by: object) -> Mapping[str, float]:
+        """Read whatever is there."""
+        return {"columns": len(list(rows.keys()))}
 
     @register(transfer=DP, reads=("x",), returns=("x",))
     def fill(self, rows: TensorDict) -> TensorDict:
@@ -208,6 +214,27 @@ def test_arguments_are_looked_at_before_anything_is_sent(role: Careless) -> None
         double(numbers(1), twice=True)
     with pytest.raises(TypeError, match=r"by=PolicyLoss is a class\. Give one of it, by=PolicyLoss\(\)"):
         double(numbers(1), by=PolicyLoss)
+
+
+def test_a_method_of_all_columns_is_asked_what_any_other_is(role: Careless) -> None:
+    batch = numbers(4) | {"group_ids": torch.tensor([0, 0, 1, 2])}
+    assert role.see(batch, by=Pairs()).fetch() == {"columns": 2.0}
+    with pytest.raises(
+        ValueError, match=r"^echo\.see reads the columns \['y'\], and the batch has no \['y'\]"
+    ):
+        role.see(batch, by=Pairs(columns=("y",), rows_together=1))
+    with pytest.raises(
+        ValueError, match=r"^echo\.see compares 2 neighbouring rows at a time, and 1 of 2 such"
+    ):
+        role.see(batch, by=Pairs(rows_together=2))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """An argument that reads columns, of rows that stand side by side."""
+
+    columns: tuple[str, ...] = ("x",)
+    rows_together: int = 1
 
 
 def test_a_column_alone_is_no_list_of_columns(role: Careless) -> None:
