@@ -142,6 +142,8 @@ class RemoteMethod:
             self._signature.bind(instance, *rows, **arguments)
         except TypeError as err:
             return str(err)
+        if rows and not self.method.takes_rows:
+            return "its rows come by the name `rows`, and it has no parameter called so"
         return ""
 
 
@@ -191,7 +193,8 @@ def register(
         computes: whether it needs the role's model on the device; see `Method`.
 
     Raises:
-        ValueError: its result is a Batch without columns, or a text stands in the place of names.
+        ValueError: its result is a Batch without columns, a text stands in the place of names, or it
+            reads columns of rows that it does not take.
     """
 
     def decorate(function: Callable[..., object]) -> Callable[..., object]:
@@ -204,6 +207,11 @@ def register(
                 'returns=("values",), or take DP_METRIC for metrics.'
             )
         takes_rows = "rows" in inspect.signature(function).parameters
+        if reads and not takes_rows:
+            raise ValueError(
+                f"{name}: it reads {reads} of its rows, which come by the name `rows`, and it has no "
+                f"parameter called so. Write def {function.__name__}(self, rows)."
+            )
         method = Method(function.__name__, function, transfer, reads, returns or (), takes_rows, computes)
         return cast(Callable[..., object], RemoteMethod(method))
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, DP_METRIC, Batch, WorkerError, WorkerGroup, register
+from rlhf_lightning.controller import DP, DP_METRIC, Batch, Metrics, WorkerError, WorkerGroup, register
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.in_process import InProcessTransport
@@ -56,6 +56,16 @@ class Careless(Echo):
     def omit(self, rows: TensorDict) -> Mapping[str, float]:
         """Forget to return."""
         return None  # type: ignore[return-value]
+
+    @register(transfer=DP_METRIC)
+    def look(self, batch: TensorDict) -> Mapping[str, float]:
+        """Name its rows otherwise."""
+        return {"columns": len(list(batch.keys()))}
+
+    @register(transfer=DP_METRIC)
+    def think(self, steps: int) -> Mapping[str, float]:
+        """Take no rows."""
+        return {"steps": steps}
 
     @register(transfer=DP_METRIC)
     def see(self, rows: TensorDict, *, by: object) -> Mapping[str, float]:
@@ -235,6 +245,23 @@ class Pairs:
 
     columns: tuple[str, ...] = ("x",)
     rows_together: int = 1
+
+
+def test_rows_come_by_their_name(role: Careless) -> None:
+    with pytest.raises(
+        TypeError, match=r"^Careless\.look: its rows come by the name `rows`, .* are batch\.$"
+    ):
+        role.look(numbers(2))
+    think = cast(Callable[..., Metrics], role.think)
+    assert think(steps=3).fetch() == {"steps": 3.0}
+
+    def other(self: Careless, batch: TensorDict) -> TensorDict:
+        return batch
+
+    with pytest.raises(
+        ValueError, match=r"other: it reads \('x',\) of its rows, .* Write def other\(self, rows\)\."
+    ):
+        cast(Any, register)(transfer=DP, reads=("x",), returns=("x",))(other)
 
 
 def test_a_column_alone_is_no_list_of_columns(role: Careless) -> None:
