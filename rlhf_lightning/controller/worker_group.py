@@ -75,7 +75,9 @@ class WorkerGroup:
 
     def _outputs(self, method: Method, inputs: Inputs) -> Outputs:
         shards = method.transfer.distribute(self.layout, inputs)
-        returns = method.returns or _made(inputs.arguments)
+        returns = method.returns
+        if not returns and isinstance(method.transfer, RowTransfer):
+            returns = _made(inputs.arguments)
         return {rank: self._submit(rank, method.name, share, returns) for rank, share in shards.items()}
 
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:

@@ -245,6 +245,8 @@ class Pairs:
 
     columns: tuple[str, ...] = ("x",)
     rows_together: int = 1
+    returns: float = 0.5
+    """Its own number: only of a call that returns rows would it be the names of columns."""
 
 
 def test_rows_come_by_their_name(role: Careless) -> None:
