@@ -25,7 +25,7 @@ from rlhf_lightning.workers import Actor, Role
 WIDTH = 2
 """Tokens of the prompts and responses that are traced: the dataflow does not depend on their length."""
 _PER_ROW: dict[str, bool | int] = {"row_truncated": False, "row_turns": 1}
-"""Columns of generations that are [B], not [B, WIDTH], and their made-up value."""
+"""Columns of generations whose made-up value is this in each row."""
 _UPDATE_METRICS = ("approx_kl", "clip_fraction", "entropy", "grad_norm", "loss")
 """Metrics that every recorded update returns, as `<role>/<name>`: a step may stop early by them."""
 
@@ -108,17 +108,22 @@ class _Recorder(Transport):
 
 
 def _made_up(name: str, rows: int) -> torch.Tensor:
-    """A made-up column, by its name: `*_mask` all True, `*_ids` int64, `_PER_ROW` [rows], others float32.
+    """A made-up column, by its name: `row_*` [rows], others [rows, WIDTH]; see `_wide` for the values."""
+    wide = _wide(name, rows)
+    return wide[:, 0] if name.startswith("row_") else wide
 
-    All but `_PER_ROW` are [rows, WIDTH]. Rows differ, since from equal scores or prompts some algorithms
-    learn nothing.
+
+def _wide(name: str, rows: int) -> torch.Tensor:
+    """Made-up values [rows, WIDTH] by name: `*_mask` all True, `*_ids` int64, `_PER_ROW`, others float32.
+
+    Rows differ, since from equal scores or prompts some algorithms learn nothing.
     """
     if name.endswith("_mask"):
         return torch.ones(rows, WIDTH, dtype=torch.bool)
     if name.endswith("_ids"):
         return torch.arange(rows)[:, None].repeat(1, WIDTH)
     if name in _PER_ROW:
-        return torch.full((rows,), _PER_ROW[name])
+        return torch.full((rows, WIDTH), _PER_ROW[name])
     return torch.arange(rows, dtype=torch.float32)[:, None].repeat(1, WIDTH) / max(rows, 1)
 
 
@@ -161,7 +166,9 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
         lacking = isinstance(err, KeyError | IndexError)
         raise ValueError(
             f"{type(algorithm).__name__}: its dataflow is read by running `step` once on {len(batch)} "
-            f"made-up rows, and that failed: {type(err).__name__}: {err}"
+            f"made-up rows, and that failed: {type(err).__name__}: {str(err).removesuffix('.')}"
             f"{'. Metrics of your own, and fields of rows, may be missing there: use .get' * lacking}"
+            ". Values and columns of methods of your own are made up there: where `step` needs true ones, "
+            "give the placement, --strategy.mapping.pools, or take another strategy."
         ) from err
     return dataflow_of(recorder.calls)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerState
+from tensordict import TensorDict
 
 from rlhf_lightning import algos
 from rlhf_lightning.algos import GRPO, GSPO, KTO, PPO, SFT, ReMax
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import DP, RANK_ZERO, Batch, Metrics, register
 from rlhf_lightning.data import PromptData
 from rlhf_lightning.functional import PolicyLoss, SequencePolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
@@ -209,3 +212,48 @@ class Broken(PPO):
 def test_a_step_that_fails_is_named() -> None:
     with pytest.raises(ValueError, match=r"Broken: its dataflow is read.*no column 'images'"):
         read_dataflow(Broken(), 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Actor):
+    """An actor with methods of a user."""
+
+    @register(transfer=RANK_ZERO)
+    def share(self) -> float:
+        """A number of the model."""
+        return 0.5
+
+    @register(transfer=DP, reads=("response_mask",), returns=("row_length", "length"))
+    def measure(self, rows: TensorDict) -> TensorDict:
+        """A number for each row, under two names."""
+        length = rows["response_mask"].sum(dim=1).float()
+        return TensorDict({"row_length": length, "length": length}, batch_size=rows.batch_size)
+
+
+class Measured(GRPO):
+    """Learns from what its own methods say."""
+
+    actor: Own = field(default_factory=Own)
+    reads: str = "row_length"
+
+    def step(self, batch: Batch) -> Metrics:
+        """One update by the lengths, or by the model's number."""
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.actor.measure(batch)
+        each = self.actor.share().fetch() if self.reads == "share" else batch[self.reads]
+        batch |= {"advantages": (each * torch.ones(len(batch)))[:, None] * batch["response_mask"]}
+        return self.actor.update_actor(batch, loss=PolicyLoss())
+
+
+def test_a_column_of_ones_own_is_by_row_where_its_name_says_so() -> None:
+    assert read(read_dataflow(Measured(), 4))["training"] == {("actor", "train", 4, 1)}
+
+
+@pytest.mark.parametrize("reads", ["length", "share"])
+def test_a_step_that_needs_values_of_its_own_is_told_to_place_its_models(reads: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"Measured: its dataflow is read.*Values and columns of methods of your own are made up there: "
+        r"where `step` needs true ones, give the placement, --strategy\.mapping\.pools, or take another str",
+    ):
+        read_dataflow(Measured(reads=reads), 4)
