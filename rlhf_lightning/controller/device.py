@@ -148,7 +148,7 @@ class Device:
         seat = self.world.seat(placement.layout, placement.devices)
         try:
             link = self.world.link(placement.link)
-            placement.role.build(Worker(**vars(seat), settings=placement.settings, link=link))
+            placement.role.build(Worker(**vars(seat), settings=placement.settings, link=link, role=name))
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(name, seat.rank, "build", err) from None
         self.roles[name] = placement.role

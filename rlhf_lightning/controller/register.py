@@ -64,6 +64,8 @@ class Worker(Seat):
     """The strategy's settings of how models compute."""
     link: Link | None = None
     """This rank's end of the link between its model and a copy on other devices; None where it has none."""
+    role: str = ""
+    """Name of the role, as errors call it; empty where nobody has named it."""
 
 
 class Remote(ABC):

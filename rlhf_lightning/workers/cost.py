@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from rlhf_lightning.controller import DP, register
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import Kind
+from rlhf_lightning.usage import naming_judge
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
 from rlhf_lightning.workers.role import Role
@@ -32,5 +33,6 @@ class Cost(Judge, Role):
         judged = self.judged(self.engine, rows) if self.path else None
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, "costs")
-        costs = self.limited(self.outcomes(rows, judged)[0], rows)
+        with naming_judge(self.worker.role or self.kind, self.kind):
+            costs = self.limited(self.outcomes(rows, judged)[0], rows)
         return TensorDict({"costs": costs}, batch_size=rows.batch_size)

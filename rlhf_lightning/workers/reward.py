@@ -16,6 +16,7 @@ from rlhf_lightning.data.tokenizer import load_tokenizer, token_texts
 from rlhf_lightning.functional import at_last_valid
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
+from rlhf_lightning.usage import naming_judge
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
 from rlhf_lightning.workers.retelling import Retelling
@@ -114,10 +115,11 @@ class Reward(Judge, Role):
             judged = self.judged(self.engine, rows)
         if not self.worker.gives_output:  # functions and services are asked once a replica
             return nothing(rows, *SCORED)
-        scores, parts = self.outcomes(rows, judged)
-        if steps is not None:
-            scores = scores + self._steps(rows, steps)
-        scores = self.limited(scores, rows)
+        with naming_judge(self.worker.role or self.kind, self.kind):
+            scores, parts = self.outcomes(rows, judged)
+            if steps is not None:
+                scores = scores + self._steps(rows, steps)
+            scores = self.limited(scores, rows)
         found = {"scores": scores if cut_off is None else cut_off(scores, rows), "score_parts": parts}
         return TensorDict(found, batch_size=rows.batch_size)
 

@@ -319,13 +319,14 @@ def test_a_service_that_recovers_loses_no_score_and_is_counted() -> None:
         assert asked.contents[-1]["responses"] == ["ab", "abcd"]
 
 
-def test_a_service_that_is_down_names_role_and_address() -> None:
+@pytest.mark.parametrize("kind", [Reward, Cost])
+def test_a_service_that_is_down_names_field_and_address(kind: type[Reward | Cost]) -> None:
     with service(Answer(status=500)) as asked:
-        cost = Cost(functions=asked.url, http=HTTPOptions(retries=0))
+        judge = kind(functions=asked.url, http=HTTPOptions(retries=0))
         with pytest.raises(
-            RuntimeError, match=rf"judge\[rank 0, .*compute_cost: cost function {asked.url}: "
+            RuntimeError, match=rf"judge\[rank 0, .*compute_[a-z]*: judge function {asked.url}: "
         ):
-            compute(cost, batch())
+            compute(judge, batch())
         assert len(asked.contents) == 1
 
 
