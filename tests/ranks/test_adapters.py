@@ -281,15 +281,26 @@ def test_what_cannot_be_adapted_is_refused(paths: dict[str, Path]) -> None:
             LoRA(**options)
 
 
-@pytest.mark.parametrize("typed", [(), ("gate_proj", "up_proj", "down_proj")], ids=["by default", "typed"])
-@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # of peft
-def test_layers_that_are_named_as_experts_are_refused(typed: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ((), "down_proj, gate_proj, up_proj"),
+        (("gate_proj", "up_proj", "down_proj"), "down_proj, gate_proj, up_proj"),
+        (("gate_proj", "down_proj"), "down_proj, gate_proj"),
+        (("gate_proj",), "gate_proj"),
+    ],
+    ids=["by default", "all", "some", "one"],
+)
+def test_layers_that_are_named_as_experts_are_refused(
+    typed: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
     """Of a dense layer or beside the experts: peft adapts all experts in place of them."""
     decoder("deepseek_v3").save_pretrained(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"DeepseekV3ForCausalLM, down_proj, gate_proj, up_proj are names of experts too, which peft "
-        r"adapts .* Type lora\.target_modules \[(kv_a_proj_with_mqa,kv_b_proj,o_proj,q_a_proj,q_b_proj)\]\.",
+        match=rf"DeepseekV3ForCausalLM experts are called {named} too, and peft adapts these in place of the "
+        r"layers so called\. Type lora\.target_modules "
+        r"\[(kv_a_proj_with_mqa,kv_b_proj,o_proj,q_a_proj,q_b_proj)\]\.",
     ) as caught:
         check_adapters(adapted(tmp_path, lora=LoRA(target_modules=typed)), "lm")
     told = tuple(str(caught.value).rpartition("[")[2].removesuffix("].").split(","))

@@ -50,7 +50,7 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
     """
     peft = import_extra("peft", extra="lora", purpose="lora")
     targets = _targets(model, lora)
-    others = _names(model) - {*targets}
+    _refuse_experts(model, targets)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -61,13 +61,7 @@ def adapt(model: PreTrainedModel, lora: LoRA, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[]), _in_float32(model):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
-    if not _all_linear(model):
-        experts = sorted({*targets} - config.target_modules)
-        raise ValueError(
-            f"lora.target_modules: in {type(model).__name__}, {', '.join(experts)} are names of experts "
-            "too, which peft adapts in place of the layers so called. Type lora.target_modules "
-            f"[{','.join(sorted(config.target_modules or others))}]."
-        )
+    assert _all_linear(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
     if lora.path:
@@ -96,6 +90,25 @@ def _targets(model: PreTrainedModel, lora: LoRA) -> list[str]:
             f"its output layer. It has {', '.join(sorted(names))}."
         )
     return sorted(lora.target_modules or names)
+
+
+def _refuse_experts(model: PreTrainedModel, targets: list[str]) -> None:
+    """Refuse names that experts have too, for which peft adapts the matrix that all experts are in.
+
+    Raises:
+        ValueError: a layer to adapt is called so.
+    """
+    peft = import_extra("peft", extra="lora", purpose="lora")
+    conversion = import_extra("peft.utils.transformers_weight_conversion", extra="lora", purpose="lora")
+    config = peft.LoraConfig(target_modules=[*_names(model)])  # all: of one matrix it takes all names or none
+    conversion.convert_peft_config_for_transformers(config, model, None)
+    kept: set[str] = config.target_modules
+    if experts := sorted({*targets} - kept):
+        raise ValueError(
+            f"lora.target_modules: in {type(model).__name__} experts are called {', '.join(experts)} too, "
+            "and peft adapts these in place of the layers so called. Type lora.target_modules "
+            f"[{','.join(sorted({*targets} & kept or kept))}]."
+        )
 
 
 def _names(model: PreTrainedModel) -> set[str]:
