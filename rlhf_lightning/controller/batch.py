@@ -58,7 +58,7 @@ class Batch:
 
     @classmethod
     def of(cls, values: Mapping[str, Values]) -> Batch:
-        """A batch of values in this process: tensors or arrays [B, ...], or lists of B Python objects.
+        """A batch of copies of values: tensors or arrays [B, ...] in this process, or lists of B objects.
 
         Raises:
             ValueError: the values differ in length, there are none, or one is a single number.
@@ -77,7 +77,7 @@ class Batch:
                 f"column {single[0]!r} is one number: give one for each row. Of x make "
                 "torch.full((len(batch),), x)."
             )
-        blocks = {name: encode(value) for name, value in values.items()}
+        blocks = {name: encode(_copied(value)) for name, value in values.items()}
         first = len(next(iter(blocks.values())))
         return cls({name: Column.of(block, len(block)) for name, block in blocks.items()}, num_rows=first)
 
@@ -252,6 +252,13 @@ class Batch:
     def repeat(self, times: int) -> Batch:
         """Each row `times` times, copies side by side: rows 0 0 0 1 1 1 for times = 3."""
         return self.take(np.repeat(np.arange(len(self)), times))
+
+
+def _copied(value: Values) -> Values:
+    """The same numbers in memory of their own: calls read them later, and callers may write there."""
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _is_number(value: object) -> bool:

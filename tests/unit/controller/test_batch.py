@@ -124,6 +124,17 @@ def test_an_unknown_column_lists_the_known() -> None:
         numbers(1).renamed({"x": "scores"}).column("score")
 
 
+@pytest.mark.parametrize("width", [1, 100_000])
+def test_what_is_written_later_into_a_tensor_is_not_in_the_batch(width: int) -> None:
+    """A small column would travel with each call as it is then, a large one as it was at the first call."""
+    x, y = torch.zeros(2, width), np.zeros((2, width))
+    batch = Batch.of({"x": x}) | {"y": y}
+    x.add_(1)
+    y += 1
+    assert batch["x"].eq(0).all()
+    assert batch["y"].eq(0).all()
+
+
 def test_a_mask_is_no_row_numbers() -> None:
     batch = Batch.of({"x": torch.arange(4)})
     mask = batch["x"].numpy() > 1
