@@ -9,7 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from transformers import PreTrainedTokenizerBase
@@ -30,6 +30,12 @@ logger = logging.getLogger(__name__)
 
 PER_TOKEN = ("kl", "values", "advantages")
 """Columns [B, R] that a table of samples shows where an algorithm explains them."""
+_OPTIONS = tuple(
+    name
+    for kind in (LightningModule, LightningDataModule)
+    for name in (kind.CHECKPOINT_HYPER_PARAMS_KEY, kind.CHECKPOINT_HYPER_PARAMS_TYPE)
+)
+"""Keys of a checkpoint under which what `save_hyperparameters` was given stands, and its type."""
 _ROLES = {kind.__name__.lower(): kind.__name__ for kind in (Actor, Critic, Reference, Reward, Cost)}
 """Kinds of roles by the names that fields of them usually have."""
 
@@ -137,13 +143,21 @@ def _step_metrics(trainer: Trainer) -> Iterator[_ResultMetric]:
 
 def config_as_dict(value: object) -> object:
     """A configuration as nested dictionaries, for loggers."""
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: config_as_dict(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
         return {str(key): config_as_dict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [config_as_dict(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def plain_options(checkpoint: Mapping[str, object]) -> dict[str, object]:
+    """A checkpoint in which what was given to `save_hyperparameters` is plain: no run makes objects of it again.
+
+    A data module has its tokenizer there by habit, which no checkpoint can hold.
+    """
+    return {n: config_as_dict(value) if n in _OPTIONS else value for n, value in checkpoint.items()}
 
 
 def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:

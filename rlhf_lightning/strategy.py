@@ -33,7 +33,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.reporting import monitor_each_validation, silence_lightning
+from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
@@ -338,11 +338,11 @@ class Strategy(SingleDeviceStrategy):
         roles = self.algorithm.roles() if self.lightning_module else {}
         files.check_models(filepath, kept, resume.kept(roles))
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
-        state = {**checkpoint, files.MODELS: models, files.PATHS: resume.start_paths(roles)}
+        own = {files.MODELS: models, files.PATHS: resume.start_paths(roles)}
         self._saved = Path(filepath).absolute()
         with files.replacing(self._saved) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
-            files.write_state(directory, state)
+            files.write_state(directory, plain_options(checkpoint) | own)
             for ranks in saved:
                 ranks.fetch()
 

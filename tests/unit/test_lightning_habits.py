@@ -19,8 +19,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.utils.data import DataLoader
 
+from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.data import TaskData, load_tokenizer
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, refusal, trainer
 
@@ -40,6 +42,36 @@ def test_an_algorithm_may_save_its_hyperparameters(tmp_path: Path) -> None:
     assert algorithm.hparams["budget"] == 2.0
     assert refusal(algorithm, tmp_path) == "started"
     assert algorithm.hparams["actor"]["sampling"]["max_new_tokens"] == 2
+
+
+class Tokenized(TaskData):
+    """Keeps its tokenizer as Lightning's documentation does; a checkpoint holds no such object."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.save_hyperparameters({"reader": load_tokenizer("embedded")})
+
+
+class Remembering(Recorded):
+    """An algorithm that does so too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.save_hyperparameters({"reader": load_tokenizer("embedded")})
+
+
+def test_objects_among_hyperparameters_do_not_end_a_run_as_it_saves(tmp_path: Path) -> None:
+    own, data = LastCheckpoint(tmp_path), Tokenized(batch_size=2, num_rows=4, num_val_rows=0)
+    run = trainer(Local(), tmp_path, enable_checkpointing=True, callbacks=[own])
+    run.fit(grpo(Remembering), datamodule=data)
+    state = files.read_state(own.path)
+    for name in ("hyper_parameters", "datamodule_hyper_parameters"):
+        kept = state[name]
+        assert isinstance(kept, dict)
+        assert kept["reader"] == str(load_tokenizer("embedded"))
+    again = trainer(Local(), tmp_path, steps=2)
+    again.fit(grpo(Remembering), datamodule=data, ckpt_path=own.path)
+    assert again.global_step == 2
 
 
 def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
