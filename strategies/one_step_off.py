@@ -13,7 +13,7 @@ from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import PolicyLoss, ReinforceLoss
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload, refuse_own_answer
 from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
 
 logger = logging.getLogger(__name__)
@@ -61,10 +61,11 @@ class OneStepOff(OpenRLHF):
 
         Raises:
             ValueError: the last batch of an epoch is smaller than the others, or partial rollouts have an
-                environment.
+                environment or an actor whose class has an `answer` of its own.
         """
         if self.max_staleness > 1:
             refuse_environment(self, instead="--strategy.max_staleness 1")
+            refuse_own_answer(self, instead="--strategy.max_staleness 1")
         self._check_batches(trainer)
         if trainer.state.fn == "fit" and not self.algorithm.reads_only:
             self._warn_of_older_tokens()

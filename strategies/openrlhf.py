@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.strategies.standalone import one_each
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
@@ -38,7 +39,7 @@ class OpenRLHF(Strategy):
         """The algorithm's roles, and a generator if there is an actor whose answers it learns from.
 
         Raises:
-            ValueError: the algorithm has a role of that name.
+            ValueError: a role has that name, or the actor's class a `generate_sequences` of its own.
         """
         roles = super().models()
         if GENERATOR in roles:
@@ -50,6 +51,7 @@ class OpenRLHF(Strategy):
         actor = roles.get("actor")
         if not isinstance(actor, Actor) or self.algorithm.reads_only:
             return roles
+        _refuse_own_generation(actor, strategy=type(self).__name__)
         return roles | {GENERATOR: Generator.of(actor)}
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
@@ -130,6 +132,20 @@ class OpenRLHF(Strategy):
         return SeparateGeneration(actor, generator, recompute_log_probs=recompute_log_probs)
 
 
+def _refuse_own_generation(actor: Actor, *, strategy: str) -> None:
+    """Refuse a `generate_sequences` of the user's own, which the generator does not call.
+
+    Raises:
+        ValueError: the actor's class has one.
+    """
+    own, name = type(actor), "generate_sequences"
+    if methods_of(own)[name] is not methods_of(Actor)[name]:
+        raise ValueError(
+            f"{own.__name__}.{name} is never called under {strategy}, where a copy of the actor generates. "
+            "Override `answer` instead, which the copy calls too, or try --strategy colocated."
+        )
+
+
 def refuse_offload(strategy: OpenRLHF) -> None:
     """Refuse offloading where every model has devices of its own.
 
@@ -158,4 +174,25 @@ def refuse_environment(strategy: OpenRLHF, *, instead: str) -> None:
         raise ValueError(
             f"{type(strategy).__name__} hands answers on as they end, and actor.environment asks for several "
             f"turns of all together. Try {instead}."
+        )
+
+
+def refuse_own_answer(strategy: OpenRLHF, *, instead: str) -> None:
+    """Refuse an `answer` of the user's own, which gives all answers together, where they come one by one.
+
+    Args:
+        strategy: the strategy, which returns answers in the order in which they end.
+        instead: what to type instead.
+
+    Raises:
+        ValueError: the class of the actor has one, and answers are drawn.
+    """
+    actor = strategy.algorithm.roles().get("actor")
+    if not isinstance(actor, Actor) or strategy.algorithm.reads_only:
+        return
+    own = type(actor)
+    if own.answer is not Actor.answer:
+        raise ValueError(
+            f"{type(strategy).__name__} hands answers on as they end, and {own.__name__}.answer, which gives "
+            f"all of them together, is never called for them. Try {instead}."
         )

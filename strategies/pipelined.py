@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload, refuse_own_answer
 from rlhf_lightning.workers import GenerationInParts
 
 
@@ -42,9 +42,10 @@ class Pipelined(OpenRLHF):
         """See `Strategy.setup`.
 
         Raises:
-            ValueError: answers have several turns.
+            ValueError: answers have several turns, or the actor's class has an `answer` of its own.
         """
         refuse_environment(self, instead="--strategy openrlhf")
+        refuse_own_answer(self, instead="--strategy openrlhf")
         super().setup(trainer)
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
