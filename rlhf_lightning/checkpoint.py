@@ -192,6 +192,25 @@ def write_state(directory: Path, state: Mapping[str, object]) -> None:
     (directory / CHECKPOINT).write_text(json.dumps(plain, indent=1))
 
 
+def with_own(path: str | Path, state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """A checkpoint's state, with what is kept under keys that are taken.
+
+    Args:
+        path: of the checkpoint, for the message.
+        state: of the trainer, with what `on_save_checkpoint` of the algorithm and of callbacks has added.
+        own: values by key.
+
+    Raises:
+        ValueError: something was added under such a key: it would be lost.
+    """
+    if taken := sorted({*own, IN_FLIGHT} & state.keys()):
+        raise ValueError(
+            f"{path}: on_save_checkpoint has put something under {taken[0]!r}, where something else stands. "
+            f"Nothing was written. Call it otherwise, such as 'my_{taken[0]}'."
+        )
+    return {**state, **own}
+
+
 def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
     """The fetched columns of rows, for a checkpoint; none, and a warning, where it cannot hold their values.
 

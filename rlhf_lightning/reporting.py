@@ -153,7 +153,7 @@ def config_as_dict(value: object) -> object:
 
 
 def plain_options(checkpoint: Mapping[str, object]) -> dict[str, object]:
-    """A checkpoint in which what was given to `save_hyperparameters` is plain: no run makes objects of it again.
+    """A checkpoint in which what was given to `save_hyperparameters` is plain: no run makes objects of it.
 
     A data module has its tokenizer there by habit, which no checkpoint can hold.
     """

@@ -114,6 +114,19 @@ def warn_of_rows(columns: Mapping[str, Tensor | list[object]]) -> None:
         )
 
 
+def load(directory: Path, roles: Mapping[str, Role], *, trained: bool) -> None:
+    """Let the roles of a run load what a checkpoint holds of them, and wait for all.
+
+    Args:
+        directory: of the checkpoint.
+        roles: the handles.
+        trained: whether training goes on, which needs the optimizers too.
+    """
+    loading = [role.load(directory=directory / name, trained=trained) for name, role in kept(roles).items()]
+    for ranks in loading:
+        ranks.fetch()
+
+
 def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     """Refuse other rows than those of the epoch that is to go on, as their loader does once it starts.
 

@@ -233,7 +233,8 @@ class Strategy(SingleDeviceStrategy):
             roles = {name: role for name, role in roles.items() if role.needed_to_validate or name in also}
         self._launch(roles)
         if self._resume is not None:
-            self._restore(self._resume)
+            resume.load(self._resume, self._handles, trained=task == "fit")
+            self._resume = None
         super().setup(trainer)
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
@@ -332,17 +333,19 @@ class Strategy(SingleDeviceStrategy):
 
         Raises:
             RuntimeError: the run is over and its models are gone, or an iteration is under way.
+            ValueError: `on_save_checkpoint` has put something under a key that is taken.
         """
         check_whole(filepath, checkpoint)
         kept = resume.kept(self._handles)
         roles = self.algorithm.roles() if self.lightning_module else {}
         files.check_models(filepath, kept, resume.kept(roles))
         models = {n: {"path": r.path, "head": r.head, "dtype": r.computes_in} for n, r in kept.items()}
-        own = {files.MODELS: models, files.PATHS: resume.start_paths(roles)}
+        own = {files.MODELS: models, files.PATHS: resume.start_paths(roles), **self.in_flight()}
+        state = files.with_own(filepath, plain_options(checkpoint), own)
         self._saved = Path(filepath).absolute()
         with files.replacing(self._saved) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
-            files.write_state(directory, plain_options(checkpoint) | own)
+            files.write_state(directory, state)
             for ranks in saved:
                 ranks.fetch()
 
@@ -370,6 +373,10 @@ class Strategy(SingleDeviceStrategy):
         self._resume = directory.absolute()
         return state
 
+    def in_flight(self) -> dict[str, object]:
+        """What a checkpoint keeps of prompts that are being answered; nothing by default."""
+        return {}
+
     def restore_in_flight(self, columns: dict[str, files.Column]) -> None:
         """Take prompts that were being answered when the checkpoint was written; by default they are lost."""
         resume.warn_of_rows(columns)
@@ -390,10 +397,3 @@ class Strategy(SingleDeviceStrategy):
         """Remove a checkpoint directory."""
         self._saved = Path(filepath).absolute()
         files.remove(self._saved)
-
-    def _restore(self, directory: Path) -> None:
-        trained, kept = self.algorithm.trainer.state.fn == "fit", resume.kept(self._handles)
-        loading = [role.load(directory=directory / name, trained=trained) for name, role in kept.items()]
-        for ranks in loading:
-            ranks.fetch()
-        self._resume = None

@@ -145,13 +145,10 @@ class OneStepOff(OpenRLHF):
         """`response/staleness`; with partial rollouts also how much was carried over."""
         return {} if self.generation is None else self.generation.metrics()
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, object], filepath: str | Path, storage_options: object = None
-    ) -> None:
-        """See `Strategy.save_checkpoint`; also saves the prompts in flight, if their columns can be saved."""
+    def in_flight(self) -> dict[str, object]:
+        """See `Strategy.in_flight`; nothing of prompts with columns that a checkpoint cannot hold."""
         rows = None if self.generation is None else self.generation.in_flight
-        mine = {IN_FLIGHT: columns_of(rows, what="prompts in flight"), _STALENESS: self.max_staleness}
-        super().save_checkpoint({**checkpoint, **mine}, filepath, storage_options)
+        return {IN_FLIGHT: columns_of(rows, what="prompts in flight"), _STALENESS: self.max_staleness}
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None

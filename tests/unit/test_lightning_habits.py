@@ -74,6 +74,29 @@ def test_objects_among_hyperparameters_do_not_end_a_run_as_it_saves(tmp_path: Pa
     assert again.global_step == 2
 
 
+class Noting(GRPO):
+    """Puts something of its own into checkpoints, from the second on under another name."""
+
+    key: str = "mine"
+
+    def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
+        """Note the iteration."""
+        checkpoint["mine" if self.global_step < 2 else self.key] = self.global_step
+
+
+@pytest.mark.parametrize("key", ["models", "paths", "in_flight"])
+def test_a_name_in_checkpoints_that_is_taken_is_refused_as_they_are_saved(key: str, tmp_path: Path) -> None:
+    own, algorithm = LastCheckpoint(tmp_path, every_n_steps=1), grpo(Noting)
+    assert isinstance(algorithm, Noting)
+    algorithm.key = key
+    run = trainer(Local(), tmp_path, steps=2, enable_checkpointing=True, callbacks=[own])
+    said = rf"last\.ckpt: on_save_checkpoint has put something under '{key}', .* such as 'my_{key}'\."
+    with pytest.raises(ValueError, match=said):
+        run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    state = files.read_state(own.path)
+    assert (state["global_step"], state["mine"]) == (1, 1)
+
+
 def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
     texts: DataLoader[str] = DataLoader(["Sort 21: ", "Sort 43: "], batch_size=2)  # type: ignore[arg-type]
     for held_out in (None, texts):
