@@ -80,7 +80,7 @@ class PPO(RLHFAlgorithm):
         batch = self.estimate(batch, self.estimator(batch))
         metrics = self.rollout_metrics(batch) | {"actor/kl_coef": coef}
         if self.trainer.training:
-            self.running.learn(batch, kl=metrics["actor/kl"])
+            self.running.learn(batch, kl=metrics.get("actor/kl"))
         return batch, Metrics.of(metrics)
 
     def estimator(self, batch: Batch) -> Estimator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,9 @@ from torch import nn
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import GAEEstimator, KLKind, adapted_kl_coef, mean_std, merged
+
+_TOTALS = ("row_returns", "row_squares", "row_tokens")
+"""Columns of an estimator of which the running moments of returns are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +118,32 @@ class Running(nn.Module):
             found = replace(found, value_mean=mean, value_std=std)
         return found
 
-    def learn(self, batch: Batch, *, kl: float) -> None:
+    def learn(self, batch: Batch, *, kl: float | None) -> None:
         """Adapt the KL weight, and add the estimator's returns to the running moments.
 
         Args:
-            batch: with the columns that `GAEEstimator` adds.
-            kl: KL divergence of this iteration, nats per token.
+            batch: with the columns that `GAEEstimator` adds, or those that the options read.
+            kl: KL divergence of this iteration, nats per token; None where the estimator measures none.
+
+        Raises:
+            ValueError: an option reads a column that an estimator of the user's own does not return.
         """
-        self.kl_coef.fill_(self._kl.adapted(self.coef, current=kl, num_rows=len(batch)))
+        if kl is None and self._kl.target is not None:
+            _check_returned(batch, ("row_kl",), option=f"kl.target={self._kl.target}")
+        if kl is not None:
+            self.kl_coef.fill_(self._kl.adapted(self.coef, current=kl, num_rows=len(batch)))
         if self._scaling.values:
-            totals = (batch[name].double().sum() for name in ("row_returns", "row_squares", "row_tokens"))
+            _check_returned(batch, _TOTALS, option="scaling.values=true")
+            totals = (batch[name].double().sum() for name in _TOTALS)
             self.returns.copy_(merged(self.returns, *totals))
+
+
+def _check_returned(batch: Batch, columns: Sequence[str], *, option: str) -> None:
+    if missing := [name for name in columns if name not in batch]:
+        raise ValueError(
+            f"{option}: reads {', '.join(missing)}, which the estimator does not return. Return what "
+            f"GAEEstimator does, or leave {option.partition('=')[0]} out."
+        )
 
 
 def drifted(metrics: Metrics, stop_kl: float | None, mini: Batch) -> bool:

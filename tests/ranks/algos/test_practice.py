@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import pstdev
 
@@ -17,7 +17,17 @@ from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, TaskData, TextData
 from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.functional import Counts, GAEEstimator, OffPolicyCorrection, Overlong, PolicyLoss, SFTLoss
+from rlhf_lightning.functional import (
+    Add,
+    Counts,
+    Estimator,
+    GAEEstimator,
+    OffPolicyCorrection,
+    Overlong,
+    PolicyLoss,
+    SFTLoss,
+    alone,
+)
 from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
@@ -111,6 +121,49 @@ def test_where_nothing_is_learned_nothing_drifts(coef: float, model: str, tmp_pa
     (told,) = run(algorithm, MixedData(main=data(), ptx=text) if coef else data(), steps=1).numbers
     assert "actor/approx_kl" not in told
     assert ("actor/grad_norm" in told) == ("ptx/loss" in told) == bool(coef)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Estimator):
+    """Makes what is learned from, and measures nothing."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("scores", "response_mask")
+
+    @property
+    def returns(self) -> tuple[str, ...]:
+        return ("advantages", "returns")
+
+    def __call__(self, rows: Mapping[str, torch.Tensor], add: Add = alone) -> dict[str, torch.Tensor]:
+        """Compute it."""
+        outcomes = rows["scores"].sum(dim=1, keepdim=True) * rows["response_mask"]
+        return {"advantages": outcomes, "returns": outcomes}
+
+
+class Estimating(PPO):
+    """Has an estimator of its own."""
+
+    def estimator(self, batch: Batch) -> Estimator:
+        """The same for every batch."""
+        return Outcome()
+
+
+def estimating(path: str, **options: object) -> Estimating:
+    plain = ppo(path, **options)
+    return Estimating(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+
+
+def test_an_estimator_of_ones_own_returns_what_options_read(model: str) -> None:
+    (told,) = run(estimating(model), data(), steps=1).numbers
+    assert told["actor/grad_norm"] > 0
+    assert "actor/kl" not in told
+    lacks = r"which the estimator does not return\. Return what GAEEstimator does, or leave"
+    with pytest.raises(ValueError, match=rf"^kl\.target=1\.0: reads row_kl, {lacks} kl\.target out\.$"):
+        run(estimating(model, kl=KLPenalty(target=1.0)), data(), steps=1)
+    reads = r"^scaling\.values=true: reads row_returns, row_squares, row_tokens,"
+    with pytest.raises(ValueError, match=rf"{reads} {lacks} scaling\.values out\.$"):
+        run(estimating(model, scaling=Scaling(values=True)), data(), steps=1)
 
 
 def test_only_the_critic_learns_at_first(model: str) -> None:
