@@ -30,7 +30,7 @@ from rlhf_lightning.controller.connection import (
     start_ray,
 )
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.device_actor import DeviceActor
+from rlhf_lightning.controller.device_actor import DeviceActor, import_path
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
@@ -172,7 +172,7 @@ class RayCluster:
             # Calls report to the controller; a second record, for the dashboard, costs a tenth of a ping.
             options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "enable_task_events": False}
             handle = actor.options(scheduling_strategy=where, max_restarts=0, **options).remote(
-                len(self.actors), gpu=kind == "GPU"
+                len(self.actors), gpu=kind == "GPU", path=import_path()
             )
             self.actors.append(cast(DeviceHandle, handle))
             self.hosts.append(hosts.get(nodes[index], nodes[index]))

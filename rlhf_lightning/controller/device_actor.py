@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from collections.abc import Sequence
 
 import ray
 
@@ -17,11 +19,23 @@ _LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """Tells Ray to leave it to its actors which GPUs they see."""
 
 
+def import_path() -> list[str]:
+    """Where this process finds modules; Ray tells devices of the script's folder and the current one."""
+    return [os.path.abspath(place) for place in sys.path if os.path.exists(place or ".")]
+
+
 class DeviceActor(Device):
     """A Device as a Ray actor."""
 
-    def __init__(self, rank: int, *, gpu: bool) -> None:
-        """See `Device`; it sees its own GPU alone, or none, also where Ray leaves that to others."""
+    def __init__(self, rank: int, *, gpu: bool, path: Sequence[str] = ()) -> None:
+        """See `Device`; it sees its own GPU alone, or none, also where Ray leaves that to others.
+
+        Args:
+            rank: among all devices.
+            gpu: compute on a GPU.
+            path: where the controller finds modules; those of a role or a function may be nowhere else.
+        """
+        sys.path += [place for place in path if place not in sys.path]
         if not gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries take what they see, and Ray hides no GPU
         elif os.environ.get(_LEFT, "0").lower() in ("1", "true"):

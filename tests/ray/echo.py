@@ -134,15 +134,15 @@ class Echo(Remote):
 
 
 @contextmanager
-def started(devices: int) -> Iterator[Echo]:
-    """The role on devices of its own."""
+def started(devices: int, kind: type[Echo] = Echo) -> Iterator[Echo]:
+    """The role, or one of a class that extends it, on devices of its own."""
     cluster = RayCluster(None, timeout_s=120)
     transport = RayTransport(cluster, timeout_s=60)
     try:
         cluster.start([ResourcePool("main", devices, ("echo",))])
         layout, ranks = ParallelLayout(d=devices), tuple(range(devices))
-        cluster.prepare({"echo": Placement(Echo(), layout, ranks, None)}, subgroups(layout, ranks))
-        yield Echo(WorkerGroup("echo", transport, layout, ranks))
+        cluster.prepare({"echo": Placement(kind(), layout, ranks, None)}, subgroups(layout, ranks))
+        yield kind(WorkerGroup("echo", transport, layout, ranks))
     finally:
         transport.close()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,3 +165,17 @@ def test_a_call_that_is_all_in_its_name_answers_and_fails_as_any_other(echo: Ech
     assert sorted((each.method, each.rank) for each in transport.drain()[-4:]) == [
         ("pid", r) for r in range(4)
     ]
+
+
+@pytest.mark.parametrize("place", ["", "beside"])
+def test_devices_find_the_modules_that_the_controller_finds(
+    place: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of sys.path, or of the current folder, in a notebook."""
+    name, folder = f"found_{place or 'here'}", tmp_path / place
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text("from tests.ray.echo import Echo\n\n\nclass Found(Echo): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place, *sys.path])
+    with started(1, import_module(name).Found) as role:
+        assert role.ping(number=3).fetch() == [3]
