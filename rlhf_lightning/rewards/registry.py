@@ -136,11 +136,11 @@ def function_names(functions: Functions, *, option: str) -> dict[str, float] | l
     Raises:
         ValueError: workers cannot import a function, or one is neither a function nor a name.
     """
-    if functions is None or isinstance(functions, str):
-        return functions
+    if functions is None:
+        return None
     if isinstance(functions, Mapping):
         return {function_name(function, option): weight for function, weight in functions.items()}
-    if isinstance(functions, Sequence):
+    if isinstance(functions, Sequence) and not isinstance(functions, str):
         return [function_name(function, option) for function in functions]
     return function_name(functions, option)
 
@@ -184,12 +184,14 @@ def function_name(function: object, option: str) -> str:
     Raises:
         ValueError: workers cannot import it.
     """
-    if isinstance(function, str):
+    in_script = isinstance(function, str) and function.startswith("__main__.")
+    if isinstance(function, str) and not in_script:
         return function
     for short, known in REWARDS.items():
         if function is known:
             return short
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    module = "__main__" if in_script else getattr(function, "__module__", "")
+    name = getattr(function, "__qualname__", "")
     if module != "__main__" and name and vars(sys.modules[module]).get(name) is function:
         return f"{module}.{name}"
     why = "in the script itself" if module == "__main__" else "not under its name at the top of a module"

@@ -239,6 +239,7 @@ def test_ppo_learns_from_turns(model: str) -> None:
         ),
         ({"function": "http://127.0.0.1:1/reply"}, "it is a function, not a service"),
         ({"function": lambda *_: []}, r"environment.function: .* workers cannot import it"),
+        ({"function": "__main__.mine"}, r"environment.function: '__main__.mine' is in the script itself"),
     ],
 )
 def test_what_can_be_no_environment(options: dict[str, object], words: str) -> None:

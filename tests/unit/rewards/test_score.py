@@ -385,6 +385,13 @@ def test_functions_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(as_given, "__module__", "__main__")
     with pytest.raises(ValueError, match=r"as_given.* is in the script itself.*such as my_rewards\.py"):
         Reward(functions={as_given: 1.0})
+    named = r"'__main__\.mine' is in the script itself, so workers cannot import it\."
+    written: list[Functions] = ["__main__.mine", ["length", "__main__.mine"], {"__main__.mine": 0.5}]
+    for functions in written:
+        with pytest.raises(ValueError, match=rf"^reward\.functions: {named}"):
+            Reward(functions=functions)
+    with pytest.raises(ValueError, match=rf"^cost\.by_source: {named}"):
+        Cost(by_source={"a": "__main__.mine"})
 
 
 def test_a_weight_is_a_number() -> None:
