@@ -213,10 +213,10 @@ class RLHFAlgorithm(LightningModule):
         self.save_hyperparameters(reporting.config_as_dict(self))
 
     @final
-    def configure_optimizers(self) -> RemoteOptimizer | None:
+    def configure_optimizers(self) -> RemoteOptimizer:
         """A stand-in that counts iterations and shows the learning rates of the trained roles."""
         trained = {name: role.optimizer for name, role in self.roles().items() if role.trains}
-        return RemoteOptimizer(trained) if trained else None
+        return RemoteOptimizer(trained)
 
     @final
     def training_step(self, batch: Columns, batch_idx: int) -> None:

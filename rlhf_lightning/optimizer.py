@@ -16,7 +16,8 @@ class RemoteOptimizer(Optimizer):
     """Counts iterations for `global_step`, and shows LearningRateMonitor its numbers; updates nothing.
 
     It has one parameter group for each trained role, named after it. The rate shown is that of the last
-    optimizer step; before any step, that of the first.
+    optimizer step; before any step, that of the first. Where nothing is trained, it has one that stands for
+    nothing: torch refuses an optimizer without any.
 
     Args:
         trained: the optimizer options of each trained role.
@@ -31,7 +32,7 @@ class RemoteOptimizer(Optimizer):
                 "betas": spec.betas,
                 "weight_decay": spec.weight_decay,
             }
-            for name, spec in trained.items()
+            for name, spec in (trained or {"nothing": OptimizerSpec(lr=0.0)}).items()
         ]
         super().__init__(groups, {"betas": ()})  # by which LearningRateMonitor looks for a momentum
 

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from examples.distillation import Distillation
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.callbacks import Rollouts
+from rlhf_lightning.callbacks import LastCheckpoint, Rollouts
 from rlhf_lightning.controller import BROADCAST, Batch, Metrics, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import PolicyLoss, SFTLoss
@@ -77,6 +77,32 @@ def test_answers_that_nothing_scores(model: str, tmp_path: Path) -> None:
     }
     (file,) = (tmp_path / "rollouts").iterdir()
     assert set(json.loads(file.read_text().splitlines()[0])) == {"step", "row_id", "prompt", "response"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen(Actor):
+    """Answers, and does not learn."""
+
+    trains: ClassVar[bool] = False
+
+
+class Collecting(Imitation):
+    """Has answers written, from which nothing learns."""
+
+    actor: Frozen = field(default_factory=Frozen)
+
+
+def test_iterations_in_which_nothing_is_trained_count(model: str, tmp_path: Path) -> None:
+    own = LastCheckpoint(tmp_path / "checkpoints")
+    for steps, path in ((3, None), (4, own.path)):
+        algorithm = Collecting(actor=Frozen(path=model, sampling=Sampling(max_new_tokens=6)))
+        fit = trainer(Local(), tmp_path, steps=steps, enable_checkpointing=True, callbacks=[Rollouts(), own])
+        fit.fit(algorithm, datamodule=data(), ckpt_path=path)
+        assert fit.global_step == steps
+        assert not list(own.path.glob("actor*"))
+    written = [file.read_text().splitlines() for file in (tmp_path / "rollouts").iterdir()]
+    steps_of = sorted(json.loads(line)["step"] for lines in written for line in lines)
+    assert steps_of == [step for step in (1, 2, 3, 4) for _ in range(4)]
 
 
 class Mixture(RLHFAlgorithm):
