@@ -210,7 +210,7 @@ class RLHFAlgorithm(LightningModule):
             validation = (kind.validation_step, kind.evaluate)
             if validation == (RLHFAlgorithm.validation_step, RLHFAlgorithm.evaluate):
                 checks.check_validation(self)
-        self.save_hyperparameters(reporting.config_as_dict(self))
+        reporting.keep_options(self)
 
     @final
     def configure_optimizers(self) -> RemoteOptimizer:

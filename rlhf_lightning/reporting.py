@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+from lightning.pytorch.utilities.parsing import save_hyperparameters
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import Batch, CallReport, Metrics
@@ -150,6 +151,16 @@ def config_as_dict(value: object) -> object:
     if isinstance(value, list | tuple):
         return [config_as_dict(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def keep_options(algorithm: LightningModule) -> None:
+    """Let loggers and checkpoints see the options of an algorithm.
+
+    The algorithm's own `save_hyperparameters` would compare each of its fields with all of them together, to
+    which an array has no answer.
+    """
+    algorithm._log_hyperparams = True
+    save_hyperparameters(algorithm, config_as_dict(algorithm), given_hparams={})
 
 
 def plain_options(checkpoint: Mapping[str, object]) -> dict[str, object]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
@@ -17,6 +19,7 @@ from lightning.pytorch.callbacks import (
     ModelSummary,
 )
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from rlhf_lightning import checkpoint as files
@@ -42,6 +45,21 @@ def test_an_algorithm_may_save_its_hyperparameters(tmp_path: Path) -> None:
     assert algorithm.hparams["budget"] == 2.0
     assert refusal(algorithm, tmp_path) == "started"
     assert algorithm.hparams["actor"]["sampling"]["max_new_tokens"] == 2
+
+
+class Arrayed(GRPO):
+    """Has an option that is an array."""
+
+    bins: NDArray[np.float64] = field(default_factory=lambda: np.array([0.5, 1.0]))
+
+
+def test_an_option_may_be_an_array(tmp_path: Path) -> None:
+    algorithm = grpo(Arrayed)
+    run = trainer(Local(), tmp_path, logger=CSVLogger(tmp_path, name="", version=""))
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert run.global_step == 1
+    assert algorithm.hparams["bins"] == "[0.5 1. ]"
+    assert "group_size: 2" in (tmp_path / "hparams.yaml").read_text()
 
 
 class Tokenized(TaskData):
