@@ -193,7 +193,9 @@ def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     if whole := [prefix for prefix, cls in owners.items() if option in option_paths(cls)]:
         return meant(f"--{whole[0]}.{option}")
     if here := known_elsewhere(option):
-        return f" {here}" if isinstance(here, str) else meant(*(f"--{path}" for path in _had(here, owners)))
+        if isinstance(here, str):
+            return f" {_of_model(here, owners.get('algo'), kind='algo')}"
+        return meant(*(f"--{path}" for path in _had(here, owners)))
     first, _, rest = option.partition(".")
     kinds = [kind for kind in FOLDERS if any(first in option_names(cls) for cls in choices(kind).values())]
     if found := [*(prefix for prefix, cls in owners.items() if first in option_names(cls)), *kinds]:
@@ -201,6 +203,20 @@ def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     if rest and first in owners:
         return _suggestion_of_class(rest, owners[first])
     return meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1)) or " Try --help."
+
+
+def _of_model(here: str, owner: object, *, kind: str) -> str:
+    """A sentence about options of the actor, for the model that an algorithm without one trains.
+
+    Args:
+        here: the sentence.
+        owner: the class in which, or beside which, the unknown option was typed.
+        kind: algo, strategy or data; empty for a model or a part of one, whose options have no prefix here.
+    """
+    trained = [name for name in ("actor", "reward", "cost") if name in option_names(owner)]
+    if kind and not trained:
+        return here
+    return here.replace("--algo.actor.", f"--algo.{trained[0]}." if trained else "")
 
 
 def _had(here: Sequence[str], owners: Mapping[str, type]) -> Sequence[str]:
@@ -220,7 +236,7 @@ def _suggestion_of_class(option: str, owner: type) -> str:
     kind = next((k for k, folder in FOLDERS.items() if any(m.startswith(folder) for m in modules)), "")
     here = known_elsewhere(f"{kind}.{option}" if kind else option)
     if isinstance(here, str):
-        return f" {here}"
+        return f" {_of_model(here, owner, kind=kind)}"
     lacks = rest and first != "actor" and _is_model(first)
     if not lacks and (found := _similar(option, owner, here=here, kind=kind)):
         return meant(*found)

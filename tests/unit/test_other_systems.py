@@ -113,6 +113,14 @@ def test_what_is_counted_is_said() -> None:
     said = option_error(f"{within}    unrecognized arguments: --train_batch_size=1", {})
     assert said.endswith("Did you mean batch_size?")  # typed as --data.train_batch_size, which is verl's
 
+    counted = "Count the optimizer steps:"
+    assert told("warmup_ratio", SFT) == f"{counted} --algo.actor.optimizer.warmup_steps N."
+    assert told("warmup_ratio", RewardModel) == f"{counted} --algo.reward.optimizer.warmup_steps N."
+    assert told("lr_warmup_ratio", CostModel) == f"{counted} --algo.cost.optimizer.warmup_steps N."
+    for option, kind in (("warmup_ratio", RewardModel), ("critic.optimizer.warmup_ratio", PPO)):
+        within = f"Problem with given class_path 'rlhf_lightning.algos.{kind.__name__}':\n"
+        said = option_error(f"{within}    unrecognized arguments: --{option}=0.1", {})
+        assert said.endswith(f"{counted} {'--algo.reward.' * (kind is RewardModel)}optimizer.warmup_steps N.")
     assert told("critic.optim.lr_warmup_steps", PPO) == (
         "Type --algo.critic.optimizer.warmup_steps N, which counts optimizer steps; verl counts iterations."
     )
