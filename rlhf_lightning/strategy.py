@@ -33,7 +33,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
+from rlhf_lightning.reporting import keep_tables, monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
@@ -195,6 +195,7 @@ class Strategy(SingleDeviceStrategy):
         if (trainer := self.algorithm._trainer) is not None:  # which has the algorithm's callbacks by now
             check_callbacks(trainer)
             monitor_each_validation(trainer)
+            keep_tables(trainer)
         check_alone()
         super().setup_environment()
         self.join()

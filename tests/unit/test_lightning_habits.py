@@ -27,7 +27,7 @@ from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData, load_tokenizer
 from rlhf_lightning.strategies import Local
-from tests.unit.algos.short import grpo, refusal, trainer
+from tests.unit.algos.short import Started, grpo, refusal, trainer
 
 
 class Recorded(GRPO):
@@ -184,6 +184,25 @@ def test_a_logger_that_would_upload_checkpoints(tmp_path: Path, uploads: bool | 
         trainer(Local(), tmp_path, logger=loggers).fit(grpo())
     data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
     trainer(Local(), tmp_path, logger=loggers, fast_dev_run=True).fit(grpo(), datamodule=data)  # logs nothing
+
+
+def test_the_table_of_an_earlier_run_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Also by a run that is refused later, for which Lightning would have deleted it."""
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=2)
+    first, second = (CSVLogger(tmp_path, name="", version="mine") for _ in range(2))
+    run = trainer(Local(), tmp_path, steps=2, logger=first, log_every_n_steps=1, limit_val_batches=1)
+    run.fit(grpo(), datamodule=data)
+    run.validate(grpo(), datamodule=data, verbose=False)
+    table = tmp_path / "mine" / "metrics.csv"
+    written = table.read_text()
+    assert not [*table.parent.glob("metrics-*")], "a later run of the same logger adds to its table"
+    with pytest.raises(RuntimeError, match="started"):
+        trainer(Started(), tmp_path, logger=second).fit(grpo(), datamodule=data)
+    assert (table.parent / "metrics-v1.csv").read_text() == written
+    assert f"{table} is of an earlier run; it is metrics-v1.csv now." in caplog.text
+    assert not [warning for warning in recwarn if "will be deleted" in str(warning.message)]
 
 
 @pytest.mark.parametrize(
