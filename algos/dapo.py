@@ -67,9 +67,11 @@ class DAPO(GRPO):
         scores = answers["scores"].sum(dim=1)
         varied = varied_groups(scores, self.group_size)
         held, whole = self._held.add(answers, varied)
+        tied = float((~varied).float().mean())
         numbers = {
             "reward/drawn": float(scores.mean()),
-            "response/dropped_prompts": float((~varied).float().mean()),
+            "response/dropped_prompts": tied,
+            "response/tied_prompts": tied,
             "response/held_prompts": float(held),
             "prompt/tokens": float(answers["prompt_mask"].sum()),
             "response/tokens": float(answers["response_mask"].sum()),

@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.controller import Batch, CallReport, Metrics
+from rlhf_lightning.controller import GROUPS, Batch, CallReport, Metrics
 from rlhf_lightning.data.tokenizer import decoded
 from rlhf_lightning.functional import (
     explained_variance,
@@ -27,6 +27,7 @@ from rlhf_lightning.functional import (
     part_metrics,
     rollout_metrics,
     row_totals,
+    tied_share,
 )
 from rlhf_lightning.output import first_free, leaves_files
 from rlhf_lightning.workers import Actor, Cost, Critic, Judge, Reference, Reward, Role, whole_ids
@@ -267,7 +268,7 @@ def part_names(roles: Mapping[str, Role]) -> tuple[str, ...]:
 
 
 def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dict[str, float]:
-    """Metrics of an iteration's responses: rewards, lengths and, where known, KL and value statistics.
+    """Metrics of an iteration's responses: rewards, ties, lengths and, where known, KL and value statistics.
 
     None of no rows, such as where a step has dropped every prompt.
 
@@ -284,6 +285,8 @@ def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dic
     tokens = batch["row_tokens"] if "row_tokens" in batch else batch["response_mask"].sum(dim=1)
     scored = "row_scores" in batch
     found = rollout_metrics(batch["row_scores"] if scored else None, tokens, batch["row_truncated"])
+    if scored and GROUPS in batch and (tied := tied_share(batch["row_scores"], batch[GROUPS])) is not None:
+        found["response/tied_prompts"] = tied
     if "prompt_mask" in batch:
         found["prompt/tokens"] = float(batch["prompt_mask"].sum())
     if actor.environment is not None:

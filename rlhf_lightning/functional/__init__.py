@@ -38,6 +38,7 @@ from rlhf_lightning.functional.groups import (
     leave_one_out,
     optimal_baseline,
     spread,
+    tied_share,
     varied_groups,
 )
 from rlhf_lightning.functional.kl import (
@@ -155,6 +156,7 @@ __all__ = [
     "sign_loss",
     "split_pairs",
     "spread",
+    "tied_share",
     "token_mean",
     "varied_groups",
     "whiten",

@@ -140,6 +140,22 @@ def varied_groups(scores: Tensor, group_size: int) -> Tensor:
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
+def tied_share(scores: Tensor, groups: Tensor) -> float | None:
+    """Share of the groups of two rows or more whose scores are all the same, so that none of them teaches.
+
+    Args:
+        scores: [B] one outcome per response.
+        groups: [B] int64, equal for the responses to one prompt, in any order.
+
+    Returns:
+        The share; None where all groups are of one row.
+    """
+    index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)[1:]
+    varied = _varied(scores, index, torch.ones_like(groups, dtype=torch.bool))
+    tied = torch.ones_like(sizes, dtype=torch.bool).scatter(0, index, ~varied)[sizes > 1]
+    return float(tied.float().mean()) if len(tied) else None
+
+
 def spread(advantages: Tensor, mask: Tensor) -> Tensor:
     """Give every valid token of a response the response's advantage.
 

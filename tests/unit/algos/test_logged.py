@@ -9,11 +9,13 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import GRPO, RLOO, ReinforcePP
 from rlhf_lightning.controller import Batch, CallReport, Metrics
 from rlhf_lightning.data import PromptData, TaskData, load_tokenizer
 from rlhf_lightning.reporting import answers, texts, timings
+from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Reward
 from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run, write_rows
 
@@ -86,6 +88,32 @@ def test_the_pace_counts_the_prompts_that_were_answered(tmp_path: Path) -> None:
         assert numbers["prompt/tokens"] == 2 * length, "two answers"
         tokens = numbers["prompt/tokens"] + numbers["response/tokens"]
         assert numbers["throughput/tokens_per_s"] * numbers["time/step_s"] == pytest.approx(tokens)
+
+
+def levels(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """The score of an answer is the length of its prompt; those to the shortest differ."""
+    del responses, rows
+    return [float(place % 2 if len(prompt) == 1 else len(prompt)) for place, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("kind", [GRPO, RLOO, ReinforcePP])
+def test_answers_of_one_score_to_a_prompt_are_seen_beside_others(
+    kind: type[GRPO | ReinforcePP], model: str, tmp_path: Path
+) -> None:
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=2))
+    reward = Reward(functions=f"{__name__}.levels")
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x" * length} for length in range(1, 5)])
+    data = PromptData(path=path, batch_size=4)
+    (numbers,) = run(kind(actor=actor, reward=reward, group_size=2), data, steps=1).numbers
+    assert numbers["response/tied_prompts"] == 0.75
+    assert numbers["reward/std"] > 1
+
+
+def test_answers_alone_have_no_ties(model: str, tmp_path: Path) -> None:
+    algorithm = ReinforcePP(actor=Actor(path=model, sampling=Sampling(max_new_tokens=2)))
+    (numbers,) = run(algorithm, TaskData(batch_size=2, num_rows=2, num_val_rows=0), steps=1).numbers
+    assert numbers["response/samples_per_prompt"] == 1
+    assert "response/tied_prompts" not in numbers
 
 
 def test_a_method_takes_as_long_as_on_its_slowest_device() -> None:

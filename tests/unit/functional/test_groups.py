@@ -12,6 +12,7 @@ from rlhf_lightning.functional import (
     leave_one_out,
     optimal_baseline,
     spread,
+    tied_share,
     varied_groups,
 )
 from rlhf_lightning.functional.groups import Single
@@ -128,6 +129,14 @@ def test_varied_groups() -> None:
         varied_groups(scores, 2)
     with pytest.raises(ValueError, match="group_size=1"):
         varied_groups(scores, 1)
+
+
+def test_share_of_ties_by_hand() -> None:
+    scores = torch.tensor([0.3, 1.0, 0.3, 2.0, 0.3, 7.0, 0.0])
+    groups = torch.tensor([10, 30, 10, 30, 10, 20, 30])  # interleaved; all the same, varied, one alone
+    assert tied_share(scores, groups) == 0.5
+    assert tied_share(scores[5:], groups[5:]) is None
+    assert tied_share(scores[:0], groups[:0]) is None
 
 
 def test_no_rows() -> None:
