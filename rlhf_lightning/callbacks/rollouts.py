@@ -31,7 +31,8 @@ class Rollouts(Callback):
 
         Args:
             rows: most rows of an iteration, the first; 0 writes all.
-            every_n_steps: iterations from one that is written to the next.
+            every_n_steps: iterations from one that is written to the next; where such an iteration has no
+                answers to learn from, as with DAPO, the first one after it that has is written.
             directory: of the files; None is `rollouts` under the trainer's `default_root_dir`.
         """
         super().__init__()
@@ -43,6 +44,7 @@ class Rollouts(Callback):
         self.rows = rows
         self.every_n_steps = every_n_steps
         self.directory = directory
+        self._due = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse an algorithm that answers nothing, and a directory that cannot be written.
@@ -58,6 +60,7 @@ class Rollouts(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Move files of another run aside, unless this run resumed from it."""
+        self._due = False
         directory = output_path(trainer, self.directory, "rollouts")
         put_aside(trainer, directory.glob("step-*.jsonl"), directory=directory, what="answers")
 
@@ -66,7 +69,8 @@ class Rollouts(Callback):
     ) -> None:
         """Ask the algorithm to keep the rows of an iteration that will be written."""
         if isinstance(pl_module, RLHFAlgorithm):
-            pl_module.keeps_rollouts = (trainer.global_step + 1) % self.every_n_steps == 0
+            self._due |= (trainer.global_step + 1) % self.every_n_steps == 0
+            pl_module.keeps_rollouts = self._due
 
     def on_train_batch_end(
         self,
@@ -79,7 +83,7 @@ class Rollouts(Callback):
         """Write the rows that the algorithm kept; nothing with `fast_dev_run`."""
         if not isinstance(pl_module, RLHFAlgorithm) or pl_module.rollouts is None:
             return
-        rows, pl_module.rollouts = pl_module.rollouts, None
+        rows, pl_module.rollouts, self._due = pl_module.rollouts, None, False
         if leaves_files(trainer):
             directory = output_path(trainer, self.directory, "rollouts")
             directory.mkdir(parents=True, exist_ok=True)

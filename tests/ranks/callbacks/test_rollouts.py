@@ -85,6 +85,18 @@ def test_some_of_some_iterations(tmp_path: Path) -> None:
     assert len(written(grpo(), Rollouts(99), tmp_path)["step-000001.jsonl"]) == 4
 
 
+class Sometimes(GRPO):
+    """Learns in every other iteration, the first one included."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        return Metrics() if self.global_step % 2 else super().step(batch)
+
+
+def test_an_iteration_without_answers_is_made_up_for_by_the_next_one(tmp_path: Path) -> None:
+    assert list(written(grpo(Sometimes), Rollouts(every_n_steps=2), tmp_path)) == ["step-000003.jsonl"]
+
+
 def test_the_answers_of_another_run_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = written(grpo(), Rollouts(), tmp_path)
     assert written(grpo(), Rollouts(every_n_steps=2), tmp_path, fast_dev_run=True) == first
