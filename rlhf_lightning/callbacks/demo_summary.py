@@ -36,8 +36,10 @@ class DemoSummary(Callback):
         self._ended = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the clock, and move behind the progress bar, whose `teardown` writes too."""
+        """Begin anew, unless the trainer goes on; move behind progress bars, whose `teardown` writes too."""
         self._start_s, self._ended = time.perf_counter(), False
+        if stage == "fit" and not trainer.global_step:  # a checkpoint is read after this
+            self._first, self._last = [], []
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = [x for x in callbacks if x is not self and not isinstance(x, Checkpoint)]
         savers = [x for x in callbacks if isinstance(x, Checkpoint)]  # stay last: they save this one's state

@@ -49,12 +49,14 @@ class RewardCurve(Callback):
         self._curves: dict[str, Curve] = {name: [] for name in self.metrics}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory that cannot be written.
+        """Begin anew, unless the trainer goes on, and refuse a directory that cannot be written.
 
         Raises:
             ValueError: nothing can be written there.
         """
         if stage == "fit":
+            if not trainer.global_step:  # a checkpoint is read after this
+                self._curves = {name: [] for name in self.metrics}
             check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="RewardCurve")
 
     def on_train_batch_end(

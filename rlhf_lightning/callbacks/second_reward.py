@@ -68,7 +68,7 @@ class SecondReward(Callback):
         self._curves: dict[str, Curve] = {REWARD: [], SECOND: []}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot work, before any worker starts.
+        """Begin anew, unless the trainer goes on, and refuse what cannot work, before any worker starts.
 
         Raises:
             ValueError: the algorithm has no reward to compare with or the same one, nothing is held out, or a
@@ -77,6 +77,8 @@ class SecondReward(Callback):
         """
         if stage not in ("fit", "validate"):
             return
+        if stage == "fit" and not trainer.global_step:  # a checkpoint is read after this
+            self._first, self._curves = {}, {REWARD: [], SECOND: []}
         if isinstance(pl_module, RLHFAlgorithm):
             self._check_reward(pl_module)
         check_validates(trainer, stage, name="SecondReward")

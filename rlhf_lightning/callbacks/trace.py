@@ -32,7 +32,7 @@ class Trace(Callback):
         self._began_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Ask for the reports; refuse a directory in place of the file, and one that cannot be written.
+        """Begin anew, unless the trainer goes on; ask for the reports, and refuse what cannot be written.
 
         Raises:
             ValueError: the path is a directory, or nothing can be written there; or the trainer's strategy is
@@ -41,6 +41,8 @@ class Trace(Callback):
         if self.path.is_dir():
             raise ValueError(f"Trace: {self.path} is a directory. Type a file in it: {self.path}/trace.json.")
         check_output(trainer, self.path.parent, name="Trace")
+        if stage == "fit" and not trainer.global_step:
+            self.calls, self.iterations = [], []
         if isinstance(pl_module, RLHFAlgorithm):
             check_lightning(pl_module)
             strategy = pl_module.strategy

@@ -128,6 +128,13 @@ def test_a_resumed_run_goes_on_from_the_same_baseline(tmp_path: Path) -> None:
     assert resumed.state_dict() == whole.state_dict()
 
 
+def test_a_second_run_has_a_baseline_of_its_own(tmp_path: Path) -> None:
+    second = SecondReward(CHARACTERS)
+    fit(trainer_in(tmp_path, [second], steps=12), Scripted(*HACKED))
+    fit(trainer_in(tmp_path, [second], steps=2), Scripted(FIRST))
+    assert second.changes()["val/reward_gap"] == [(2, 0.0)]
+
+
 def test_a_validation_alone_has_no_gap(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, [SecondReward(CHARACTERS)])
     (found,) = trainer.validate(Scripted(FIRST), data(), verbose=False)

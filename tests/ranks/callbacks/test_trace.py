@@ -76,6 +76,13 @@ def test_two_traces_are_alike(tmp_path: Path) -> None:
     assert (tmp_path / "second.json").exists()
 
 
+def test_a_second_run_has_a_trace_of_its_own(tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "trace.json"))
+    for _ in range(2):
+        assert methods(tmp_path, GRPO, trace, fn="fit")["actor.update_actor"] == 2
+    assert len(trace.iterations) == 2
+
+
 def test_a_later_run_of_the_strategy_is_not_told_of_an_earlier_one(tmp_path: Path) -> None:
     strategy, data = Local(), TaskData(batch_size=2, num_rows=2, num_val_rows=0)
     traces = [Trace(str(tmp_path / name)) for name in ("first.json", "second.json")]

@@ -47,6 +47,13 @@ def test_a_short_run_uses_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixt
     assert figures(capsys.readouterr().out)[:2] == (0.15, 0.15)
 
 
+def test_a_second_run_has_rewards_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = DemoSummary()
+    fit(trainer_in(tmp_path, [summary]), Tiny())
+    fit(trainer_in(tmp_path, [summary], steps=2), Tiny())
+    assert figures(capsys.readouterr().out)[:2] == (0.15, 0.15)
+
+
 def test_a_missing_metric_is_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(trainer_in(tmp_path, [DemoSummary("reward/maen")], steps=2), Tiny())
     assert "reward_first5=nan reward_last5=nan" in capsys.readouterr().out

@@ -60,6 +60,22 @@ def test_a_resumed_run_has_the_whole_curve(tmp_path: Path) -> None:
     assert [step for step, _ in curve.state_dict()["reward/mean"]] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_second_run_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    curve = RewardCurve()
+    fit(trainer_in(tmp_path, [curve]), Tiny())
+    fit(trainer_in(tmp_path, [curve], steps=3, interval=3), Tiny())
+    assert [step for step, _ in curve.state_dict()["val/reward"]] == [3]
+
+
+def test_a_trainer_that_goes_on_keeps_its_curve(tmp_path: Path) -> None:
+    curve = RewardCurve()
+    trainer = trainer_in(tmp_path, [curve])
+    fit(trainer, module := Tiny())
+    trainer.fit_loop.epoch_loop.max_steps = 6
+    fit(trainer, module)
+    assert [step for step, _ in curve.state_dict()["reward/mean"]] == [1, 2, 3, 4, 5, 6]
+
+
 def test_an_unknown_metric_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"'reward/maen'.*Logged were \['reward/mean'"):
         fit(trainer_in(tmp_path, [RewardCurve(["reward/maen"])]), Tiny())
