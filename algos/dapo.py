@@ -9,7 +9,14 @@ import torch
 
 from rlhf_lightning.algos.grpo import GRPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import GroupEstimator, Overlong, PolicyLoss, reads_reference, varied_groups
+from rlhf_lightning.functional import (
+    GroupEstimator,
+    Overlong,
+    PolicyLoss,
+    reads_reference,
+    rollout_metrics,
+    varied_groups,
+)
 from rlhf_lightning.waiting import Waited, WaitingGroups
 
 HELD = "held_groups"
@@ -74,10 +81,10 @@ class DAPO(GRPO):
             "response/tied_prompts": tied,
             "response/held_prompts": float(held),
             "prompt/tokens": float(answers["prompt_mask"].sum()),
-            "response/tokens": float(answers["response_mask"].sum()),
             "response/samples_per_prompt": float(self.group_size),
         }
-        return whole, numbers
+        lengths = answers["response_mask"].sum(dim=1)
+        return whole, numbers | rollout_metrics(None, lengths, answers["row_truncated"])
 
     def estimator(self) -> GroupEstimator:
         """What makes the advantages of a batch of groups."""

@@ -18,6 +18,7 @@ from rlhf_lightning.mapping.machine import of_a_run
 from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_of
 from rlhf_lightning.mapping.phases import Iteration
 from rlhf_lightning.output import check_output, leaves_files, output_path
+from rlhf_lightning.reporting import unreported
 
 
 class PredictedTimes(Callback):
@@ -84,7 +85,9 @@ class PredictedTimes(Callback):
     ) -> None:
         """Predict the iteration that has ended, and log it."""
         assert isinstance(pl_module, RLHFAlgorithm)
-        lengths = _lengths(batch, trainer.callback_metrics)
+        absent = unreported(trainer)
+        metrics = {name: value for name, value in trainer.callback_metrics.items() if name not in absent}
+        lengths = _lengths(batch, metrics)
         if lengths is None:
             return
         strategy = pl_module.strategy
@@ -98,7 +101,7 @@ class PredictedTimes(Callback):
         )
         iteration = Iteration(
             step=trainer.global_step,
-            seconds=float(trainer.callback_metrics["time/step_s"]),
+            seconds=float(metrics["time/step_s"]),
             calls=count_calls(strategy.reports),
             phases=found,
         )
@@ -120,7 +123,7 @@ class PredictedTimes(Callback):
 
 
 def _lengths(batch: Mapping[str, Tensor], metrics: Mapping[str, Tensor]) -> Lengths | None:
-    """Lengths of an iteration's rows; None where neither columns nor metrics tell those of the responses."""
+    """Lengths of an iteration's rows; None where neither columns nor metrics tell of responses."""
     if "prompt_mask" not in batch:
         return None
     prompts = batch["prompt_mask"].sum(dim=1).tolist()

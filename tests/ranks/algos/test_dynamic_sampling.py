@@ -67,6 +67,11 @@ def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) ->
     assert [numbers["response/held_prompts"] for numbers in kept.numbers] == [2, 4, 2, 4]
     for name in ("response/dropped_prompts", "response/tied_prompts"):  # of all, not of those learned from
         assert {numbers[name] for numbers in kept.numbers} == {0.5}
+    for numbers in kept.numbers:
+        mean = numbers["response/tokens"] / (BATCH * GROUP)
+        assert numbers["response/length_mean"] == pytest.approx(mean)
+        assert mean <= numbers["response/length_max"] <= 4
+        assert 0 <= numbers["response/truncated"] <= 1
     assert algorithm.learned == [[0, 3, 4, 7], [8, 11, 12, 15]]
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import PredictedTimes
-from rlhf_lightning.controller import cluster
+from rlhf_lightning.controller import Batch, Metrics, cluster
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import Native
 from rlhf_lightning.mapping import hardware, measured
@@ -107,6 +107,19 @@ def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path) -> None:
     assert {phase.workload.batch for phase in kept[0].phases} == {16}
     fit(tmp_path, GRPO(actor=actor(tmp_path), group_size=2), PredictedTimes(), steps=1)
     assert [one.step for one in measured.read(tmp_path)[1]] == [1]
+
+
+class Sometimes(GRPO):
+    """Answers in every other iteration, the first one included."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        return Metrics() if self.global_step % 2 else super().step(batch)
+
+
+def test_an_iteration_without_answers_has_no_lengths_of_the_one_before(tmp_path: Path) -> None:
+    fit(tmp_path, Sometimes(actor=actor(tmp_path), group_size=2), PredictedTimes("cpu"), steps=4)
+    assert [one.step for one in measured.read(tmp_path)[1]] == [3], "without the first, which warms up"
 
 
 def test_each_model_is_predicted_as_it_was_told_to_compute(tmp_path: Path) -> None:
