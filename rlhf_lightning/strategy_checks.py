@@ -104,11 +104,12 @@ def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[R
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that a first run has trained, incomplete ones, and limits that do not fit the data.
+    """Refuse models that a first run has trained, incomplete ones, and loaders or limits that do not fit.
 
     Raises:
-        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it; or
-            an epoch has fewer iterations than lie between two validations, or a share of one is no batch.
+        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it; or a
+            step that reads one loader would have several, an epoch has fewer iterations than lie between two
+            validations, or a share of one is no batch.
     """
     _check_restart(algorithm)
     _check_set_up(algorithm)

@@ -24,6 +24,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from rlhf_lightning.data import MixedData, RowData, row_data
 from rlhf_lightning.output import check_output
@@ -169,11 +171,13 @@ def check_callbacks(trainer: Trainer) -> None:
 
 
 def check_batches(trainer: Trainer) -> None:
-    """Refuse limits and intervals that do not fit the batches of the data.
+    """Refuse loaders, limits and intervals that do not fit the algorithm or the batches of the data.
 
     Raises:
-        ValueError: an epoch has fewer iterations than lie between two validations, or a share is no batch.
+        ValueError: there are several loaders for a step that reads one, an epoch has fewer iterations than
+            lie between two validations, or a share is no batch.
     """
+    _check_loaders(trainer)
     _check_shares(trainer)
     _check_reached(trainer)
 
@@ -276,6 +280,32 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
             "is computed in micro-batches of as many tokens as fit. Type --algo.mini_batch_size ROWS, and "
             f"--{training.option}.max_tokens_per_micro_batch TOKENS, in Python "
             f"Settings({field}={type(training).__name__}(max_tokens_per_micro_batch=TOKENS))."
+        )
+
+
+def _check_loaders(trainer: Trainer) -> None:
+    """Refuse several loaders for a step that reads one: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: there are several.
+    """
+    sources = {
+        TrainerFn.FITTING: trainer.fit_loop.epoch_loop.val_loop._data_source,
+        TrainerFn.VALIDATING: trainer.validate_loop._data_source,
+        TrainerFn.PREDICTING: trainer.predict_loop._data_source,
+    }
+    kind, step = ("predict", "predict_step") if trainer.predicting else ("val", "validation_step")
+    source = sources.get(trainer.state.fn) if trainer.state.fn else None
+    if source is None or not getattr(trainer, f"limit_{kind}_batches") or not source.is_defined():
+        return
+    found, algorithm = source.dataloader(), trainer.lightning_module
+    loaders = found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
+    takes = is_param_in_hook_signature(getattr(algorithm, step), "dataloader_idx")
+    if loaders._mode == "sequential" and len(loaders.flattened) > 1 and not takes:
+        raise ValueError(
+            f"{len(loaders.flattened)} loaders for {type(algorithm).__name__}.{step}: it reads one, and its "
+            f"metrics have one name. Put all rows into one loader, or write a {step} of your own that takes "
+            "dataloader_idx."
         )
 
 
