@@ -67,7 +67,7 @@ class SafeRLHF(PPO):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Move the multiplier after the mean cost, then weigh reward against cost with it."""
         costs = batch["costs"].double().sum(dim=1)
-        if self.trainer.training:
+        if self.trainer.training and len(costs):
             last = self.get_buffer("costs")
             last.copy_(torch.cat([last, costs])[-self.window :])
             excess = float(last.nanmean()) - self.threshold
@@ -75,12 +75,10 @@ class SafeRLHF(PPO):
             log += self.multiplier_lr * excess * log.exp()
             log.clamp_(max=math.log(self.multiplier_max))
         batch, metrics = super().compute_advantage(batch)
-        return batch, metrics | Metrics.of(
-            {
-                "cost/mean": float(costs.mean()),
-                "cost/multiplier": float(self.get_buffer("log_multiplier").exp()),
-            }
-        )
+        found = {"cost/multiplier": float(self.get_buffer("log_multiplier").exp())}
+        if len(costs):
+            found["cost/mean"] = float(costs.mean())
+        return batch, metrics | Metrics.of(found)
 
     def estimator(self, batch: Batch) -> LagrangianEstimator:
         """What makes the advantages of a batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -104,6 +104,29 @@ def test_it_learns(name: str, model: str) -> None:
     assert set(kept.weights) == {n for n in ("actor", "critic", "cost_critic") if n in kept.first}
     for role, weights in kept.weights.items():
         assert moved(dict(weights), dict(kept.first[role])) > 1e-5, role
+
+
+class Choosy(algos.SafeRLHF):
+    """Keeps no answer of the first iteration."""
+
+    def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Drop them."""
+        return super().compute_advantage(batch if self.global_step else batch.take([]))
+
+    def rollout_metrics(self, batch: Batch) -> dict[str, float]:
+        """No answer is no divergence."""
+        return super().rollout_metrics(batch) or {"actor/kl": 0.0}
+
+
+def test_no_answers_have_no_cost(model: str) -> None:
+    plain = make("SafeRLHF", model)
+    assert isinstance(plain, algos.SafeRLHF)
+    algorithm = Choosy(**{option.name: getattr(plain, option.name) for option in fields(plain)})
+    nothing, something = run(algorithm, data(), steps=2).numbers
+    assert nothing["cost/multiplier"] == 1.0
+    assert "cost/mean" not in nothing
+    assert 1.0 < something["cost/multiplier"] < math.inf
+    assert something["cost/mean"] > 0
 
 
 @dataclass(frozen=True, kw_only=True)
