@@ -1,14 +1,17 @@
-"""Whether callbacks write files, and where."""
+"""Whether callbacks and loggers write files, and where."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +24,22 @@ def leaves_files(trainer: Trainer) -> bool:
 def first_free(start: Path, end: str = "") -> Path:
     """Return the first of `<start>-v1<end>`, `<start>-v2<end>`, ... that does not exist."""
     return next(path for n in count(1) if not (path := start.with_name(f"{start.name}-v{n}{end}")).exists())
+
+
+def keep_tables(trainer: Trainer) -> None:
+    """Rename the metrics.csv of an earlier run that a CSVLogger with a `version` would delete.
+
+    Lightning's warning that it deletes files, which is about this one alone, is left out.
+    """
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
+    for writer in trainer.loggers if leaves_files(trainer) else ():
+        if not isinstance(writer, CSVLogger) or writer._experiment is not None or writer._version is None:
+            continue  # a later run of the same logger adds to its table; without a version each has its own
+        table = Path(writer.log_dir) / ExperimentWriter.NAME_METRICS_FILE
+        if table.is_file():
+            kept = first_free(table.with_suffix(""), table.suffix)
+            table.rename(kept)
+            logger.warning("%s is of an earlier run; it is %s now.", table, kept.name)
 
 
 def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path, what: str) -> None:

@@ -8,12 +8,9 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 from transformers import PreTrainedTokenizerBase
@@ -29,7 +26,6 @@ from rlhf_lightning.functional import (
     row_totals,
     tied_share,
 )
-from rlhf_lightning.output import first_free, leaves_files
 from rlhf_lightning.workers import Actor, Cost, Critic, Judge, Reference, Reward, Role, whole_ids
 
 logger = logging.getLogger(__name__)
@@ -84,22 +80,6 @@ def monitor_each_validation(trainer: Trainer) -> None:
             callback._check_on_train_epoch_end = False
         if isinstance(callback, ModelCheckpoint) and callback._save_on_train_epoch_end is None:
             callback._save_on_train_epoch_end = False
-
-
-def keep_tables(trainer: Trainer) -> None:
-    """Rename the metrics.csv of an earlier run that a CSVLogger with a `version` would delete.
-
-    Lightning's warning that it deletes files, which is about this one alone, is left out.
-    """
-    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
-    for writer in trainer.loggers if leaves_files(trainer) else ():
-        if not isinstance(writer, CSVLogger) or writer._experiment is not None or writer._version is None:
-            continue  # a later run of the same logger adds to its table; without a version each has its own
-        table = Path(writer.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-        if table.is_file():
-            kept = first_free(table.with_suffix(""), table.suffix)
-            table.rename(kept)
-            logger.warning("%s is of an earlier run; it is %s now.", table, kept.name)
 
 
 def timings(reports: Sequence[CallReport]) -> dict[str, float]:

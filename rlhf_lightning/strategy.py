@@ -32,8 +32,9 @@ from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
+from rlhf_lightning.output import keep_tables
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.reporting import keep_tables, monitor_each_validation, plain_options, silence_lightning
+from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
@@ -187,8 +188,7 @@ class Strategy(SingleDeviceStrategy):
         """Refuse callbacks, placements and clusters that cannot work, before data are read or processes run.
 
         Raises:
-            ValueError: too few devices, a division that does not work, no cluster, several controllers, or a
-                callback that works on weights or saves what no run can resume.
+            ValueError: too few devices, a wrong division, no cluster, several controllers, such a callback.
         """
         # The controller holds no model: Lightning would choose a GPU for it where there is one.
         self.accelerator = CPUAccelerator()

@@ -250,7 +250,7 @@ class Stepping(Unjudged):
 class Optimizing(Unjudged):
     """Lightning's way of an optimizer."""
 
-    def configure_optimizers(self) -> None:  # type: ignore[misc]
+    def configure_optimizers(self) -> None:  # type: ignore[misc, override]
         """None."""
 
 

@@ -169,7 +169,7 @@ def test_the_largest_pool_is_reserved_first(monkeypatch: pytest.MonkeyPatch) -> 
 
     def options(*, scheduling_strategy: PlacementGroupSchedulingStrategy, **_: object) -> SimpleNamespace:
         size = scheduling_strategy.placement_group.size  # type: ignore[attr-defined]
-        return SimpleNamespace(remote=lambda rank, *, gpu: started.append((rank, size)))
+        return SimpleNamespace(remote=lambda rank, *, gpu, path: started.append((rank, size)))
 
     monkeypatch.setattr(cluster, "num_gpus", lambda: 0)
     monkeypatch.setattr(cluster, "placement_group", group)
