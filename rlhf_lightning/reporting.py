@@ -172,6 +172,14 @@ def plain_options(checkpoint: Mapping[str, object]) -> dict[str, object]:
     return {n: config_as_dict(value) if n in _OPTIONS else value for n, value in checkpoint.items()}
 
 
+def begins_anew(trainer: Trainer, stage: str) -> bool:
+    """Whether a callback drops in `setup` what it kept of an earlier run; a checkpoint's is read later.
+
+    A trainer that has iterated and goes on keeps it.
+    """
+    return stage == "fit" and not trainer.global_step
+
+
 def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:
     """Prompts and responses as texts, a list of B each."""
     prompts = zip(rows["prompt_ids"], rows["prompt_mask"], strict=True)

@@ -12,6 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
+from rlhf_lightning.reporting import begins_anew
+
 
 class DemoSummary(Callback):
     """Write `demo: reward_first5=<x> reward_last5=<y> seconds=<s>` as the last line of a fit that ended well.
@@ -38,7 +40,7 @@ class DemoSummary(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin anew, unless the trainer goes on; move behind progress bars, whose `teardown` writes too."""
         self._start_s, self._ended = time.perf_counter(), False
-        if stage == "fit" and not trainer.global_step:  # a checkpoint is read after this
+        if begins_anew(trainer, stage):
             self._first, self._last = [], []
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = [x for x in callbacks if x is not self and not isinstance(x, Checkpoint)]

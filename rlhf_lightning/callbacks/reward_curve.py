@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.output import check_output, leaves_files, output_path
-from rlhf_lightning.reporting import unreported
+from rlhf_lightning.reporting import begins_anew, unreported
 
 _FILE = "reward.png"
 
@@ -54,9 +54,9 @@ class RewardCurve(Callback):
         Raises:
             ValueError: nothing can be written there.
         """
+        if begins_anew(trainer, stage):
+            self._curves = {name: [] for name in self.metrics}
         if stage == "fit":
-            if not trainer.global_step:  # a checkpoint is read after this
-                self._curves = {name: [] for name in self.metrics}
             check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="RewardCurve")
 
     def on_train_batch_end(

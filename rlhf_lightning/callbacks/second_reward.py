@@ -16,7 +16,7 @@ from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with
 from rlhf_lightning.callbacks.validation import check_validates
 from rlhf_lightning.data import row_data
 from rlhf_lightning.output import check_output, leaves_files, output_path
-from rlhf_lightning.reporting import validation_interval
+from rlhf_lightning.reporting import begins_anew, validation_interval
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
 from rlhf_lightning.workers import Reward
 
@@ -77,7 +77,7 @@ class SecondReward(Callback):
         """
         if stage not in ("fit", "validate"):
             return
-        if stage == "fit" and not trainer.global_step:  # a checkpoint is read after this
+        if begins_anew(trainer, stage):
             self._first, self._curves = {}, {REWARD: [], SECOND: []}
         if isinstance(pl_module, RLHFAlgorithm):
             self._check_reward(pl_module)

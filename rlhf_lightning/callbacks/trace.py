@@ -11,6 +11,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
 from rlhf_lightning.output import check_output, leaves_files
+from rlhf_lightning.reporting import begins_anew
 from rlhf_lightning.trainer_checks import check_lightning
 
 
@@ -41,7 +42,7 @@ class Trace(Callback):
         if self.path.is_dir():
             raise ValueError(f"Trace: {self.path} is a directory. Type a file in it: {self.path}/trace.json.")
         check_output(trainer, self.path.parent, name="Trace")
-        if stage == "fit" and not trainer.global_step:
+        if begins_anew(trainer, stage):
             self.calls, self.iterations = [], []
         if isinstance(pl_module, RLHFAlgorithm):
             check_lightning(pl_module)
