@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor, nn
 
+from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.data import row_data
 from rlhf_lightning.workers import Role
 
@@ -62,11 +63,11 @@ def end_if_done(trainer: Trainer) -> None:
             raise _TunerExitException  # by which Lightning ends a fit as one that has succeeded
 
 
-def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> None:
-    """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps.
+def check_held(path: str | Path, directory: Path, wanted: Mapping[str, Role]) -> None:
+    """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps, or has another.
 
     Raises:
-        ValueError: the checkpoint lacks one.
+        ValueError: the checkpoint lacks one, or holds another model.
     """
     if not all((directory / name).is_dir() for name in wanted):
         held = sorted(p.name for p in directory.iterdir() if p.is_dir())
@@ -74,6 +75,8 @@ def check_held(path: str | Path, directory: Path, wanted: Collection[str]) -> No
             f"checkpoint {path}: holds {held}, and the algorithm keeps {list(wanted)}. Type a checkpoint of "
             "this algorithm, or begin with the model that `rlhf export` makes of this one."
         )
+    for name, role in wanted.items():
+        role.check_checkpoint(directory / name)
 
 
 def warn_of_others(path: str | Path, held: object, wanted: Collection[str]) -> None:
@@ -114,17 +117,22 @@ def warn_of_rows(columns: Mapping[str, Tensor | list[object]]) -> None:
         )
 
 
-def load(directory: Path, roles: Mapping[str, Role], *, trained: bool) -> None:
+def load(source: CheckpointSource, roles: Mapping[str, Role], *, trained: bool) -> None:
     """Let the roles of a run load what a checkpoint holds of them, and wait for all.
 
     Args:
-        directory: of the checkpoint.
+        source: the checkpoint.
         roles: the handles.
         trained: whether training goes on, which needs the optimizers too.
+
+    Raises:
+        ValueError: the run that wrote it has replaced it since.
     """
+    directory = source.directory
     loading = [role.load(directory=directory / name, trained=trained) for name, role in kept(roles).items()]
     for ranks in loading:
         ranks.fetch()
+    source.check()
 
 
 def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
@@ -143,13 +151,13 @@ def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
         data.train_dataloader().load_state_dict(begun[0])
 
 
-def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) -> None:
+def check_tensors(held: Tensors, own: Tensors, *, source: CheckpointSource | None, name: str) -> None:
     """Refuse the tensors of another algorithm.
 
     Args:
         held: the algorithm's own tensors in the checkpoint.
         own: the tensors of the algorithm that is to continue.
-        path: the checkpoint's, for the message.
+        source: the checkpoint, for the message.
         name: the algorithm's, for the message.
 
     Raises:
@@ -158,9 +166,9 @@ def check_tensors(held: Tensors, own: Tensors, *, path: Path | None, name: str) 
     there, here = _described(held), _described(own)
     if there != here:
         raise ValueError(
-            f"checkpoint {path}: is of another algorithm, or of one with other options: beside its models it "
-            f"holds {', '.join(there) or 'nothing'}, and {name} has {', '.join(here) or 'nothing'}. Type a "
-            "checkpoint of this algorithm, or begin with the model that `rlhf export` makes of this one."
+            f"checkpoint {source}: is of another algorithm, or of one with other options: beside its models "
+            f"it holds {', '.join(there) or 'nothing'}, and {name} has {', '.join(here) or 'nothing'}. Type "
+            "a checkpoint of this algorithm, or begin with the model that `rlhf export` makes of this one."
         )
 
 

@@ -25,6 +25,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning import resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
 from rlhf_lightning.controller.device import Placement
@@ -101,7 +102,7 @@ class Strategy(SingleDeviceStrategy):
         self.workers: dict[str, WorkerGroup] = {}
         """The worker group of each placed role, during a run."""
         self._restore_gc: Callable[[], None] = lambda: None
-        self._resume: Path | None = None
+        self._resume: CheckpointSource | None = None
         self._saved: Path | None = None
         self._cluster: RayCluster | None = None
         self._handles: dict[str, Role] = {}
@@ -359,19 +360,17 @@ class Strategy(SingleDeviceStrategy):
             ValueError: the checkpoint is incomplete, or belongs to other roles, models or rows.
         """
         trainer, roles = self.algorithm.trainer, self.algorithm.roles()
-        directory, wanted = files.find(checkpoint_path), resume.kept(roles)
+        source, wanted = CheckpointSource(files.find(checkpoint_path).absolute()), resume.kept(roles)
         resuming = trainer.state.fn == "fit"
-        state = files.read_state(directory, resuming=resuming)
-        resume.check_held(checkpoint_path, directory, wanted)
-        for name, role in wanted.items():
-            role.check_checkpoint(directory / name)
+        state = files.read_state(source.directory, resuming=resuming)
+        resume.check_held(checkpoint_path, source.directory, wanted)
         if resuming:
             resume.check_rows(state, trainer)
             resume.warn_of_others(checkpoint_path, state.get(files.MODELS), wanted)
             resume.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), resume.start_paths(roles))
             self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         resume.recount_epochs(state)
-        self._resume = directory.absolute()
+        self._resume = source
         return state
 
     def in_flight(self) -> dict[str, object]:
@@ -391,7 +390,7 @@ class Strategy(SingleDeviceStrategy):
         algorithm = self.algorithm
         held, own = cast(Mapping[str, torch.Tensor], checkpoint["state_dict"]), algorithm.state_dict()
         if strict and algorithm.trainer.state.fn == "fit":
-            resume.check_tensors(held, own, path=self._resume, name=type(algorithm).__name__)
+            resume.check_tensors(held, own, source=self._resume, name=type(algorithm).__name__)
         super().load_model_state_dict({"state_dict": resume.fitting(held, own)}, strict=strict)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
+from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.engines import (
     ADAPTER_CONFIG,
     FSDPEngine,
@@ -35,7 +36,8 @@ def run(arguments: Sequence[str]) -> None:
     adapters are written, in float32, in a format that peft reads.
 
     Raises:
-        ValueError: the arguments are wrong, there is no checkpoint, or it holds no such role.
+        ValueError: the arguments are wrong, there is no checkpoint, it holds no such role, or its run
+            replaced it meanwhile.
         OSError: nothing can be written there.
     """
     if {"-h", "--help"} & {*arguments}:
@@ -47,7 +49,8 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(USAGE)
     if options := [word for word in arguments if word.startswith("-")]:
         raise ValueError(f"{options[0]}: is no option of export. {USAGE}")
-    directory, out = files.find(arguments[0]), Path(arguments[1])
+    source, out = CheckpointSource(files.find(arguments[0])), Path(arguments[1])
+    directory = source.directory
     state = files.read_state(directory)
     models = state.get(files.MODELS)
     if not isinstance(models, dict):
@@ -73,6 +76,7 @@ def run(arguments: Sequence[str]) -> None:
             engine = FSDPEngine(spec, head=head)
             engine.load_weights(directory / role)
             (engine.export_adapters if alone else engine.export)(fresh)
+        source.check()
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
 
 

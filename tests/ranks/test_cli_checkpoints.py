@@ -19,7 +19,8 @@ from rlhf_lightning import checkpoint
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.spec import CHECKPOINT, Sampling
+from rlhf_lightning.engines import Head, export_checkpoint
+from rlhf_lightning.spec import CHECKPOINT, ModelSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
 from tests.logged import csv_file
@@ -143,6 +144,20 @@ def test_an_export_builds_no_engine(rlhf: Rlhf, trained: Path, monkeypatch: pyte
         assert rlhf.run("export", str(trained), role, role)[0] == 0
     assert AutoModelForCausalLM.from_pretrained("actor").config.vocab_size
     assert AutoModelForSequenceClassification.from_pretrained("critic").score.weight.shape[0] == 1
+
+
+def test_an_export_of_a_checkpoint_that_is_replaced_meanwhile(
+    rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(held: Path, out: Path, *, spec: ModelSpec, head: Head) -> bool:
+        with checkpoint.replacing(trained) as fresh:
+            shutil.copytree(trained, fresh, dirs_exist_ok=True)
+        return export_checkpoint(held, out, spec=spec, head=head)
+
+    monkeypatch.setattr("rlhf_lightning.commands.export.export_checkpoint", overtaken)
+    said = rlhf.refused("export", str(trained), "out")
+    assert said.startswith(f"checkpoint {trained}: its run replaced it while it was read")
+    assert not Path("out").exists()
 
 
 def test_an_option_that_export_does_not_have(rlhf: Rlhf, trained: Path) -> None:

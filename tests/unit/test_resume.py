@@ -23,7 +23,7 @@ from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.strategies import Local, OneStepOff
-from rlhf_lightning.workers import Ahead, Role
+from rlhf_lightning.workers import Actor, Ahead, Critic, Role
 from tests.unit.algos.short import Started, grpo, trainer
 
 
@@ -103,6 +103,27 @@ def test_a_run_that_is_done_starts_nothing(written: Path, tmp_path: Path) -> Non
     assert (run.state.status, run.global_step) == ("finished", 1)
     with pytest.raises(RuntimeError, match="started"):
         trainer(Starting(), tmp_path, steps=2).fit(grpo(), datamodule=rows(), ckpt_path=written)
+
+
+class Overtaken(Local):
+    """Starts its devices just when the run that wrote the checkpoint writes the next one."""
+
+    checkpoint: str = ""
+
+    def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
+        """Replace it first."""
+        with files.replacing(Path(self.checkpoint)) as fresh:
+            shutil.copytree(self.checkpoint, fresh, dirs_exist_ok=True)
+        return super().start(roles)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "predict"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read(command: str, written: Path, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    shutil.copytree(written, path)
+    run = trainer(Overtaken(checkpoint=str(path)), tmp_path, steps=3, limit_val_batches=1)
+    with pytest.raises(ValueError, match=rf"^checkpoint {path}: its run replaced it while .* type the copy"):
+        getattr(run, command)(grpo(), datamodule=rows(num_val_rows=2), ckpt_path=path)
 
 
 @pytest.fixture
@@ -191,4 +212,4 @@ def test_a_checkpoint_without_a_model_that_the_algorithm_trains(tmp_path: Path) 
     with pytest.raises(
         ValueError, match=rf"holds \['actor'\], and .* keeps \['actor', 'critic'\]\. {instead}"
     ):
-        resume.check_held(tmp_path, tmp_path, ["actor", "critic"])
+        resume.check_held(tmp_path, tmp_path, {"actor": Actor(), "critic": Critic()})
