@@ -90,19 +90,22 @@ def warn_of_others(path: str | Path, held: object, wanted: Collection[str]) -> N
         )
 
 
-def warn_of_paths(path: str | Path, held: object, own: Mapping[str, str]) -> None:
+def warn_of_paths(path: str | Path, held: object, roles: Mapping[str, Role], *, resuming: bool) -> None:
     """Warn of roles whose model began from another directory than now: adapters and references depend on it.
 
     Args:
         path: of the checkpoint.
         held: directories of the models by role, as the checkpoint has them.
-        own: directories of this run's models by role.
+        roles: of this run.
+        resuming: whether a fit goes on; else another judge, say, is as good, and only adapters depend on it.
     """
+    adapted = {name: role for name, role in kept(roles).items() if role.lora is not None}
+    own = start_paths(roles if resuming else adapted)
     for role, was in held.items() if isinstance(held, dict) else ():
         if own.get(role, was) != was:
             logger.warning(
                 "checkpoint %s: its %s began with %s, and this run's with %s. Unless that is the same model "
-                "in another place, continue with --algo.%s.path %s.",
+                "in another place, type --algo.%s.path %s.",
                 *(path, role, was, own[role], role, was),
             )
 

@@ -367,8 +367,8 @@ class Strategy(SingleDeviceStrategy):
         if resuming:
             resume.check_rows(state, trainer)
             resume.warn_of_others(checkpoint_path, state.get(files.MODELS), wanted)
-            resume.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), resume.start_paths(roles))
             self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
+        resume.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), roles, resuming=resuming)
         resume.recount_epochs(state)
         self._resume = source
         return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,22 @@ def test_a_checkpoint_of_other_adapters_is_refused_before_anything_is_built(
     other = Actor(path=path, lora=LoRA(rank=4, alpha=1.0))
     with pytest.raises(ValueError, match=r"was trained with lora=LoRA\(rank=4, alpha=32.0"):
         other.check_checkpoint(learned[1] / "last.ckpt" / "actor")
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_adapters_on_another_base_model_are_warned_of(
+    command: str, learned: tuple[Watch, Path], path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not of another reference, which changes none of their weights."""
+    other = str(shutil.copytree(path, tmp_path / "other"))
+    data = TaskData(batch_size=6, num_rows=6, num_val_rows=6)
+    for base, warned in ((path, []), (other, ["actor", "critic"])):
+        run = pl.Trainer(strategy=Local(), accelerator="cpu", logger=False, default_root_dir=tmp_path)
+        caplog.clear()
+        algorithm = ppo(base, reference=Reference(path=other))
+        getattr(run, command)(algorithm, datamodule=data, ckpt_path=learned[1] / "last.ckpt")
+        said = re.findall(r"its (\w+) began with (\S+), and this run's with (\S+)\. ", caplog.text)
+        assert said == [(role, path, other) for role in warned]
 
 
 @pytest.mark.parametrize("engine", ["megatron", "zero"])
