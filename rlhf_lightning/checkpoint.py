@@ -74,13 +74,13 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def adding(target: Path, *, last: str, replaces: str) -> Iterator[Path]:
+def adding(target: Path, *, last: str, replaces: Collection[str]) -> Iterator[Path]:
     """Yield a fresh directory to write into; on success its files move into `target`, on failure none does.
 
     Args:
         target: a directory, created if it does not exist; its other files stay.
         last: name of the file that moves last: readers take the directory as complete only if it is there.
-        replaces: pattern of old files in `target` that are removed.
+        replaces: patterns of old files in `target` that are removed.
 
     Raises:
         OSError: it cannot be written there; its file name is the target where the disk is full.
@@ -93,7 +93,7 @@ def adding(target: Path, *, last: str, replaces: str) -> Iterator[Path]:
             files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
             _flush(*files)
             (target / last).unlink(missing_ok=True)
-            for old in target.glob(replaces):
+            for old in {file for pattern in replaces for file in target.glob(pattern) if file.is_file()}:
                 old.unlink()
             for file in files:
                 file.replace(target / file.name)

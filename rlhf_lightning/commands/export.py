@@ -13,6 +13,7 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.engines import (
     ADAPTER_CONFIG,
+    TOKENIZER_FILES,
     FSDPEngine,
     check_checkpoint,
     check_model,
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str]) -> None:
     check_checkpoint(spec, head, directory / role)
     if alone and spec.lora is None:
         raise ValueError(f"checkpoint {arguments[0]}: {role} was trained without lora. Leave {ADAPTERS} out.")
-    with files.adding(out, last=CONFIG[alone], replaces=WEIGHTS[alone]) as fresh:
+    with files.adding(out, last=CONFIG[alone], replaces=(WEIGHTS[alone], *TOKENIZER_FILES)) as fresh:
         if alone or not export_checkpoint(directory / role, fresh, spec=spec, head=head):
             engine = FSDPEngine(spec, head=head)
             engine.load_weights(directory / role)

@@ -22,6 +22,7 @@ from rlhf_lightning.engines.huggingface.models import read_config
 from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions, num_tokens
 from rlhf_lightning.engines.huggingface.source import (
     ADAPTER_CONFIG,
+    TOKENIZER_FILES,
     check_model,
     has_tokenizer,
     is_fresh,
@@ -38,6 +39,7 @@ __all__ = [
     "ADAPTER_CONFIG",
     "FSDP",
     "PARTS",
+    "TOKENIZER_FILES",
     "VLLM",
     "Deterministic",
     "Ends",

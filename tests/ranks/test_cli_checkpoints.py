@@ -146,6 +146,19 @@ def test_an_export_builds_no_engine(rlhf: Rlhf, trained: Path, monkeypatch: pyte
     assert AutoModelForSequenceClassification.from_pretrained("critic").score.weight.shape[0] == 1
 
 
+def test_an_export_keeps_no_tokenizer_of_another_model(rlhf: Rlhf, trained: Path) -> None:
+    """Transformers would read what is left: a template takes the place of one in tokenizer_config.json."""
+    others = ("chat_template.jinja", "added_tokens.json", "special_tokens_map.json", "generation_config.json")
+    assert rlhf.run("export", str(trained), "fresh", "critic")[0] == 0
+    expected = {file.name for file in Path("fresh").iterdir()}
+    assert not expected & {*others}
+    make(Path("out/tokenizer"))
+    for name in (*others, "config.json", "README.md"):
+        Path("out", name).write_text("another model's")
+    assert rlhf.run("export", str(trained), "out", "critic")[0] == 0
+    assert {file.name for file in Path("out").iterdir()} == expected | {"README.md", "tokenizer"}
+
+
 def test_an_export_of_a_checkpoint_that_is_replaced_meanwhile(
     rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,13 +134,15 @@ def test_an_export_of_adapters_alone_is_what_peft_reads(
     watch, root = learned
     out = {role: tmp_path / role for role in ("actor", "critic")}
     for role, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
+        out[role].mkdir()
+        (out[role] / "chat_template.jinja").write_text("another model's")
         export.run([str(root / "last.ckpt"), str(out[role]), role, "--adapters"])
         assert {file.name for file in out[role].iterdir()} >= {
             "adapter_config.json",
             "adapter_model.safetensors",
             "tokenizer.json",
         }
-        assert not list(out[role].glob("model*"))
+        assert not [*out[role].glob("model*"), *out[role].glob("chat_template*")]
         with pytest.raises(ValueError, match=f"{role}: holds adapters, and no model. Type"):
             check_model(ModelSpec(path=str(out[role])))
         options = json.loads((out[role] / "adapter_config.json").read_text())

@@ -136,7 +136,7 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
     target = tmp_path / "model"
 
     def add(said: str, error: Exception | None = None) -> None:
-        with files.adding(target, last="config.json", replaces="model*") as fresh:
+        with files.adding(target, last="config.json", replaces=["model*"]) as fresh:
             for name in ("config.json", "model.safetensors"):
                 (fresh / name).write_text(said)
             if error is not None:
@@ -158,7 +158,7 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
 
 def test_a_model_that_is_added_in_part_has_no_configuration(tmp_path: Path) -> None:
     def add() -> None:
-        with files.adding(tmp_path, last="config.json", replaces="model*") as fresh:
+        with files.adding(tmp_path, last="config.json", replaces=["model*"]) as fresh:
             for name in ("config.json", "model.safetensors", "tokenizer.json"):
                 (fresh / name).write_text("new")
 

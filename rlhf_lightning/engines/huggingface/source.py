@@ -27,10 +27,11 @@ _OTHER_WEIGHTS = (
 _VERL = ("model_world_size_*.pt", "dist_ckpt")
 """What a checkpoint of verl has beside the directory `huggingface`, in which config and tokenizer are."""
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
     "chat_template*", "generation_config.json",
 )  # fmt: skip
+"""Patterns of the files that belong to the tokenizer or configure generation."""
 
 
 def resolve(spec: ModelSpec) -> Path:
@@ -149,7 +150,7 @@ def stored_type(files: Iterable[Path]) -> torch.dtype:
 
 def tokenizer_files(directory: Path) -> list[Path]:
     """The files of a directory that belong to the tokenizer or configure generation."""
-    return sorted(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern) if file.is_file())
+    return sorted(file for pattern in TOKENIZER_FILES for file in directory.glob(pattern) if file.is_file())
 
 
 def copy_tokenizer(spec: ModelSpec, directory: Path) -> None:
@@ -182,7 +183,7 @@ def config_source(spec: ModelSpec) -> Path:
     Raises:
         ValueError: there is no such directory, and no such name on the hub.
     """
-    return _from_hub(spec, "config.json", *_TOKENIZER_FILES) if on_hub(spec) else resolve(spec)
+    return _from_hub(spec, "config.json", *TOKENIZER_FILES) if on_hub(spec) else resolve(spec)
 
 
 def _from_hub(spec: ModelSpec, *patterns: str) -> Path:
