@@ -46,8 +46,8 @@ class _Profile:
     """Bytes per device; see `Costs.working`."""
     fixed: tuple[float, ...]
     """Seconds in each stage that do not depend on free memory, the transition to generation included."""
-    generations: tuple[tuple[int, Work], ...]
-    """(stage, work) of the generations, whose seconds depend on free memory."""
+    generations: tuple[tuple[int, int], ...]
+    """Places in `_Known.work`, stage and number, of the generations, whose seconds depend on free memory."""
 
 
 class SimulatedCosts:
@@ -152,10 +152,10 @@ class SimulatedCosts:
 
     def seconds(self, role: str, layout: ParallelLayout, free: float) -> Sequence[float]:
         """Seconds in each stage; the transition to generation belongs to the stage of the generation."""
-        profile = self._profile(role, layout)
+        profile, own = self._profile(role, layout), self._models[role].work
         seconds = list(profile.fixed)
-        for stage, work in profile.generations:
-            seconds[stage] += self.estimate(role, layout, work, free).seconds
+        for stage, i in profile.generations:
+            seconds[stage] += self.estimate(role, layout, own[stage][i], free).seconds
         return seconds
 
     def _profile(self, role: str, layout: ParallelLayout) -> _Profile:
@@ -169,9 +169,9 @@ class SimulatedCosts:
         fixed = [0.0] * len(known.work)
         generations = []
         for stage, every in enumerate(known.work):
-            for work in every:
+            for i, work in enumerate(every):
                 if work.kind == "generate":
-                    generations.append((stage, work))
+                    generations.append((stage, i))
                     fixed[stage] += self.transition(role, layout).seconds
                 else:
                     fixed[stage] += self.estimate(role, layout, work, 0.0).seconds

@@ -17,9 +17,12 @@ from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, SFT, RewardModel
 from rlhf_lightning.controller import Batch, Metrics, cluster
 from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, TaskData, UnpairedData
 from rlhf_lightning.engines import FSDP, Megatron, Native
-from rlhf_lightning.mapping import hardware, report
+from rlhf_lightning.mapping import hardware, report, shapes
+from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
+from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
+from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.mapping_inputs import read_recipes, read_workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
@@ -29,6 +32,7 @@ from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.workers import Actor, Critic, Settings
 
 ROLES = ("actor", "critic", "reference", "reward")
+ONE = ParallelLayout()
 
 
 def attached(strategy: Auto, algorithm: RLHFAlgorithm) -> Auto:
@@ -109,6 +113,20 @@ def test_an_actor_decodes_as_many_rows_at_once_as_have_room(
     assert strategy.settings_of("actor") == settings, "which is what predictions of the run read"
     text = report.as_yaml(plan := strategy.plan(1), plan.mappings[0], Request("dapo", {}, "auto"))
     assert (f"generate: {{slots: {slots}}}" in text) == (slots > 0)
+
+
+def two_writers() -> Plan:
+    """Two models that generate alike in one stage, and a third that does not, on two devices."""
+    models = dict.fromkeys(("actor", "judge", "reference"), shapes.load("llama-7b"))
+    writing = Stage("generation", tuple(Work(role, "generate", 512, 1) for role in ("actor", "judge")))
+    flow = Dataflow((writing, Stage("preparation", (Work("reference", "infer", 512, 1),))))
+    return plan(SimulatedCosts(hardware.A100, flow, models, workload=Workload(batch=512)), 2)
+
+
+def test_two_that_generate_alike_cost_the_same() -> None:
+    costs = two_writers().costs
+    assert costs.signature("actor") == costs.signature("judge")
+    assert costs.seconds("actor", ONE, 20e9) == costs.seconds("judge", ONE, 20e9)
 
 
 def test_any_number_of_devices_is_shared_out() -> None:
