@@ -182,8 +182,9 @@ def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]
     if any(map(_is_divided, (layout for pool in mapping.pools for layout in pool.layouts))):
         shared = str(workload.sharding == "states").lower()
         settings = ["engine: megatron", f"megatron: {{distributed_optimizer: {shared}, {at_once}}}"]
-    # The generation engine may not admit more rows than the prediction has room for.
-    if slots := max((task.rows_at_once for pool in mapping.pools for task in plan.tasks(pool)), default=0):
+    # No generation engine may admit more rows than the prediction has room for, and one number is for all.
+    bounds = [task.rows_at_once for pool in mapping.pools for task in plan.tasks(pool)]
+    if slots := min(filter(None, bounds), default=0):
         settings.append(f"generate: {{slots: {slots}}}")
     lines += [f"    settings: {{{', '.join(settings)}}}", "    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}

@@ -129,6 +129,19 @@ def test_two_that_generate_alike_cost_the_same() -> None:
     assert costs.seconds("actor", ONE, 20e9) == costs.seconds("judge", ONE, 20e9)
 
 
+def test_one_number_of_rows_at_once_is_written_for_all_that_generate() -> None:
+    """That of the pool with the least room: a generator that is told a number does not look at its memory."""
+    found = two_writers()
+    pools = (
+        Pool(("actor",), 1, (ONE,), seconds=(1.0, 0.0)),
+        Pool(("judge", "reference"), 1, (ONE, ONE), seconds=(1.0, 1.0)),
+    )
+    rows = {task.role: task.rows_at_once for pool in pools for task in found.tasks(pool) if task.rows_at_once}
+    assert 0 < rows["judge"] < rows["actor"] < 512
+    asked = Request("own", dict.fromkeys(found.costs.shapes, ""), "auto")
+    assert f"generate: {{slots: {rows['judge']}}}" in report.as_yaml(found, DeviceMapping(pools), asked)
+
+
 def test_any_number_of_devices_is_shared_out() -> None:
     """Seven GPUs of a node of eight, though no pools of 1, 2 or 4 tile it."""
     strategy = attached(Auto(devices=7, mapping=MappingOption(hardware="a100-80gb")), PPO())
