@@ -35,11 +35,15 @@ def keep_tables(trainer: Trainer) -> None:
     for writer in trainer.loggers if leaves_files(trainer) else ():
         if not isinstance(writer, CSVLogger) or writer._experiment is not None or writer._version is None:
             continue  # a later run of the same logger adds to its table; without a version each has its own
-        table = Path(writer.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-        if table.is_file():
-            kept = first_free(table.with_suffix(""), table.suffix)
-            table.rename(kept)
-            logger.warning("%s is of an earlier run; it is %s now.", table, kept.name)
+        keep(Path(writer.log_dir) / ExperimentWriter.NAME_METRICS_FILE)
+
+
+def keep(file: Path) -> None:
+    """Rename a file of an earlier run, if there is one, that this run would replace."""
+    if file.is_file():
+        kept = first_free(file.with_suffix(""), file.suffix)
+        file.rename(kept)
+        logger.warning("%s is of an earlier run; it is %s now.", file, kept.name)
 
 
 def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path, what: str) -> None:

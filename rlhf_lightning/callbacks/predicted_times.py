@@ -17,7 +17,7 @@ from rlhf_lightning.mapping import measured
 from rlhf_lightning.mapping.machine import of_a_run
 from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_of
 from rlhf_lightning.mapping.phases import Iteration
-from rlhf_lightning.output import check_output, leaves_files, output_path
+from rlhf_lightning.output import check_output, keep, leaves_files, output_path
 from rlhf_lightning.reporting import unreported
 
 
@@ -67,13 +67,15 @@ class PredictedTimes(Callback):
             check_output(trainer, self._file(trainer).parent, name="PredictedTimes")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the file, and read the sizes of the models."""
+        """Begin the file, keeping that of an earlier run, and read the sizes of the models."""
         assert isinstance(pl_module, RLHFAlgorithm)
         roles = pl_module.strategy.models()
         self._models = {name: shape_of(role) for name, role in roles.items() if role.path}
         self._iterations = []
         if leaves_files(trainer):
-            measured.begin(self._file(trainer), self._cluster, resumed=trainer.global_step > 0)
+            if trainer.global_step == 0:
+                keep(self._file(trainer))
+            measured.begin(self._file(trainer), self._cluster)
 
     def on_train_batch_end(
         self,

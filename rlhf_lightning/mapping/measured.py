@@ -24,19 +24,19 @@ _MOST = 20
 _COMMAND = "rlhf fit ... --trainer.callbacks+=PredictedTimes --trainer.default_root_dir"
 
 
-def begin(path: Path, hardware: Hardware, *, resumed: bool) -> None:
+def begin(path: Path, hardware: Hardware) -> None:
     """Begin the file, or go on after the iterations that it holds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, {"hardware": dataclasses.asdict(hardware)}, mode="a" if resumed else "w")
+    _write(path, {"hardware": dataclasses.asdict(hardware)})
 
 
 def append(path: Path, iteration: Iteration) -> None:
     """Add an iteration."""
-    _write(path, iteration.as_dict(), mode="a")
+    _write(path, iteration.as_dict())
 
 
-def _write(path: Path, values: dict[str, Any], *, mode: str) -> None:
-    with path.open(mode, encoding="utf-8") as file:
+def _write(path: Path, values: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(values) + "\n")
 
 

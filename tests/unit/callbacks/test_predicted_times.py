@@ -105,8 +105,14 @@ def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path) -> None:
     cluster, kept = measured.read(tmp_path)
     assert (cluster, [one.step for one in kept]) == (CPU, [2])
     assert {phase.workload.batch for phase in kept[0].phases} == {16}
-    fit(tmp_path, GRPO(actor=actor(tmp_path), group_size=2), PredictedTimes(), steps=1)
-    assert [one.step for one in measured.read(tmp_path)[1]] == [1]
+
+
+def test_measurements_of_an_earlier_run_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for steps in (2, 1):
+        fit(tmp_path, GRPO(actor=actor(tmp_path), group_size=2), PredictedTimes(), steps=steps)
+    assert f"{tmp_path / measured.FILE} is of an earlier run; it is measurements-v1.jsonl now." in caplog.text
+    files = ("", "measurements-v1.jsonl")
+    assert [[one.step for one in measured.read(tmp_path / file)[1]] for file in files] == [[1], [2]]
 
 
 class Sometimes(GRPO):

@@ -16,7 +16,7 @@ from tests.unit.rlhf import Rlhf
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The directory of a run on a machine that is faster than it was thought."""
-    measured.begin(tmp_path / measured.FILE, CPU, resumed=False)
+    measured.begin(tmp_path / measured.FILE, CPU)
     for iteration in run_on(FASTER):
         measured.append(tmp_path / measured.FILE, iteration)
     return tmp_path

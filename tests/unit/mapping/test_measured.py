@@ -76,17 +76,18 @@ def test_a_peak_that_nothing_exceeds_stays() -> None:
 def test_the_first_iteration_and_that_after_a_resume_are_left_out(tmp_path: Path) -> None:
     steps = [replace(iteration(phase("critic", "infer")), step=step) for step in (1, 2, 3, 4, 5)]
     file = tmp_path / "run" / measured.FILE
-    measured.begin(file, CPU, resumed=False)
+    measured.begin(file, CPU)
     measured.append(file, steps[0])
     assert measured.read(file.parent) == (CPU, steps[:1])
     for one in steps[1:3]:
         measured.append(file, one)
-    measured.begin(file, A100, resumed=True)
+    measured.begin(file, A100)
     for one in steps[3:]:
         measured.append(file, one)
     assert measured.read(file.parent) == (A100, [steps[1], steps[2], steps[4]])
     assert measured.read(file)[1] == measured.read(file.parent)[1]
-    measured.begin(file, CPU, resumed=False)
+    file.unlink()
+    measured.begin(file, CPU)
     with pytest.raises(ValueError, match=r"holds no iteration\. Run a few: rlhf fit .*PredictedTimes"):
         measured.read(file)
 
@@ -103,7 +104,8 @@ def test_no_run_and_a_damaged_one(tmp_path: Path) -> None:
         "[]",
         '{"hardware": {"name": "x"}}',
     ):
-        measured.begin(file, CPU, resumed=False)
+        file.unlink(missing_ok=True)
+        measured.begin(file, CPU)
         with file.open("a") as lines:
             lines.write(line + "\n")
         with pytest.raises(ValueError, match=re.escape(f"{file}, line 2: is no measurement (")):
