@@ -30,9 +30,10 @@ from rlhf_lightning.controller.connection import (
     start_ray,
 )
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.device_actor import DeviceActor, import_path
+from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
+from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.controller.room import BUNDLES, check_room, held, too_few
 from rlhf_lightning.parallel import WorldSpec
@@ -172,7 +173,7 @@ class RayCluster:
             # Calls report to the controller; a second record, for the dashboard, costs a tenth of a ping.
             options = {"num_cpus": 1, "num_gpus": 1 if kind == "GPU" else 0, "enable_task_events": False}
             handle = actor.options(scheduling_strategy=where, max_restarts=0, **options).remote(
-                len(self.actors), gpu=kind == "GPU", path=import_path()
+                len(self.actors), gpu=kind == "GPU", path=ImportPath.of_controller()
             )
             self.actors.append(cast(DeviceHandle, handle))
             self.hosts.append(hosts.get(nodes[index], nodes[index]))

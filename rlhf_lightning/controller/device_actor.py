@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from collections.abc import Sequence
 
 import ray
 
 from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.network import interface
 from rlhf_lightning.controller.parcel import answer, deliver
 from rlhf_lightning.parallel import WorldSpec
@@ -19,15 +18,10 @@ _LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """Tells Ray to leave it to its actors which GPUs they see."""
 
 
-def import_path() -> list[str]:
-    """Where this process finds modules; Ray tells devices of the script's folder and the current one."""
-    return [os.path.abspath(place) for place in sys.path if os.path.exists(place or ".")]
-
-
 class DeviceActor(Device):
     """A Device as a Ray actor."""
 
-    def __init__(self, rank: int, *, gpu: bool, path: Sequence[str] = ()) -> None:
+    def __init__(self, rank: int, *, gpu: bool, path: ImportPath | None = None) -> None:
         """See `Device`; it sees its own GPU alone, or none, also where Ray leaves that to others.
 
         Args:
@@ -35,7 +29,8 @@ class DeviceActor(Device):
             gpu: compute on a GPU.
             path: where the controller finds modules; those of a role or a function may be nowhere else.
         """
-        sys.path += [place for place in path if place not in sys.path]
+        if path is not None:
+            path.take(own_first=bool(ray.get_runtime_context().runtime_env))
         if not gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries take what they see, and Ray hides no GPU
         elif os.environ.get(_LEFT, "0").lower() in ("1", "true"):

@@ -167,13 +167,20 @@ def test_a_call_that_is_all_in_its_name_answers_and_fails_as_any_other(echo: Ech
     ]
 
 
-@pytest.mark.parametrize("place", ["", "beside"])
+@pytest.mark.parametrize(
+    ("place", "name"), [("", "found_here"), ("beside", "found_beside"), ("newer", "examples")]
+)
 def test_devices_find_the_modules_that_the_controller_finds(
-    place: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, name: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a change of sys.path, or of the current folder, in a notebook."""
-    name, folder = f"found_{place or 'here'}", tmp_path / place
+    """As after a change of sys.path, or of the current folder, in a notebook.
+
+    The folder in which Ray was started has `examples`, too.
+    """
+    folder = tmp_path / place
     folder.mkdir(exist_ok=True)
+    monkeypatch.setitem(sys.modules, name, sys)  # so that its end takes the module away
+    del sys.modules[name]
     (folder / f"{name}.py").write_text("from tests.ray.echo import Echo\n\n\nclass Found(Echo): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place, *sys.path])

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError, cluster
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.device_actor import import_path
+from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
 from tests.ray.echo import Echo
 from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised
@@ -129,8 +129,8 @@ def test_actors_start_in_the_order_of_their_nodes(
         return SimpleNamespace(wait=wait, is_empty=False)
 
     def options(*, scheduling_strategy: PlacementGroupSchedulingStrategy, **given: object) -> SimpleNamespace:
-        def remote(rank: int, *, gpu: bool, path: list[str]) -> int:
-            assert path == import_path()
+        def remote(rank: int, *, gpu: bool, path: ImportPath) -> int:
+            assert path == ImportPath.of_controller()
             started.append((rank, scheduling_strategy.placement_group_bundle_index, gpu, given))
             return rank
 
