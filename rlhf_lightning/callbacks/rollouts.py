@@ -81,9 +81,12 @@ class Rollouts(Callback):
         batch_idx: int,
     ) -> None:
         """Write the rows that the algorithm kept; nothing with `fast_dev_run`."""
-        if not isinstance(pl_module, RLHFAlgorithm) or pl_module.rollouts is None:
+        if not isinstance(pl_module, RLHFAlgorithm):
             return
-        rows, pl_module.rollouts, self._due = pl_module.rollouts, None, False
+        rows, pl_module.rollouts = pl_module.rollouts, None
+        if not rows:
+            return
+        self._due = False
         if leaves_files(trainer):
             directory = output_path(trainer, self.directory, "rollouts")
             directory.mkdir(parents=True, exist_ok=True)

@@ -93,8 +93,19 @@ class Sometimes(GRPO):
         return Metrics() if self.global_step % 2 else super().step(batch)
 
 
-def test_an_iteration_without_answers_is_made_up_for_by_the_next_one(tmp_path: Path) -> None:
-    assert list(written(grpo(Sometimes), Rollouts(every_n_steps=2), tmp_path)) == ["step-000003.jsonl"]
+class Dropping(GRPO):
+    """Has dropped every answer in every other iteration, the first one excluded."""
+
+    def rollout_metrics(self, batch: Batch) -> dict[str, float]:
+        """Of what is left."""
+        return super().rollout_metrics(batch.take(range(0 if self.global_step % 2 else len(batch))))
+
+
+@pytest.mark.parametrize("kind", [Sometimes, Dropping])
+def test_an_iteration_without_answers_is_made_up_for_by_the_next_one(
+    kind: type[GRPO], tmp_path: Path
+) -> None:
+    assert list(written(grpo(kind), Rollouts(every_n_steps=2), tmp_path)) == ["step-000003.jsonl"]
 
 
 def test_the_answers_of_another_run_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
