@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside
-from rlhf_lightning.reporting import part_names, texts
+from rlhf_lightning.reporting import begins_anew, part_names, texts
 from rlhf_lightning.rewards import json_safe
 
 
@@ -55,12 +55,13 @@ class Rollouts(Callback):
         if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and pl_module.reads_only:
             name = type(pl_module).__name__
             raise ValueError(f"Rollouts: {name} learns from given answers, and draws none. Leave it out.")
+        if begins_anew(trainer, stage):
+            self._due = False
         if stage == "fit":
             check_output(trainer, output_path(trainer, self.directory, "rollouts"), name="Rollouts")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Move files of another run aside, unless this run resumed from it."""
-        self._due = False
         directory = output_path(trainer, self.directory, "rollouts")
         put_aside(trainer, directory.glob("step-*.jsonl"), directory=directory, what="answers")
 
@@ -70,7 +71,7 @@ class Rollouts(Callback):
         """Ask the algorithm to keep the rows of an iteration that will be written."""
         if isinstance(pl_module, RLHFAlgorithm):
             self._due |= (trainer.global_step + 1) % self.every_n_steps == 0
-            pl_module.keeps_rollouts = self._due
+            pl_module.keeps_rollouts, pl_module.rollouts = self._due, None
 
     def on_train_batch_end(
         self,
@@ -83,7 +84,7 @@ class Rollouts(Callback):
         """Write the rows that the algorithm kept; nothing with `fast_dev_run`."""
         if not isinstance(pl_module, RLHFAlgorithm):
             return
-        rows, pl_module.rollouts = pl_module.rollouts, None
+        rows, pl_module.rollouts, pl_module.keeps_rollouts = pl_module.rollouts, None, False
         if not rows:
             return
         self._due = False
@@ -94,6 +95,14 @@ class Rollouts(Callback):
             lines = _lines(first, pl_module, trainer.global_step)
             file = directory / f"step-{trainer.global_step:06d}.jsonl"
             file.write_text("".join(f"{json.dumps(json_safe(line))}\n" for line in lines), encoding="utf-8")
+
+    def state_dict(self) -> dict[str, bool]:
+        """Tell a checkpoint whether an iteration is still to be made up for."""
+        return {"due": True} if self._due else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, bool]) -> None:
+        """Make up for one before the checkpoint."""
+        self._due = state_dict["due"]
 
 
 def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> Iterator[dict[str, object]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lightning.algos import GRPO, SFT
-from rlhf_lightning.callbacks import Rollouts
+from rlhf_lightning.algos import GRPO, PPO, SFT
+from rlhf_lightning.callbacks import LastCheckpoint, Rollouts, SampleTable
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
@@ -106,6 +106,57 @@ def test_an_iteration_without_answers_is_made_up_for_by_the_next_one(
     kind: type[GRPO], tmp_path: Path
 ) -> None:
     assert list(written(grpo(kind), Rollouts(every_n_steps=2), tmp_path)) == ["step-000003.jsonl"]
+
+
+def test_a_run_that_goes_on_makes_up_for_the_iterations_before_its_checkpoint(tmp_path: Path) -> None:
+    own = LastCheckpoint(tmp_path / "checkpoints")
+    data = TaskData(batch_size=2, num_rows=6, num_val_rows=0)
+    for steps, path in ((2, None), (3, own.path)):
+        callbacks = [Rollouts(every_n_steps=2), own]
+        run = trainer(Local(), tmp_path, steps=steps, enable_checkpointing=True, callbacks=callbacks)
+        run.fit(grpo(Sometimes), datamodule=data, ckpt_path=path)
+    assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["step-000003.jsonl"]
+
+
+class Seldom(PPO):
+    """Learns in every other iteration, and explains held-out answers after each."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        return Metrics() if self.global_step % 2 else super().step(batch)
+
+
+def test_held_out_answers_are_not_those_of_an_iteration_that_learns_nothing(tmp_path: Path) -> None:
+    algorithm = Seldom(actor=Actor(sampling=Sampling(max_new_tokens=2)), reward=Reward(functions=["length"]))
+    callbacks = [Rollouts(), SampleTable(per_token=True)]
+    options: dict[str, object] = {"limit_val_batches": 1, "val_check_interval": 1}
+    run = trainer(Local(), tmp_path, steps=3, callbacks=callbacks, **options)
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=6, num_val_rows=2))
+    assert {file.name for file in (tmp_path / "rollouts").iterdir()} == {
+        "step-000001.jsonl",
+        "step-000003.jsonl",
+    }
+
+
+class Breaking(GRPO):
+    """Breaks off once it has answered, and learns nothing in a second run."""
+
+    broken = False
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        if not self.broken:
+            super().step(batch)
+            self.broken = True
+            raise RuntimeError("broken off")
+        return Metrics()
+
+
+def test_the_answers_of_a_run_that_broke_off_are_not_those_of_the_next(tmp_path: Path) -> None:
+    algorithm = grpo(Breaking)
+    with pytest.raises(RuntimeError, match="broken off"):
+        written(algorithm, Rollouts(), tmp_path)
+    assert not written(algorithm, Rollouts(), tmp_path)
 
 
 def test_the_answers_of_another_run_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
