@@ -211,7 +211,7 @@ class Batch:
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise TypeError(
                 f"take({given.dtype} {list(given.shape)}): wants row numbers [n]. Of a mask type "
-                "mask.nonzero()[:, 0]."
+                "np.flatnonzero(mask)."
             )
         index = given.astype(np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):

@@ -138,8 +138,10 @@ def test_what_is_written_later_into_a_tensor_is_not_in_the_batch(width: int) -> 
 def test_a_mask_is_no_row_numbers() -> None:
     batch = Batch.of({"x": torch.arange(4)})
     mask = batch["x"].numpy() > 1
-    with pytest.raises(TypeError, match=r"mask\.nonzero\(\)\[:, 0\]"):
-        batch.take(mask)  # type: ignore[arg-type]
+    for given in (mask, torch.from_numpy(mask), mask.tolist()):
+        with pytest.raises(TypeError, match=r"Of a mask type np\.flatnonzero\(mask\)\.$"):
+            batch.take(given)  # type: ignore[arg-type]
+        assert batch.take(np.flatnonzero(given))["x"].tolist() == [2, 3]
     found = torch.from_numpy(mask).nonzero()
     for wrong in (found, found[:0], found[0, 0]):
         with pytest.raises(
@@ -147,7 +149,6 @@ def test_a_mask_is_no_row_numbers() -> None:
         ):
             batch.take(wrong)  # type: ignore[arg-type]
     assert batch.take(found[:, 0].tolist())["x"].tolist() == [2, 3]
-    assert batch.take(np.flatnonzero(mask))["x"].tolist() == [2, 3]
     assert len(batch.take([])) == 0
 
 
