@@ -10,7 +10,7 @@ import torch
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.device import Device
-from rlhf_lightning.controller.transport import Future, Submitted, Transport
+from rlhf_lightning.controller.transport import Future, Submitted, Transport, futures_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,12 @@ class InProcessTransport(Transport):
         self._reports: list[CallReport] = []
 
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
-        """Run the call; `device` is always 0."""
+        """Run the call; `device` is always 0.
+
+        Raises:
+            WorkerError: a block is of a run with another strategy.
+        """
+        futures_of(Made, blocks)
         values = [block.value if isinstance(block, Made) else block for block in blocks]
         with torch.inference_mode(mode=False):  # a trainer's, while it validates, is no business of a model
             report, *columns = self.device.call(call, *(v for v in values if isinstance(v, Block)))
@@ -40,8 +45,12 @@ class InProcessTransport(Transport):
         return Submitted(Made(report, self), made)
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
-        """Return the values; counted like those that come from a device."""
-        return [self.counted(future.value) for future in futures if isinstance(future, Made)]
+        """Return the values; counted like those that come from a device.
+
+        Raises:
+            WorkerError: one is of a run with another strategy.
+        """
+        return [self.counted(future.value) for future in futures_of(Made, futures)]
 
     def share(self, block: Block) -> Future:
         """Keep the block as it is."""

@@ -22,7 +22,7 @@ from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import Pending, explained, room_for
 from rlhf_lightning.controller.parcel import Packer, Parcel, ShardColumn, opened, task_name
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref, SplitMethod
-from rlhf_lightning.controller.transport import Future, Submitted, Transport
+from rlhf_lightning.controller.transport import Future, Submitted, Transport, futures_of
 
 POLL_S = 0.5
 """Seconds between two checks of the pending calls while waiting for a value."""
@@ -99,7 +99,7 @@ class RayTransport(Transport):
         maker: str,
     ) -> Ref | list[Ref]:
         shards: dict[Ref, int] = {}
-        _refuse_past([block for block in blocks if isinstance(block, RayFuture)])
+        _refuse_past(futures_of(RayFuture, blocks))
         sources = tuple(_source(block, shards) for block in blocks)
         packed = self._packer.packed(Parcel(call, sources, objects))
         with room_for(maker, len(packed)):
@@ -136,10 +136,10 @@ class RayTransport(Transport):
         """Bring values here.
 
         Raises:
-            WorkerError: a call that makes one or any other pending call failed, or the run is over.
+            WorkerError: a call that makes one or any other pending call failed, or they are not of this run.
             WorkerTimeoutError: no call ended within `timeout_s`.
         """
-        ours = [future for future in futures if isinstance(future, RayFuture)]
+        ours = futures_of(RayFuture, futures)
         _refuse_past(ours)
         refs = list(dict.fromkeys(future.ref for future in ours))  # Ray waits for none twice
         try:

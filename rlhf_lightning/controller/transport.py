@@ -10,10 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.errors import WorkerError
+
+Kind = TypeVar("Kind", bound="Future")
 
 
 class Future:
@@ -29,6 +33,22 @@ def fetch_all(futures: Sequence[Future]) -> list[object]:
         WorkerError: a call that makes one failed, or any other pending call did.
     """
     return futures[0].transport.fetch(futures) if futures else []
+
+
+def futures_of(kind: type[Kind], sources: Sequence[Future | Block]) -> list[Kind]:
+    """The futures among sources, all of the kind that a transport makes.
+
+    Raises:
+        WorkerError: one is of another kind.
+    """
+    found = [source for source in sources if isinstance(source, Future)]
+    ours = [future for future in found if isinstance(future, kind)]
+    if len(ours) < len(found):
+        raise WorkerError(
+            "a column is of a run with another strategy, from whose devices these cannot take it: read it "
+            'within that run, and hand on batch["scores"] itself, not the batch.'
+        )
+    return ours
 
 
 @dataclass(frozen=True)

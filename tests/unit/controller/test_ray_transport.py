@@ -10,13 +10,15 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError, RayError
 
-from rlhf_lightning.controller import WorkerError, WorkerGroup, WorkerTimeoutError
+from rlhf_lightning.controller import Batch, WorkerError, WorkerGroup, WorkerTimeoutError
 from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
+from rlhf_lightning.controller.column import Column
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo, transport_of
+from tests.unit.controller.devices import echo_on
 from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised, report
 
 TIMEOUT_S = 10.0
@@ -151,6 +153,25 @@ def test_what_a_run_has_made_goes_with_its_devices(there: Pretended) -> None:
     with pytest.raises(WorkerError, match=said):
         again.submit(0, reads, [made.columns["x"]])
     assert device.submit.calls == []
+
+
+def test_columns_go_to_no_run_with_another_strategy(there: Pretended) -> None:
+    refs = [there.ref({"x": encode(torch.zeros(1, 2))}), there.ref(report())]
+    device = Actor(submit=lambda *_: refs)
+    over_ray = RayTransport(Owner([device.handle]), timeout_s=TIMEOUT_S)
+    made = over_ray.submit(0, Call("echo", "make", 0, 1, (), {}, ("x",)), []).columns["x"]
+    rows = Batch.of({"x": torch.zeros(1, 2)})
+    ray_role = Echo(WorkerGroup("echo", over_ray, ParallelLayout(), (0,)))
+    ray_rows, own_role = Batch({"x": Column.of(made, 1)}, num_rows=1), echo_on(ParallelLayout())
+    own_rows = own_role.double(rows)
+    said = r'^a column is of a run with another strategy, .* hand on batch\["scores"\] itself'
+    for role, other in ((ray_role, own_rows), (own_role, ray_rows)):
+        with pytest.raises(WorkerError, match=said):
+            role.double(other)
+    for mixed in (Batch.joined([ray_rows, own_rows]), Batch.joined([own_rows, ray_rows])):
+        with pytest.raises(WorkerError, match=said):
+            print(mixed["x"])  # noqa: T201
+    assert len(device.submit.calls) == 1
 
 
 def test_a_handle_of_a_run_that_is_over_says_so(there: Pretended) -> None:
