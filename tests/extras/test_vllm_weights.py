@@ -16,17 +16,18 @@ from tensordict import TensorDict
 from torch import Tensor
 from vllm.distributed import parallel_state
 from vllm.v1.engine import core
+from vllm.v1.request import Request
 
 from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
 from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
 from rlhf_lightning.engines.vllm.memory import release_pages
-from rlhf_lightning.engines.vllm.requests import RunningRequests
+from rlhf_lightning.engines.vllm.requests import RunningRequests, _row
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, agree, prompts, table
+from tests.extras.generating import EXACT, SMALL, TOKENIZER, agree, prompts, table
 from tests.unit.parallel.memory import resident_bytes
 
 BLOCK = 128
@@ -119,6 +120,34 @@ def test_each_position_is_drawn_with_a_seed_of_its_own(
     awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     numbers = uniform(1, torch.tensor([[100], [101]]), torch.arange(DRAWN.max_new_tokens))
     assert seen == [sorted(place) for place in (numbers * 2**48).long().T.tolist()]
+
+
+@pytest.mark.parametrize("stops", [True, False], ids=["stopped", "paused"])
+def test_rows_leave_in_an_order_that_the_ranks_of_a_copy_share(
+    stops: bool, awake: tuple[Watched, VLLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was freed first is evicted first, and ranks that evict others schedule otherwise."""
+    engine, rows = awake[1], table(prompts([5]) * 16)
+    greedy = Sampling(max_new_tokens=4, temperature=0)
+    said = engine.generate(rows[:1], sampling=greedy, seed=1)["response_ids"][0, :1]
+    scheduler, freed = engine._engine.engine_core.engine_core.scheduler, list[int]()
+    free = scheduler.kv_cache_manager.free
+
+    def watched(request: Request) -> None:
+        freed.append(_row(request.request_id))
+        free(request)
+
+    monkeypatch.setattr(scheduler.kv_cache_manager, "free", watched)
+    text = (str(TOKENIZER.decode(said)),) if stops else ()
+    found = engine.resume(
+        rows,
+        sampling=replace(greedy, stop_strings=text),
+        seed=1,
+        pause=lambda _: not stops and engine._engine.has_unfinished_requests(),
+    )
+    assert found["ended"].tolist() == [stops] * 16
+    assert found["response_mask"].sum(1).tolist() == [1] * 16
+    assert freed == [*range(16)]
 
 
 def test_an_interrupted_generation_leaves_no_request(

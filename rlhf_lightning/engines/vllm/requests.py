@@ -157,9 +157,17 @@ class RunningRequests:
         """Remove rows from vLLM, and return their outputs so far."""
         states = self._states()
         outputs = {row: states[row]._new_completion_output([], None, None) for row in rows}
-        self._engine.abort_request([str(row) for row in rows])
-        self.left -= rows
+        self._drop(rows)
         return outputs
+
+    def _drop(self, rows: AbstractSet[int]) -> None:
+        """Remove rows from vLLM, each by itself: several it would free in an order that each process draws.
+
+        The order decides which keys and values are evicted first, and so what the ranks of a copy schedule.
+        """
+        for row in sorted(rows):
+            self._engine.abort_request([str(row)])
+        self.left -= rows
 
     def _states(self) -> dict[int, RequestState]:
         """VLLM's state of each row that it has."""
@@ -168,8 +176,7 @@ class RunningRequests:
     def abort(self) -> None:
         """Abort unfinished requests, and clear the prefix cache, whose entries may not have been computed."""
         if self.left:
-            self._engine.abort_request([str(row) for row in self.left])
-            self.left.clear()
+            self._drop(self.left)
             self._runner.execute_model_state = None
             self._engine.reset_prefix_cache()
 
