@@ -11,6 +11,7 @@ from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.trainer_checks import check_batches
 from rlhf_lightning.usage import naming_role
+from rlhf_lightning.workers import Actor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -70,10 +71,11 @@ def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence
     """Refuse models that their devices cannot be divided among, or whose kept passes are freed before use.
 
     Raises:
-        ValueError: a model does not divide so, or its engine cannot train it so; or a compiler is missing, or
-            `offload` frees what `kept_tokens` keeps.
+        ValueError: a model does not divide so, or its engine cannot train it so; or a compiler is missing,
+            `offload` frees what `kept_tokens` keeps, or vLLM is to sleep twice on a GPU.
     """
     _check_kept(strategy, roles, pools)
+    _check_sleeping(strategy, roles, pools)
     for pool in pools:
         for name in pool.roles:
             layout = strategy.layout(roles[name], name, pool.num_devices)
@@ -100,6 +102,27 @@ def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[R
                 f"{training.option}.kept_tokens={training.kept_tokens} with strategy.offload=true: on a "
                 f"CPU every call of another role on the devices of {name} frees what is kept before the "
                 "update takes it, and offloading saves no memory there. Leave strategy.offload out."
+            )
+
+
+def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
+    """Refuse two actors on one GPU whose vLLM sleeps: what it sleeps with, a process has once.
+
+    Raises:
+        ValueError: two actors that answer share GPUs, and vLLM is to sleep for both.
+    """
+    if not num_gpus() or strategy.algorithm.reads_only:
+        return
+    for pool in pools:
+        actors = [name for name in pool.roles if isinstance(roles[name], Actor)]
+        chosen = {name: strategy.settings_of(name) for name in actors}
+        asleep = [name for name, one in chosen.items() if one.generator == "vllm" and one.vllm.sleep]
+        if len(asleep) > 1:
+            awake = "" if strategy.offload else "--strategy.settings.vllm.sleep false, "
+            raise ValueError(
+                f"strategy.settings.generator=vllm: {' and '.join(asleep)} answer on the same GPUs, and vLLM "
+                f"can sleep once in a process. Type {awake}--strategy.settings.generator native, or "
+                "--strategy standalone, which gives each GPUs of its own."
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import AutoConfig, LlamaConfig, Phi3Config, PreTrainedConfig
 
-from rlhf_lightning import workers
+from rlhf_lightning import strategy_checks, workers
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Worker
 from rlhf_lightning.data import PromptData, TaskData
@@ -21,7 +21,8 @@ from rlhf_lightning.engines import VLLM, check_vllm
 from rlhf_lightning.engines.vllm import config
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import OpenRLHF
+from rlhf_lightning.strategies import Colocated, OpenRLHF, Standalone
+from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Settings
 from tests.extras import generating
 from tests.unit.algos.short import Started
@@ -189,6 +190,42 @@ def test_a_cluster_with_gpus_computes_on_them_whatever_the_controller_has(
         actor.check_generation(ParallelLayout(), Settings(generator="vllm"))
     monkeypatch.setattr(workers.actor, "num_gpus", lambda: 8)
     actor.check_generation(ParallelLayout(), Settings(generator="vllm"))
+
+
+class TwoActors(GRPO):
+    """Beside the actor another answers."""
+
+    judge: Actor = field(default_factory=Actor)
+    """The other."""
+
+
+class SleepsOnce(Colocated):
+    """The vLLM of the judge stays awake."""
+
+    def settings_of(self, name: str) -> Settings:
+        """See `Strategy.settings_of`."""
+        settings = super().settings_of(name)
+        return replace(settings, vllm=VLLM(sleep=False)) if name == "judge" else settings
+
+
+def test_vllm_sleeps_for_one_actor_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(strategy: Strategy, algorithm: GRPO) -> None:
+        strategy.connect(algorithm)
+        strategy.setup_environment()
+
+    sleeps, awake = Settings(generator="vllm"), Settings(generator="vllm", vllm=VLLM(sleep=False))
+    prepare(Colocated(settings=sleeps), TwoActors())
+    monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 4)
+    said = r"^strategy\.settings\.generator=vllm: actor and judge answer on the same .*Type --strategy\."
+    with pytest.raises(ValueError, match=rf"{said}settings\.vllm\.sleep false, "):
+        prepare(Colocated(settings=sleeps), TwoActors())
+    with pytest.raises(ValueError, match=rf"{said}settings\.generator native, or"):
+        prepare(Colocated(settings=sleeps, offload=True), TwoActors())
+    prepare(Colocated(settings=awake), TwoActors())
+    prepare(Colocated(), TwoActors())
+    prepare(SleepsOnce(settings=sleeps), TwoActors())
+    prepare(Standalone(settings=sleeps), TwoActors())
+    prepare(Colocated(settings=sleeps), GRPO())
 
 
 def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:
