@@ -200,6 +200,12 @@ def test_a_cache_that_is_too_small_says_how_to_make_it_larger(spec: ModelSpec, c
     engine.close()
 
 
+def test_a_cache_that_is_too_large_says_how_to_make_it_smaller(spec: ModelSpec) -> None:
+    said = r"^vLLM failed to start: ValueError: .*less than strategy\.settings\.vllm\.kv_cache_gib=1000000"
+    with pytest.raises(VLLMError, match=said):
+        vllm_of(FSDPEngine(spec), spec, replace(SMALL, kv_cache_gib=1e6))
+
+
 def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(
     spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

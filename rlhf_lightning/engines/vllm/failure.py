@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 from rlhf_lightning.engines.vllm.config import VLLM
 
-_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "desired gpu memory")
+_MEMORY = (
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    *("desired gpu memory", "less than requested memory"),
+)
 _CACHE = ("kv cache", "cache blocks", "auto-fit max_model_len")
 
 
@@ -36,15 +39,16 @@ def failing(at: str, config: VLLM) -> Iterator[None]:
 def _advice(err: Exception, config: VLLM) -> str:
     """Which options to change."""
     reason = str(err).lower()
-    if any(words in reason for words in _CACHE):
-        return (
-            f"Try more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), or "
-            f"less than max_model_len={config.max_model_len} (0: what the cache can hold)."
-        )
     if isinstance(err, MemoryError) or any(words in reason for words in _MEMORY):
         return (
             f"Try less than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: the default), "
             f"gpu_memory_utilization={config.gpu_memory_utilization} or max_num_seqs={config.max_num_seqs}."
+        )
+    if any(words in reason for words in _CACHE):
+        return (
+            f"Try more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), on a "
+            f"GPU more than gpu_memory_utilization={config.gpu_memory_utilization}, or less than "
+            f"max_model_len={config.max_model_len} (0: what the cache can hold)."
         )
     return (
         "VLLM_LOGGING_LEVEL=INFO in the environment shows what it did before; "

@@ -8,7 +8,10 @@ from rlhf_lightning.engines import VLLM
 from rlhf_lightning.engines.vllm.failure import VLLMError, failing
 
 LESS = "Try less than strategy.settings.vllm.kv_cache_gib=0.0 (0: the default), gpu_memory_utilization=0.4 or"
-MORE = "Try more than strategy.settings.vllm.kv_cache_gib=0.0 (0: on a CPU 1), or less than max_model_len=0"
+MORE = (
+    "Try more than strategy.settings.vllm.kv_cache_gib=0.0 (0: on a CPU 1), on a GPU more than "
+    "gpu_memory_utilization=0.4, or less than max_model_len=0"
+)
 OTHER = "VLLM_LOGGING_LEVEL=INFO in the environment"
 
 
@@ -21,7 +24,19 @@ OTHER = "VLLM_LOGGING_LEVEL=INFO in the environment"
             " (0.4, 32.0 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
             LESS,
         ),
+        (
+            "Available memory on node 0 (3.1/62.7 GiB) on kv cache allocation is less than requested memory"
+            " for kv (8.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU"
+            " memory used by other processes.",
+            LESS,
+        ),
         ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when", MORE),
+        (
+            "To serve at least one request with the model's max seq len (512), (0.01 GiB KV cache is needed,"
+            " which is larger than the available KV cache memory (0.0 GiB).",
+            MORE,
+        ),
+        ("Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token", MORE),
         ("another", OTHER),
     ],
 )
