@@ -63,7 +63,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
     limit = settings.vllm.kv_cache_bytes(on_cpu=on_cpu) or 0 if vllm else 0
     return Workload(
         packed=True,
-        max_resident=settings.vllm.max_num_seqs if vllm else settings.generate.slots,
+        max_resident=settings.vllm.rows_at_once if vllm else settings.generate.slots,
         micro_batch_tokens=training.micro_batch_tokens(on_cpu=on_cpu),
         kept_tokens=training.kept_tokens if role.trains else 0,
         recompute=role.gradient_checkpointing,

@@ -57,6 +57,7 @@ def test_defaults_suit_the_device() -> None:
     assert [whole.eager(on_cpu=on_cpu) for on_cpu in (True, False)] == [True, False]
     assert VLLM(kv_cache_gib=0.5).kv_cache_bytes(on_cpu=False) == 2**29
     assert VLLM(enforce_eager=True).eager(on_cpu=False)
+    assert [VLLM(max_num_batched_tokens=at_once).rows_at_once for at_once in (0, 8, 900)] == [256, 8, 256]
 
 
 def test_a_length_at_which_other_factors_hold_is_refused() -> None:

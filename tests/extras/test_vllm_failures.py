@@ -14,7 +14,7 @@ from transformers import LlamaConfig, Olmo2Config
 from vllm import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
+from rlhf_lightning.engines import VLLM, FSDPEngine, check_vllm, generation_engine, read_config
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.engines.vllm.failure import VLLMError
 from rlhf_lightning.parallel import ParallelLayout, Seat
@@ -57,6 +57,17 @@ def test_options_reach_vllm(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) ->
     (found,) = given
     assert {name: getattr(found, name) for name in same} == same
     assert found.kv_cache_memory_bytes == 2**29
+
+
+def test_fewer_tokens_in_a_pass_than_rows_at_once_are_fewer_rows(spec: ModelSpec) -> None:
+    config = replace(SMALL, max_model_len=8, max_num_batched_tokens=8)
+    assert config.max_num_batched_tokens < SMALL.max_num_seqs
+    check_vllm(read_config(spec), ParallelLayout(), settings=config, on_cpu=True)
+    source, rows = FSDPEngine(spec), table(prompts([2] * 9))
+    engine = vllm_of(source, spec, config)
+    answers = engine.generate(rows, sampling=DRAWN, seed=1)
+    engine.close()
+    assert answers["response_mask"].all()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class VLLM:
     max_num_seqs: int = 256
     """Most rows decoded at once."""
     max_num_batched_tokens: int = 0
-    """Most tokens in one forward pass; 0 leaves it to vLLM."""
+    """Most tokens in one forward pass, so at most as many rows are decoded at once; 0 leaves it to vLLM."""
     max_model_len: int = 0
     """Most tokens of a prompt and its response; 0: the model's positions, or what the cache holds."""
     enable_prefix_caching: bool = True
@@ -70,6 +70,11 @@ class VLLM:
                 raise ValueError(
                     f"strategy.settings.vllm.{name}={value}: is negative. Use 0 for the default."
                 )
+
+    @property
+    def rows_at_once(self) -> int:
+        """Most rows decoded at once, each of which takes one token of a forward pass."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens or self.max_num_seqs)
 
     def kv_cache_bytes(self, *, on_cpu: bool) -> int | None:
         """Memory of keys and values on a rank; None: what weights leave of the GPU's share."""

@@ -221,7 +221,7 @@ class VLLMEngine(GenerationEngine):
             enable_flashinfer_autotune=False,  # it waits for all ranks of the job, also those without vLLM
             gpu_memory_utilization=config.gpu_memory_utilization,
             kv_cache_memory_bytes=config.kv_cache_bytes(on_cpu=self._on_cpu),
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.rows_at_once,  # vLLM refuses more than the tokens of a pass
             max_num_batched_tokens=config.max_num_batched_tokens or None,
             max_model_len=config.max_model_len or -1,
             enable_prefix_caching=config.enable_prefix_caching,
