@@ -10,7 +10,9 @@ Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
 """The token ids of one prompt, without padding."""
 
 
-def read_prompts(rows: TensorDict, *, positions: int, new_tokens: int, owner: str) -> list[Prompt]:
+def read_prompts(
+    rows: TensorDict, *, positions: int, new_tokens: int, owner: str, advice: str = ""
+) -> list[Prompt]:
     """The token ids of every prompt, without padding.
 
     Args:
@@ -18,27 +20,30 @@ def read_prompts(rows: TensorDict, *, positions: int, new_tokens: int, owner: st
         positions: most tokens of a prompt and its response.
         new_tokens: most tokens of a response.
         owner: the model or engine that has the positions, for errors.
+        advice: a sentence about how it would have more of them, for errors.
 
     Raises:
         ValueError: a prompt is empty, or too long.
     """
     limit = positions - new_tokens
     if limit < 1:
-        raise ValueError(
+        said = (
             f"sampling.max_new_tokens={new_tokens}: {owner} has {positions} positions, the prompt's included."
-            f" Try {positions // 2}."
+            f" Try {positions // 2}. {advice}"
         )
+        raise ValueError(said.rstrip())
     ids, masks = rows["prompt_ids"].long().cpu().numpy(), rows["prompt_mask"].bool().cpu().numpy()
     prompts = [row[mask] for row, mask in zip(ids, masks, strict=True)]
     for row_id, prompt in zip(rows["row_ids"].tolist(), prompts, strict=True):
         if not len(prompt):
             raise ValueError(f"row {row_id}: its prompt is empty. Give it a token, such as the start token.")
         if len(prompt) > limit:
-            raise ValueError(
+            said = (
                 f"row {row_id}: its prompt of {len(prompt)} tokens and sampling.max_new_tokens exceed the"
                 f" {positions} positions that {owner} has. Drop prompts of more than {limit} tokens, or lower"
-                " max_new_tokens."
+                f" max_new_tokens. {advice}"
             )
+            raise ValueError(said.rstrip())
     return prompts
 
 

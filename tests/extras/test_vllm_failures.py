@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -20,7 +22,7 @@ from rlhf_lightning.engines.vllm.failure import VLLMError
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import SMALL, agree, prompts, table
+from tests.extras.generating import POSITIONS, SMALL, agree, prompts, table
 from tests.extras.test_vllm_fit import write_model
 from tests.ray.held import SOON_S, assert_one_message, itself, killed_within, write_held
 
@@ -215,6 +217,24 @@ def test_a_cache_that_is_too_large_says_how_to_make_it_smaller(spec: ModelSpec) 
     said = r"^vLLM failed to start: ValueError: .*less than strategy\.settings\.vllm\.kv_cache_gib=1000000"
     with pytest.raises(VLLMError, match=said):
         vllm_of(FSDPEngine(spec), spec, replace(SMALL, kv_cache_gib=1e6))
+
+
+def test_a_cache_that_holds_no_row_of_the_models_length_is_named(
+    spec: ModelSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = vllm_of(FSDPEngine(spec), spec, replace(SMALL, kv_cache_gib=4e-4))
+    positions = engine._engine.model_config.max_model_len
+    assert 0 < positions < POSITIONS
+    lacks = r"The model has 512 positions, .* try more than strategy\.settings\.vllm\.kv_cache_gib=0\.0004 "
+    (warned,) = (one.getMessage() for one in caplog.records if one.levelno == logging.WARNING)
+    assert re.match(rf"vLLM answers rows of at most {positions} tokens\. {lacks}", warned)
+    said = rf"^row 100: .* exceed the {positions} positions that vLLM has\. .* max_new_tokens\. {lacks}"
+    with pytest.raises(ValueError, match=said):
+        engine.generate(table(prompts([positions])), sampling=DRAWN, seed=1)
+    with pytest.raises(ValueError, match=rf"max_new_tokens=512: vLLM has {positions} .* {lacks}"):
+        engine.generate(table(prompts([3])), sampling=Sampling(max_new_tokens=POSITIONS), seed=1)
+    engine.generate(table(prompts([positions - DRAWN.max_new_tokens])), sampling=DRAWN, seed=1)
+    engine.close()
 
 
 def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.huggingface.sizes import max_positions
 from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.training import WeightSource
 from rlhf_lightning.engines.vllm.config import VLLM
-from rlhf_lightning.engines.vllm.failure import failing
+from rlhf_lightning.engines.vllm.failure import failing, larger_cache
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.process import process_restored
 from rlhf_lightning.engines.vllm.weights import fitting, needed, weight_shapes
@@ -84,6 +85,9 @@ class VLLMEngine(GenerationEngine):
         self._engine.engine_core._finalizer.detach()  # it would destroy the job's process groups
         self._closing = weakref.finalize(self, _close, self._engine, self._groups)
         self._check_model()
+        self._lacking = self._lacking_cache()
+        if self._lacking and seat.rank == 0:
+            logger.warning("vLLM answers rows of at most %d tokens. %s", self._positions, self._lacking)
         self._version: int | None = None
         self._fresh, self._asleep, self._held, self.update_s = False, False, False, 0.0
         borrows = config.zero_copy and self._on_cpu and source.lending() is not None
@@ -203,6 +207,19 @@ class VLLMEngine(GenerationEngine):
                 f"that of transformers ({self._spec.path}) fails. Take generator=native, or another model."
             )
 
+    @property
+    def _positions(self) -> int:
+        """Most tokens of a prompt and its response."""
+        return int(self._engine.model_config.max_model_len)
+
+    def _lacking_cache(self) -> str:
+        """What to change where the cache holds no row as long as the model's; empty where it does."""
+        positions = max_positions(self._spec) or 0
+        if self._config.max_model_len or self._positions >= positions:
+            return ""
+        larger = larger_cache(self._config)
+        return f"The model has {positions} positions, and vLLM's cache holds no longer row: try {larger}."
+
     def _arguments(self) -> EngineArgs:
         config = self._config
         return EngineArgs(
@@ -305,8 +322,8 @@ class VLLMEngine(GenerationEngine):
         Raises:
             ValueError: a prompt is empty, or too long for the model.
         """
-        positions, longest = self._engine.model_config.max_model_len, sampling.max_new_tokens
-        prompts = read_prompts(rows, positions=positions, new_tokens=longest, owner="vLLM")
+        longest, more = sampling.max_new_tokens, self._lacking
+        prompts = read_prompts(rows, positions=self._positions, new_tokens=longest, owner="vLLM", advice=more)
         self._logits.temperature = sampling.temperature or 1.0
         return Requests.of(rows, prompts, sampling=sampling, ends=self._ends, seed=seed)
 

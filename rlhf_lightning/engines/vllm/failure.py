@@ -36,6 +36,14 @@ def failing(at: str, config: VLLM) -> Iterator[None]:
         raise VLLMError(f"vLLM failed {at}: {type(err).__name__}: {reason}. {_advice(err, config)}") from err
 
 
+def larger_cache(config: VLLM) -> str:
+    """Which options give keys and values more memory."""
+    return (
+        f"more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), on a GPU more "
+        f"than gpu_memory_utilization={config.gpu_memory_utilization}"
+    )
+
+
 def _advice(err: Exception, config: VLLM) -> str:
     """Which options to change."""
     reason = str(err).lower()
@@ -45,11 +53,8 @@ def _advice(err: Exception, config: VLLM) -> str:
             f"gpu_memory_utilization={config.gpu_memory_utilization} or max_num_seqs={config.max_num_seqs}."
         )
     if any(words in reason for words in _CACHE):
-        return (
-            f"Try more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), on a "
-            f"GPU more than gpu_memory_utilization={config.gpu_memory_utilization}, or less than "
-            f"max_model_len={config.max_model_len} (0: what the cache can hold)."
-        )
+        shorter = f"max_model_len={config.max_model_len} (0: what the cache can hold)"
+        return f"Try {larger_cache(config)}, or less than {shorter}."
     return (
         "VLLM_LOGGING_LEVEL=INFO in the environment shows what it did before; "
         "strategy.settings.generator=native answers without it."
