@@ -196,6 +196,22 @@ def test_memory_that_others_took_while_it_slept_is_missed_by_name(
         assert not awake._asleep
 
 
+@pytest.mark.parametrize("use", USES.values(), ids=[*USES])
+def test_memory_that_weights_lack_as_they_are_copied_is_missed_by_name(
+    use: Callable[[VLLMEngine], object], awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with monkeypatch.context() as patch:
+        patch.setattr(awake, "_fresh", False)
+        patch.setattr(awake.source, "weights", Fails(awake.source, "weights", at=1, error=error))
+        said = (
+            r"^vLLM failed as it took weights: OutOfMemoryError: CUDA out of.*Try less than strategy\.setti"
+        )
+        with pytest.raises(VLLMError, match=said):
+            use(awake)
+    use(awake)
+
+
 @pytest.mark.parametrize(
     "config",
     [replace(SMALL, kv_cache_gib=1e-4), replace(SMALL, kv_cache_gib=5e-4, max_model_len=512)],
@@ -245,8 +261,9 @@ def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(
     engine = vllm_of(FSDPEngine(generating.write(tmp_path, "wide")), spec, SMALL)
     name = r"model\.layers\.0\.mlp\.gate_proj\.weight"
     said = rf"^vLLM of {spec.path}: was given {name} \(128, 128\) and has \(96, 128\)"
-    with pytest.raises(ValueError, match=said):
-        engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    for use in USES.values():
+        with pytest.raises(ValueError, match=said):
+            use(engine)
     needs = f"^vLLM of {spec.path}: its LlamaForCausalLM needs"
     engine.source = source = FSDPEngine(spec)
     with monkeypatch.context() as patch:

@@ -30,7 +30,7 @@ from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing, larger_cache
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.process import process_restored
-from rlhf_lightning.engines.vllm.weights import fitting, needed, weight_shapes
+from rlhf_lightning.engines.vllm.weights import UnfitError, fitting, needed, weight_shapes
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -143,8 +143,7 @@ class VLLMEngine(GenerationEngine):
         with ExitStack() as weights:
             with self._computing():
                 self._wake()
-                with failing("as it took weights", self._config):
-                    weights.enter_context(self._weights())
+                weights.enter_context(self._weights())
             self._held = True
             try:
                 yield
@@ -164,7 +163,7 @@ class VLLMEngine(GenerationEngine):
         """See `GenerationEngine.refresh`."""
         with self._computing():
             self._wake()
-            with failing("as it took weights", self._config), self._weights():
+            with self._weights():
                 pass
 
     def offload(self) -> None:
@@ -278,26 +277,35 @@ class VLLMEngine(GenerationEngine):
             self._engine.set_weight_version(str(version))
         if lending is None or self._zero_copy is None:
             if changed:
-                self._copy()
+                with self._taking():
+                    self._copy()
             self._arrived(version, started)
             yield
             return
         with lending as shard:
             try:
-                self._zero_copy.attach(shard)
+                with self._taking():
+                    self._zero_copy.attach(shard)
                 self._arrived(version, started)
                 yield
             finally:
                 self._zero_copy.detach()
 
+    def _taking(self) -> AbstractContextManager[None]:
+        return failing("as it took weights", self._config)
+
     def _copy(self) -> None:
-        """Copy the source's weights into vLLM's, one after the other."""
+        """Copy the source's weights into vLLM's, one after the other.
+
+        Raises:
+            UnfitError: they are those of another model.
+        """
         owner = f"vLLM of {self._spec.path}"
         weights = fitting(self.source.weights(), self._shapes, owner=owner)
         with plain_experts(self._model):
             loaded = self._model.load_weights(weights)
         if missing := needed(self._model) - loaded:
-            raise ValueError(
+            raise UnfitError(
                 f"{owner}: its {type(self._model).__name__} needs {min(missing)}, which the trained model "
                 "does not have as a parameter. Take strategy.settings.generator=native."
             )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlhf_lightning.engines.vllm.config import VLLM
+from rlhf_lightning.engines.vllm.weights import UnfitError
 
 _MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory"),
@@ -20,17 +21,20 @@ class VLLMError(RuntimeError):
 
 @contextmanager
 def failing(at: str, config: VLLM) -> Iterator[None]:
-    """Turn exceptions within this context into `VLLMError`.
+    """Turn exceptions within this context into `VLLMError`, but for weights of another model.
 
     Args:
         at: when it fails, for the message, such as `as it answered 8 rows`.
         config: of the engine.
 
     Raises:
-        VLLMError: instead of any exception.
+        UnfitError: weights do not fit, which no option of vLLM changes.
+        VLLMError: instead of any other exception.
     """
     try:
         yield
+    except UnfitError:
+        raise
     except Exception as err:
         reason = str(err).strip().removesuffix(".")
         raise VLLMError(f"vLLM failed {at}: {type(err).__name__}: {reason}. {_advice(err, config)}") from err

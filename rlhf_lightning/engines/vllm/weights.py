@@ -11,6 +11,10 @@ from rlhf_lightning.engines.huggingface.models import empty_model, read_config
 from rlhf_lightning.spec import ModelSpec
 
 
+class UnfitError(ValueError):
+    """Weights are not those that the model in vLLM needs; the message says which."""
+
+
 def weight_shapes(model: ModelSpec) -> dict[str, torch.Size]:
     """The shape of every parameter by its Hugging Face name, with that of a tied output layer."""
     module = empty_model(read_config(model), "lm")
@@ -38,13 +42,13 @@ def fitting(
         owner: whose weights they are to become, for the message.
 
     Raises:
-        ValueError: a weight is of another architecture.
+        UnfitError: a weight is of another architecture.
     """
     for name, value in weights:
         shape = shapes.get(name)
         if shape != value.shape:
             has = "no such parameter" if shape is None else tuple(shape)
-            raise ValueError(
+            raise UnfitError(
                 f"{owner}: was given {name} {tuple(value.shape)} and has {has}. "
                 "Giver and taker must be of one architecture."
             )
