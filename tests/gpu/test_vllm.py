@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +65,26 @@ def test_the_current_stream_stays_torchs(tmp_path: Path) -> None:
     (found,) = ranks.run(1, partial(stream, spec=generating.write(tmp_path)))
     assert found["started"]
     assert found["answered"]
+
+
+def in_turn(device: torch.device, *, spec: ModelSpec) -> dict[str, Tensor]:
+    """What two engines say, the second once the first was let go, as in a second run of a notebook."""
+    found: dict[str, Tensor] = {}
+    for turn in ("first", "second"):
+        source = FSDPEngine(spec, device=device)
+        seat = Seat(dist.get_rank(), ParallelLayout(), device, None, None)
+        engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
+        found |= {f"{turn}.{name}": value for name, value in said(engine, source).items()}
+        del engine
+        gc.collect()
+    return found
+
+
+def test_a_second_engine_sleeps_where_the_first_was_let_go(tmp_path: Path) -> None:
+    (found,) = ranks.run(1, partial(in_turn, spec=generating.write(tmp_path)))
+    for step in range(2):
+        first, second = (found[f"{turn}.{step}.response_ids"] for turn in ("first", "second"))
+        assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("world", "t", "alone"), [(1, 1, False), (2, 2, False), (2, 1, True)])
