@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor, nn
 
 from rlhf_lightning.checkpoint_source import CheckpointSource
-from rlhf_lightning.data import row_data
+from rlhf_lightning.data import MixedData, row_data
 from rlhf_lightning.workers import Role
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ def recount_epochs(state: Mapping[str, object]) -> None:
     """Correct the counts in a checkpoint from the end of an epoch or fit: as if saved an iteration earlier.
 
     Lightning counts an epoch as finished where `max_steps` or an early stop ends the fit within it: a resumed
-    run would skip the rest of its rows. After a complete epoch, the next would have a single iteration.
+    run would skip the rest of its rows. After a complete epoch, the next would have a single iteration, or,
+    where it is longer, only those that it has more.
 
     Args:
         state: the checkpoint's state; the counts of its fit loop are changed in place.
@@ -45,6 +47,8 @@ def recount_epochs(state: Mapping[str, object]) -> None:
     for name in ("total", "current"):
         epochs[name] = {"ready": ended + 1, "started": ended + left, "processed": ended, "completed": ended}
         batches[name]["completed"] = batches[name]["processed"] - 1
+    if whole:
+        batches["current"]["completed"] = math.inf  # the next begins at 0, however many batches it has
     batches["is_last_batch"] = False
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] -= not iterating
 
@@ -141,16 +145,26 @@ def load(source: CheckpointSource, roles: Mapping[str, Role], *, trained: bool) 
 def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     """Refuse other rows than those of the epoch that is to go on, as their loader does once it starts.
 
+    After a complete epoch the next begins with the rows and options of now. Only the second module of
+    MixedData, which does not know the epochs, goes on in its rows.
+
     Args:
-        state: of a checkpoint.
+        state: of a checkpoint, after `recount_epochs`; what a complete epoch's loader held is left out.
         trainer: whose data is set up.
 
     Raises:
         ValueError: the data differs in an option that decides which rows are left.
     """
     loops, data = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {})), row_data(trainer)
-    begun = loops.get("fit_loop", {}).get("state_dict", {}).get("combined_loader", [])
-    if data is not None and begun and trainer.limit_train_batches != 0:
+    fit = loops.get("fit_loop", {})
+    begun = fit.get("state_dict", {}).get("combined_loader", [])
+    if data is None or not begun or trainer.limit_train_batches == 0:
+        return
+    epochs = fit["epoch_progress"]["total"]
+    if epochs["started"] < epochs["ready"]:
+        second = isinstance(data, MixedData) and "ptx" in begun[0]
+        begun = fit["state_dict"]["combined_loader"] = [{"ptx": begun[0]["ptx"]}] if second else []
+    if begun:
         data.train_dataloader().load_state_dict(begun[0])
 
 

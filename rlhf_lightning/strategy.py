@@ -364,12 +364,12 @@ class Strategy(SingleDeviceStrategy):
         resuming = trainer.state.fn == "fit"
         state = files.read_state(source.directory, resuming=resuming)
         resume.check_held(checkpoint_path, source.directory, wanted)
+        resume.recount_epochs(state)
         if resuming:
             resume.check_rows(state, trainer)
             resume.warn_of_others(checkpoint_path, state.get(files.MODELS), wanted)
             self.restore_in_flight(cast(dict[str, files.Column], state.pop(files.IN_FLIGHT, {})))
         resume.warn_of_paths(checkpoint_path, state.pop(files.PATHS, {}), roles, resuming=resuming)
-        resume.recount_epochs(state)
         self._resume = source
         return state
 

@@ -60,7 +60,7 @@ class MixedLoader:
         return {"main": self._main.state_dict(), "ptx": self._ptx.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Make the next iteration continue where the state was taken.
+        """Make the next iteration continue where the state was taken; one without `main` begins that anew.
 
         Raises:
             ValueError: the state is of a run without a second loader, or of other rows or options.
@@ -72,7 +72,10 @@ class MixedLoader:
             )
         self._ptx_batches = None
         states = cast("dict[str, dict[str, object]]", state_dict)
-        for name, loader in (("main", self._main), ("ptx", self._ptx)):
+        loaders = {"main": self._main, "ptx": self._ptx}
+        for name, loader in loaders.items():
+            if name not in states:
+                continue
             try:
                 loader.load_state_dict(states[name])
             except ValueError as err:
