@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlhf_lightning.data.dialogue import as_messages, is_dialogue, split_dialogues
+from rlhf_lightning.data.record import are_messages
 
 if TYPE_CHECKING:
     from rlhf_lightning.data.format import Format
@@ -48,7 +49,7 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
     """Find the prompt of a row and its answers.
 
     An answer is a text, and the prompt a field of its own; or an answer is a conversation or a dialogue that
-    brings its prompt along: what comes before its last turn.
+    brings its prompt along: what comes before its last turn, with the messages of that field before it.
 
     Args:
         record: the row.
@@ -56,7 +57,8 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
         fields: of the answers, by the option that names each; empty for a prompt alone.
 
     Raises:
-        ValueError: a field is missing or holds something else, or two answers bring different prompts along.
+        ValueError: a field is missing or holds something else, two answers bring different prompts along, or
+            a text in the field of prompts is in neither.
     """
     values = [record.take(name, option=option) for option, name in fields.items()]
     detected = values and not record.has(form.prompt_field) and all(map(is_dialogue, values))
@@ -73,10 +75,35 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
         )
     return Draft(
         row=record.row,
-        prompt=before or record.take(form.prompt_field, option="prompt_field"),
+        prompt=_asked(record, form, before, first),
         prompt_field=first if before else form.prompt_field,
         answers=tuple(Answer(pieces=(text,)) for _, text in found.values()),
     )
+
+
+def _asked(record: Record, form: Format, before: list[dict[str, str]], answer: str) -> object:
+    """The prompt of a row whose answer has these messages before it; what both hold stands once.
+
+    Raises:
+        ValueError: there is no prompt, or one that does not go together with the messages.
+    """
+    if before and not record.has(form.prompt_field):
+        return before
+    prompt = record.take(form.prompt_field, option="prompt_field")
+    if not before or not prompt:
+        return before or prompt
+    if are_messages(prompt):
+        asked, begun = ([(m["role"], m["content"]) for m in part] for part in (prompt, before))
+        new = next(n for n in range(len(asked) + 1) if begun[: len(asked) - n] == asked[n:])
+        return [*prompt[:new], *before]
+    said = [message["content"].strip() for message in before]
+    if not isinstance(prompt, str) or prompt.strip() not in said:
+        raise ValueError(
+            f"{record.where}: the field {form.prompt_field!r} holds {str(prompt)[:60]!r}, and none of the "
+            f"messages before the answer in {answer!r} says so. Give the prompt as messages, or remove the "
+            "field or the row."
+        )
+    return before
 
 
 def _from_dialogues(record: Record, form: Format, fields: Mapping[str, str]) -> Draft:

@@ -83,14 +83,14 @@ class Record:
             raise self.wrong(field, "this is a finite number")
         return float(value)
 
-    def answer(self, field: str, *, option: str) -> tuple[list[object], str]:
+    def answer(self, field: str, *, option: str) -> tuple[list[dict[str, str]], str]:
         """The answer in a field: the messages before it, none where the field holds a text, and its text.
 
         Raises:
             ValueError: the field is missing, empty, or holds something else.
         """
         value = self.take(field, option=option)
-        before: list[object] = []
+        before: list[dict[str, str]] = []
         if are_messages(value) and value[-1]["role"] == "assistant":
             before, value = [*value[:-1]], value[-1]["content"]
         if not isinstance(value, str):

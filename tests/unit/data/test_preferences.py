@@ -155,6 +155,39 @@ def test_conversations_end_in_the_answers(write_rows: Writer) -> None:
     )
 
 
+def test_what_the_prompt_and_the_conversations_hold_stands_once(write_rows: Writer) -> None:
+    system = {"role": "system", "content": "be brief"}
+    question, call, result = conversation("q", "c", "r")
+    named = {**question, "name": "someone"}
+    chosen, rejected = conversation("", "x")[1], conversation("", "y")[1]
+    rows = [
+        {"prompt": prompt, "chosen": [*before, chosen], "rejected": [*before, rejected]}
+        for prompt, before in (
+            ([question], [call, result]),
+            ([system, question], [named]),
+            ([system], [system, question, call, result]),
+            ([system, question], [call, result]),
+            (" r\n", [question, call, result]),
+            (None, [question]),
+        )
+    ]
+    batch = batches(pairs(write_rows(*rows), chat_template=True, batch_size=6))[0]
+    tools, brief = "<user>q<assistant>c<eos><user>r<assistant>", "<system>be brief"
+    assert [row["prompt"] for row in batch["rows"][::2]] == [
+        tools,
+        f"{brief}<user>q<assistant>",
+        f"{brief}{tools}",
+        f"{brief}{tools}",
+        tools,
+        "<user>q<assistant>",
+    ]
+    for prompt in ("another", 3):
+        assert refused(write_rows(rows[0], {**rows[0], "prompt": prompt}), chat_template=True) == (
+            f"FILE, row 2: the field 'prompt' holds '{prompt}', and none of the messages before the answer "
+            "in 'chosen' says so. Give the prompt as messages, or remove the field or the row."
+        )
+
+
 def test_dialogues_are_split_after_their_last_shared_turn(write_rows: Writer) -> None:
     file = write_rows({"chosen": f"{DIALOGUE} d", "rejected": f"{DIALOGUE} e\n"})
     for options in ({}, {"dialogue": True}):
