@@ -62,3 +62,16 @@ class Format:
                     f"data.chat_template_options: the chat template of {tokenizer.name_or_path} has no "
                     f"{name!r} that could be set. Type a variable that stands in it."
                 )
+
+
+def check_prompt_template(template: str) -> None:
+    """Refuse a text around prompts that leaves them out.
+
+    Raises:
+        ValueError: it does not say where the prompt goes.
+    """
+    if "{prompt}" not in template:
+        raise ValueError(
+            f"data.prompt_template={template!r}: it has no {{prompt}}, so all prompts would be the same. "
+            "Put {prompt} where the row's prompt goes."
+        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from rlhf_lightning.data.files import IN_MEMORY, Files, RowSplit, listed
-from rlhf_lightning.data.format import Format
+from rlhf_lightning.data.format import Format, check_prompt_template
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.record import Record
 
@@ -59,11 +59,7 @@ class PromptData(RowData):
         super().__post_init__()
         self._given: RowSplit | None = None
         self._files()
-        if "{prompt}" not in self.prompt_template:
-            raise ValueError(
-                f"data.prompt_template={self.prompt_template!r}: it has no {{prompt}}, so all prompts would "
-                "be the same. Put {prompt} where the row's prompt goes."
-            )
+        check_prompt_template(self.prompt_template)
 
     @classmethod
     def from_rows(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data.files import RowSplit
-from rlhf_lightning.data.format import Format
+from rlhf_lightning.data.format import Format, check_prompt_template
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.extras import import_extra
 
@@ -117,6 +117,7 @@ class ReasoningGymData(RowData):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_numbers(self.num_rows, self.num_val_rows)
+        check_prompt_template(self.prompt_template)
 
     def format(self) -> Format:
         """Return how a row becomes a prompt."""

@@ -98,3 +98,8 @@ def test_reasoning_gym_refuses_unknown_tasks_and_options() -> None:
 def test_reasoning_gym_refuses_impossible_numbers(num_rows: int, num_val_rows: int) -> None:
     with pytest.raises(ValueError, match=r"at least 1 training row and no negative number"):
         ReasoningGymData(num_rows=num_rows, num_val_rows=num_val_rows)
+
+
+def test_reasoning_gym_refuses_a_template_without_the_question() -> None:
+    with pytest.raises(ValueError, match=r"^data\.prompt_template='Q:': it has no \{prompt\}"):
+        ReasoningGymData(prompt_template="Q:")
