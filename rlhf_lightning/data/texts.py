@@ -88,12 +88,18 @@ class TextData(RowData):
         )
 
     def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
-        """Refuse blocks that the model cannot take; after `setup`.
+        """Refuse blocks that the model cannot take, or answers to their first tokens; after `setup`.
 
         Raises:
-            ValueError: a block has more tokens than the model has positions.
+            ValueError: a block, or its first token with an answer, is longer than the model has positions.
         """
-        if self.block_tokens > positions:
+        if generates and new_tokens >= positions:
+            raise ValueError(
+                f"sampling.max_new_tokens={new_tokens}: with the prompt, a block's first token, that makes "
+                f"{new_tokens + 1}, and the model has {positions} positions. "
+                f"Try sampling.max_new_tokens={positions - 1}."
+            )
+        if not generates and self.block_tokens > positions:
             raise ValueError(
                 f"data.block_tokens={self.block_tokens}: the model has {positions} positions. "
                 f"Try --data.block_tokens {positions}."

@@ -83,11 +83,19 @@ def test_going_on_in_mid_epoch(write_rows: Writer) -> None:
 def test_blocks_that_the_model_cannot_take(write_rows: Writer) -> None:
     data = texts(write_rows(*documents("abc", "def")))
     data.setup("fit")
-    data.check_lengths(positions=4, new_tokens=999, generates=True)
+    data.check_lengths(positions=4, new_tokens=999, generates=False)
     with pytest.raises(
         ValueError, match=r"data\.block_tokens=4: the model has 3 positions\. Try --data\.block"
     ):
-        data.check_lengths(positions=3, new_tokens=0, generates=True)
+        data.check_lengths(positions=3, new_tokens=0, generates=False)
+
+
+def test_answers_to_first_tokens_that_the_model_cannot_take(write_rows: Writer) -> None:
+    data = texts(write_rows(*documents("abc", "def")))
+    data.setup("predict")
+    data.check_lengths(positions=3, new_tokens=2, generates=True)
+    with pytest.raises(ValueError, match=r"^sampling\.max_new_tokens=3: .* makes 4, .*_tokens=2\."):
+        data.check_lengths(positions=3, new_tokens=3, generates=True)
 
 
 @pytest.mark.parametrize(
