@@ -92,7 +92,9 @@ class MixedLoader:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MixedData(LightningDataModule):
-    """Training batches of `main`, each with a whole batch of `ptx` under that key; all else is main's.
+    """Training batches of `main`, each with a batch of `ptx` under that key; all else is main's.
+
+    The last batch before `ptx` begins again may have fewer rows, unless its `drop_last` leaves it out.
 
     On the command line: `--data mixeddata --data.main rlhf_lightning.data.PromptData --data.main.path FILE
     --data.ptx rlhf_lightning.data.TextData --data.ptx.path FILE`.
