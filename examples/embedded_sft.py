@@ -1,8 +1,10 @@
 """Train the weights of the embedded model: SFT on sorting digits, stopped while PPO still has much to gain.
 
+    python examples/embedded_sft.py --steps 64
     python examples/embedded_sft.py --steps 64 --out rlhf_lightning/embedded
 
-Prints the share of held-out rows that the model answers exactly when sampled at temperature 1.
+The first writes into runs/embedded, the second over the weights that the package ships. Prints the share of
+held-out rows that the model answers exactly when sampled at temperature 1.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Export(pl.Callback):
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=64)
-parser.add_argument("--out", type=Path, default=_EMBEDDED)
+parser.add_argument("--out", type=Path, default=Path("runs/embedded"))
 args = parser.parse_args()
 with tempfile.TemporaryDirectory() as scratch:
     start, end = Path(scratch, "start"), Path(scratch, "end")
