@@ -11,8 +11,11 @@ from rlhf_lightning.workers import Actor, Critic
 actor = Actor(optimizer=OptimizerSpec(lr=2e-4), sampling=Sampling(max_new_tokens=8))
 critic = Critic(optimizer=OptimizerSpec(lr=1e-3))
 ppo = PPO(actor=actor, critic=critic, mini_batch_size=64, critic_warmup_steps=3)
-strategy = Colocated(devices=2)
 trainer = pl.Trainer(
-    strategy=strategy, accelerator="cpu", max_steps=20, log_every_n_steps=1, default_root_dir="runs/ppo"
+    strategy=Colocated(),
+    accelerator="cpu",  # of the process of the trainer
+    max_steps=20,
+    log_every_n_steps=1,
+    default_root_dir="runs/ppo",
 )
 trainer.fit(ppo, datamodule=TaskData(batch_size=128))

@@ -42,7 +42,8 @@ def check_room(needed: int, kind: str) -> None:
 def too_few(needed: int, has: int, kind: str) -> str:
     """The error of a cluster, or a machine, with fewer devices than a job needs."""
     other = "--strategy.address of a larger cluster"
-    return f"the pools need {needed} devices, and there are {has} {kind}s. {_advice(has, other)}"
+    there = f"there is 1 {kind}" if has == 1 else f"there are {has} {kind}s"
+    return f"the pools need {needed} devices, and {there}. {_advice(has, other)}"
 
 
 def held(name: str, needed: int, kind: str, *, started: int) -> str:

@@ -85,6 +85,13 @@ def test_the_step_of_ppo_is_the_one_of_the_readme() -> None:
     assert f"class PPO(RLHFAlgorithm):\n{source}```" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["README.md", "examples/ppo.py"])
+def test_the_first_python_runs_on_whatever_devices_there_are(name: str) -> None:
+    """A number of them is refused on a machine with fewer GPUs."""
+    given = re.findall(r"strategy=(\w+\(.*?\))", (ROOT / name).read_text(encoding="utf-8"))
+    assert given == ["Colocated()"]
+
+
 def test_an_unknown_target_and_flag_would_be_seen(tmp_path: Path) -> None:
     assert "dmeo" not in make_targets()
     document = tmp_path / "README.md"

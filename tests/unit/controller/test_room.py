@@ -40,7 +40,11 @@ def test_gpus_for_which_their_node_has_no_cpu_are_told(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("cpus", "told"),
-    [(6, "there are 6 CPUs. Try --strategy.devices 6, or --strategy"), (0, "0 CPUs. Try --strategy.address")],
+    [
+        (6, "and there are 6 CPUs. Try --strategy.devices 6, or --strategy"),
+        (1, "and there is 1 CPU. Try --strategy.devices 1, or --strategy"),
+        (0, "and there are 0 CPUs. Try --strategy.address"),
+    ],
 )
 def test_more_devices_than_there_are_are_refused(
     monkeypatch: pytest.MonkeyPatch, cpus: int, told: str
