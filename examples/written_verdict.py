@@ -21,7 +21,7 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import prompt_columns
 from rlhf_lightning.functional import PolicyLoss, group_advantages, spread
 from rlhf_lightning.reporting import answers
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Reward
 
 
@@ -32,8 +32,10 @@ class WrittenVerdict(RLHFAlgorithm):
 
     actor: Actor = field(default_factory=Actor)
     """Answers the data's prompts, and held-out ones."""
-    judge: Actor = field(default_factory=lambda: Actor(sampling=Sampling(max_new_tokens=4)))
-    """Answers questions about answers."""
+    judge: Actor = field(
+        default_factory=lambda: Actor(optimizer=OptimizerSpec(lr=2e-4), sampling=Sampling(max_new_tokens=4))
+    )
+    """Answers questions about answers; the embedded settings have a rate for the actor, and none for it."""
     reward: Reward = field(default_factory=Reward)
     """The truth."""
     policy_loss: PolicyLoss = field(default_factory=PolicyLoss)
