@@ -64,6 +64,7 @@ def fit(algorithm: RLHFAlgorithm, out: Path, steps: int, *callbacks: pl.Callback
         accelerator="cpu",
         max_steps=steps,
         val_check_interval=steps,
+        check_val_every_n_epoch=None,  # counted over all epochs
         log_every_n_steps=1,
         default_root_dir=out,
         callbacks=list(callbacks),

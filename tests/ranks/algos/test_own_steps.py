@@ -11,11 +11,13 @@ from typing import ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from tensordict import TensorDict
 
+from examples import distillation
 from examples.distillation import Distillation
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.callbacks import LastCheckpoint, Rollouts
 from rlhf_lightning.controller import BROADCAST, Batch, Metrics, register
 from rlhf_lightning.data import TaskData
@@ -299,3 +301,15 @@ def test_nobody_is_taught_by_oneself(model: str) -> None:
         run(Distillation(actor=actor(model)), data(), steps=1)
     numbers = run(Distillation(actor=actor(model), teacher=Reference(path=model)), data(), steps=1).numbers
     assert numbers[0]["distillation/reverse_kl"] == pytest.approx(0, abs=1e-6), "one model, one opinion"
+
+
+def test_a_teacher_learns_for_longer_than_an_epoch(model: str, tmp_path: Path) -> None:
+    """The validation at the end is in another epoch; it was refused as never reached."""
+    done = list[int]()
+
+    def stop(run: Trainer, *_: object) -> None:
+        done.append(run.global_step)
+        run.should_stop = True
+
+    distillation.fit(SFT(actor=actor(model)), tmp_path, 1000, LambdaCallback(on_train_batch_end=stop))
+    assert done == [1]
