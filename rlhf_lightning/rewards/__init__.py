@@ -3,6 +3,7 @@
 spec, registry      which functions score a row (`RewardSpec`); functions by short name, dotted path, address
 score               scoring a batch, and trying functions out before any worker starts
 functions, maths    the functions that the package has
+verifiers           that of tasks of the reasoning-gym library
 http                services
 steps, environment  where steps of a response end; what answers an actor between its turns
 """

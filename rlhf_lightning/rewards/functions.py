@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_lightning.extras import import_extra
-from rlhf_lightning.rewards.costly import has_large_power
-
 LENGTH_SCALE = 256
 """Characters at which `length` reaches 1."""
 PIECE = 4
 """Characters in what `repetition` compares."""
-EVALUATED = (
-    "binary_matrix",
-    "countdown",
-    "intermediate_integration",
-    "n_queens",
-    "polynomial_multiplication",
-    "puzzle24",
-    "simple_integration",
-    "spiral_matrix",
-    "string_insertion",
-)
-"""Tasks of reasoning-gym whose verifiers evaluate an answer, by Python or sympy, without a limit of time."""
 
 
 def exact_match(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -64,30 +49,6 @@ def repetition(prompts: list[str], responses: list[str], rows: list[dict[str, ob
     return scores
 
 
-def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
-    """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
-
-    It is 0 where the verifier would evaluate an answer with a tower of powers, a large power or factorial.
-
-    Raises:
-        ValueError: a row is not of that library, or the library is not installed.
-    """
-    del prompts
-    gym = import_extra("reasoning_gym", extra="tasks", purpose="the reward function reasoning_gym")
-    scores = []
-    for response, row in zip(responses, rows, strict=True):
-        metadata = row.get("metadata")
-        task = metadata.get("source_dataset") if isinstance(metadata, dict) else None
-        if task is None:
-            raise ValueError(
-                f"reasoning_gym scores rows of that library, this one has no metadata.source_dataset: "
-                f"{', '.join(row)}; {_beginning(row)}. Use --data ReasoningGymData, or another function."
-            )
-        endless = task in EVALUATED and has_large_power(response)
-        scores.append(0.0 if endless else float(gym.get_score_answer_fn(task)(response.strip(), row)))
-    return scores
-
-
 def answer_of(row: dict[str, object], function: str) -> str:
     """Return the row's `answer` as a text without white space around it.
 
@@ -97,7 +58,7 @@ def answer_of(row: dict[str, object], function: str) -> str:
     if row.get("answer") is None:
         raise ValueError(
             f"{function} compares with the row's field 'answer', this row has: {_fields(row)}; "
-            f"{_beginning(row)}. Name the field that holds it by --data.answer_field, or use "
+            f"{prompt_beginning(row)}. Name the field that holds it by --data.answer_field, or use "
             "another function."
         )
     return str(row["answer"]).strip()
@@ -107,5 +68,6 @@ def _fields(row: dict[str, object]) -> str:
     return ", ".join(f"{name} (null)" if value is None else name for name, value in row.items())
 
 
-def _beginning(row: dict[str, object]) -> str:
+def prompt_beginning(row: dict[str, object]) -> str:
+    """The part of a sentence that says which row it is about."""
     return f"its prompt begins {str(row.get('prompt', ''))[:60]!r}"

@@ -12,12 +12,12 @@ from rlhf_lightning.rewards.functions import (
     exact_match,
     length,
     partial_match,
-    reasoning_gym,
     repetition,
     too_long,
 )
 from rlhf_lightning.rewards.http import SCHEMES, HTTPOptions, Service
 from rlhf_lightning.rewards.maths import maths_answer
+from rlhf_lightning.rewards.verifiers import reasoning_gym
 
 if TYPE_CHECKING:
     from rlhf_lightning.rewards.spec import Kind, RewardFunction

@@ -1,0 +1,80 @@
+"""The verifiers of reasoning-gym."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+
+from rlhf_lightning.rewards.verifiers import reasoning_gym
+
+
+def run(responses: list[str], **fields: object) -> list[float]:
+    return reasoning_gym([""] * len(responses), responses, [dict(fields) for _ in responses])
+
+
+@pytest.fixture
+def gym() -> ModuleType:
+    """The library."""
+    found = pytest.importorskip("reasoning_gym")
+    assert isinstance(found, ModuleType)
+    return found
+
+
+@pytest.mark.usefixtures("gym")
+def test_rows_of_others_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no metadata\.source_dataset: answer, prompt; .*'the prompt'"):
+        run(["x"], answer="x", prompt="the prompt")
+
+
+@pytest.mark.usefixtures("gym")
+@pytest.mark.parametrize("task", ["countdown", "puzzle24", "polynomial_multiplication", "string_insertion"])
+def test_what_has_no_end_is_not_evaluated(task: str) -> None:
+    """In a process of its own, which can be ended: a large power hears no signal."""
+    endless = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20"]
+    endless += ["9**((9**99))", "factorial(9**9)"]
+    code = f"""
+import reasoning_gym
+from rlhf_lightning.rewards.verifiers import reasoning_gym as scored
+row = reasoning_gym.create_dataset({task!r}, size=1, seed=0)[0]
+answers = [*{endless!r}, "wrong", row["answer"]]
+assert scored([""] * 8, answers, [row] * 8)[:6] == [0.0] * 6
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
+
+
+def test_polynomials_of_many_powers_are_evaluated(gym: ModuleType) -> None:
+    answer = " + ".join(f"{power}*x**{power}" for power in range(2, 20))
+    row = dict(gym.create_dataset("polynomial_multiplication", size=1, seed=0)[0]) | {"answer": answer}
+    assert run([answer], **row) == [1]
+
+
+@dataclass
+class Options:
+    """Those of a task of the test's own."""
+
+    size: int = 1
+    seed: int | None = None
+
+
+def test_a_task_is_made_once_not_for_each_answer(gym: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some read a file of megabytes, or of a tenth of a second, when they are made."""
+    factory, dataset = gym.factory, gym.factory.ProceduralDataset
+    made = list[Options]()
+
+    class Task(dataset):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Options) -> None:
+            super().__init__(config=config, seed=config.seed, size=config.size)
+            made.append(config)
+
+        def __getitem__(self, idx: int) -> dict[str, object]:
+            return {"question": "?", "answer": "yes", "metadata": {"source_dataset": "made_once"}}
+
+    monkeypatch.setitem(factory.DATASETS, "made_once", (Task, Options))
+    row = dict(gym.create_dataset("made_once")[0])
+    assert len(made) == 1
+    assert run(["yes", "no", " yes"], **row) + run(["yes"], **row) == [1, 0, 1, 1]
+    assert len(made) == 2
