@@ -150,7 +150,8 @@ class ReasoningGymData(RowData):
             raise ValueError(
                 f"data.options={self.options}: the task {self.task} refuses them ({err})."
             ) from err
-        rows = [cast("Row", {**entries[index], "data_source": self.task}) for index in range(size)]
+        beside = {"data_source": self.task, "task_options": dict(self.options)}  # the verifier's too
+        rows = [cast("Row", {**entries[index], **beside}) for index in range(size)]
         train = rows[: self.num_rows]
         seen = {row["question"] for row in train}
         held_out = [row for row in rows[self.num_rows :] if row["question"] not in seen]

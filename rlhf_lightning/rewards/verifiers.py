@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rlhf_lightning.extras import import_extra
@@ -26,12 +27,15 @@ EVALUATED = (
     "string_insertion",
 )
 """Tasks of reasoning-gym whose verifiers evaluate an answer, by Python or sympy, without a limit of time."""
+KEPT = 128
+"""Verifiers that a process keeps; the library has about a hundred tasks."""
 
 
 def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
-    It is 0 where the verifier would evaluate an answer with a tower of powers, a large power or factorial.
+    The task has the options of the row's `task_options`, else its defaults. The score is 0 where the verifier
+    would evaluate an answer with a tower of powers, a large power or factorial.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.
@@ -48,12 +52,14 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
                 "function."
             )
         endless = task in EVALUATED and has_large_power(response)
-        scores.append(0.0 if endless else float(_verifier(task)(response.strip(), row)))
+        verify = _verifier(task, json.dumps(row.get("task_options") or {}, sort_keys=True))
+        scores.append(0.0 if endless else float(verify(response.strip(), row)))
     return scores
 
 
-@cache
-def _verifier(task: str) -> Verifier:
-    """The verifier of a task: once in a process, since some read files of megabytes first."""
+@lru_cache(maxsize=KEPT)
+def _verifier(task: str, options: str) -> Verifier:
+    """The verifier of a task with options, an object in JSON: kept, since some read large files first."""
     gym = import_extra("reasoning_gym", extra="tasks", purpose="the reward function reasoning_gym")
-    return cast("Verifier", gym.get_score_answer_fn(task))
+    data_set = gym.create_dataset(task, **json.loads(options) | {"size": 1, "seed": 0})
+    return cast("Verifier", data_set.score_answer)

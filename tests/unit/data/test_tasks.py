@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from rlhf_lightning.data import ReasoningGymData, TaskData
 from rlhf_lightning.data.tasks import sort_digits
-from rlhf_lightning.rewards import RewardSpec, score
+from rlhf_lightning.rewards import RewardSpec, preflight, score
 
 
 def ready(data: TaskData | ReasoningGymData) -> TaskData | ReasoningGymData:
@@ -69,6 +71,29 @@ def test_reasoning_gym_rows_and_their_verifier() -> None:
     scores = score(RewardSpec(functions="reasoning_gym"), prompts, responses, rows)["scores"]
     assert scores[0] == 1.0
     assert scores[1] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "off"),
+    [
+        ("word_ladder", {"min_word_length": 5, "max_word_length": 5}, lambda answer: f"{answer},{answer}"),
+        (
+            "decimal_arithmetic",
+            {"min_num_decimal_places": 9, "max_num_decimal_places": 9},
+            lambda answer: str(float(answer) + 0.0005),
+        ),
+    ],
+    ids=["words of five letters, by default four", "nine decimal places, by default three"],
+)
+def test_reasoning_gym_verifies_with_the_options_of_the_data(
+    task: str, options: dict[str, int | float | bool | str], off: Callable[[str], str]
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    data = ready(ReasoningGymData(task=task, options=options, tokenizer="embedded", num_rows=1, batch_size=1))
+    row, answer = data.train_rows[0], str(data.train_rows[0]["answer"])
+    preflight(spec := RewardSpec(functions="reasoning_gym"), [row])
+    scores = score(spec, [str(row["prompt"])] * 2, [answer, off(answer)], [row, row])["scores"]
+    assert scores == [1.0, 0.0]
 
 
 def test_reasoning_gym_rows_held_out_are_never_trained_on() -> None:
