@@ -35,10 +35,11 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
     The task has the options of the row's `task_options`, else its defaults. The score is 0 where the verifier
-    would evaluate an answer with a tower of powers, a large power or factorial.
+    fails over an answer, or would evaluate one with a tower of powers, a large power or factorial.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.
+        Exception: what the verifier raises over the row's own answer, such as a KeyError.
     """
     del prompts
     scores = []
@@ -53,8 +54,23 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
             )
         endless = task in EVALUATED and has_large_power(response)
         verify = _verifier(task, json.dumps(row.get("task_options") or {}, sort_keys=True))
-        scores.append(0.0 if endless else float(verify(response.strip(), row)))
+        scores.append(0.0 if endless else _verified(verify, response.strip(), row))
     return scores
+
+
+def _verified(verify: Verifier, response: str, row: dict[str, object]) -> float:
+    """The verifier's score; 0 where it fails over a response, but not over the row's own answer."""
+    own = str(row.get("answer") or "")
+    try:
+        return float(verify(response, row))
+    except (
+        Exception,
+        SystemExit,
+    ):  # a model may write anything, and `exit()` is evaluated
+        if response == own:  # the row is not the task's
+            raise
+        _verified(verify, own, row)
+        return 0.0
 
 
 @lru_cache(maxsize=KEPT)

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from rlhf_lightning.rewards import PREFLIGHT_RESPONSE
 from rlhf_lightning.rewards.verifiers import reasoning_gym
 
 
@@ -78,3 +79,31 @@ def test_a_task_is_made_once_not_for_each_answer(gym: ModuleType, monkeypatch: p
     assert len(made) == 1
     assert run(["yes", "no", " yes"], **row) + run(["yes"], **row) == [1, 0, 1, 1]
     assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "response"),
+    [
+        ("prime_factorization", PREFLIGHT_RESPONSE),
+        ("calendar_arithmetic", "1" * 400),
+        ("time_intervals", "1" * 400),
+        ("boxnet", "42"),
+        ("boxnet", "[[]]"),
+        ("coin_flip", "1e400"),
+        ("game_of_life", "{}"),
+        ("n_queens", "exit()"),
+    ],
+)
+def test_what_a_verifier_cannot_read_scores_0(gym: ModuleType, task: str, response: str) -> None:
+    for row in map(dict, gym.create_dataset(task, size=20, seed=0)):
+        assert run([response], **row)[0] < 0.2
+        assert row["answer"] is None or run([str(row["answer"])], **row) == [1]
+
+
+def test_a_row_that_is_not_the_task_s_is_named(gym: ModuleType) -> None:
+    row = dict(gym.create_dataset("prime_factorization", size=1, seed=0)[0])
+    with pytest.raises(ValueError, match=r"invalid literal for int\(\) with base 10: 'two'"):
+        run(["6"], **row | {"answer": "two"})
+    cube = dict(gym.create_dataset("rubiks_cube", size=1, seed=0)[0])
+    with pytest.raises(KeyError, match="cube_size"):
+        run(["R L"], **cube | {"metadata": {"source_dataset": "rubiks_cube"}})
