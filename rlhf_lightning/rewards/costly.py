@@ -1,4 +1,4 @@
-"""Formulas that could take for ever to evaluate, such as 9^9^9^9; a model may write any."""
+"""Answers that could take for ever to evaluate, such as 9^9^9^9; a model may write any."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ MAX_CHARACTERS = 200
 MAX_EXPONENT = 10_000
 MAX_POWER = 1_000_000
 """Most that exponents come to, multiplied with each other: 9 to that power takes less than a second."""
+MAX_MOVES = 1_000
+"""Most that the numbers of an answer in moves come to: so many turns of a cube take a tenth of a second."""
 
 # Signs and brackets may stand before an exponent. Six digits are enough to tell, and Python reads no number
 # of more than 4,300.
@@ -20,6 +22,8 @@ _COSTLY = re.compile(
     r"[)}\]]\s*(?:\^|\*\*)[\s{(+~-]*(?:2[1-9]|[3-9]\d|\d{3})"  # a large power of a bracket
     r"|\d\d\d\s*!|!\s*!|\)\s*!|\\(?:int|sum|prod|lim|Gamma|zeta)(?![a-zA-Z])"
 )
+_SCALED = re.compile(r"[eE][+-]?\d{4}")
+_REPEATED = re.compile(r"0*(\d{1,6})")
 _SILENT = re.compile(r"\\(?:left|right|[,;:!])|(?<=\d)_(?=\d)")
 # Of a power and a function the operand follows, of n! it stands before.
 _GROWTH = re.compile(r"\^|\*\*|!(?!=)|(?:pow|gamma|(?:sub)?factorial2?)(?=\s*\()")
@@ -45,6 +49,16 @@ def has_large_power(text: str) -> bool:
         return True
     of_brackets = prod(max(1, int(power)) for power in _OF_BRACKET.findall(text))
     return of_brackets > MAX_EXPONENT or _power(text) > MAX_POWER
+
+
+def has_large_scale(text: str) -> bool:
+    """Return whether a number has an exponent of ten of four digits or more, such as 1e999999999."""
+    return bool(_SCALED.search(re.sub("[,_]", "", text)))
+
+
+def has_many_moves(text: str) -> bool:
+    """Return whether moves that are repeated by numbers, such as R2 or R999999999, are too many."""
+    return sum(map(int, _REPEATED.findall(text))) > MAX_MOVES
 
 
 def _power(text: str) -> float:

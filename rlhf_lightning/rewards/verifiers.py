@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rlhf_lightning.extras import import_extra
-from rlhf_lightning.rewards.costly import has_large_power
+from rlhf_lightning.rewards.costly import has_large_power, has_large_scale, has_many_moves
 from rlhf_lightning.rewards.functions import prompt_beginning
 
 if TYPE_CHECKING:
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
     Verifier: TypeAlias = Callable[[str, dict[str, object]], float]
 
-EVALUATED = (
-    "binary_matrix",
-    "countdown",
-    "intermediate_integration",
-    "n_queens",
-    "polynomial_multiplication",
-    "puzzle24",
-    "simple_integration",
-    "spiral_matrix",
-    "string_insertion",
-)
-"""Tasks of reasoning-gym whose verifiers evaluate an answer, by Python or sympy, without a limit of time."""
+ENDLESS: dict[str, Callable[[str], bool]] = {
+    "binary_matrix": has_large_power,
+    "coin_flip": has_large_scale,
+    "countdown": has_large_power,
+    "intermediate_integration": has_large_power,
+    "n_queens": has_large_power,
+    "polynomial_multiplication": has_large_power,
+    "puzzle24": has_large_power,
+    "rubiks_cube": has_many_moves,
+    "simple_integration": has_large_power,
+    "spiral_matrix": has_large_power,
+    "string_insertion": has_large_power,
+}
+"""Tasks whose verifiers evaluate an answer without a limit of time, and whether it could take for ever."""
 KEPT = 128
 """Verifiers that a process keeps; the library has about a hundred tasks."""
 
@@ -35,7 +37,7 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
     The task has the options of the row's `task_options`, else its defaults. The score is 0 where the verifier
-    fails over an answer, or would evaluate one with a tower of powers, a large power or factorial.
+    fails over an answer, or could evaluate it for ever: a tower of powers, a large power or factorial.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.
@@ -52,7 +54,7 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
                 f"{', '.join(row)}; {prompt_beginning(row)}. Use --data ReasoningGymData, or another "
                 "function."
             )
-        endless = task in EVALUATED and has_large_power(response)
+        endless = task in ENDLESS and ENDLESS[task](response)
         verify = _verifier(task, json.dumps(row.get("task_options") or {}, sort_keys=True))
         scores.append(0.0 if endless else _verified(verify, response.strip(), row))
     return scores

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlhf_lightning.rewards.costly import has_large_power, too_costly
+from rlhf_lightning.rewards.costly import has_large_power, has_large_scale, has_many_moves, too_costly
 
 TOWERS = [
     "9**9**9",
@@ -113,3 +113,22 @@ def test_a_long_answer_is_read_once(text: str) -> None:
     start = time.process_time()
     has_large_power(text * 20_000)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("text", ["1e9999", "0.5E-0001", "1e+1,000", "1e1_0_0_0", "2.5e99999/1"])
+def test_a_scale_of_four_digits_is_large(text: str) -> None:
+    assert has_large_scale(text)
+
+
+@pytest.mark.parametrize("text", ["", "0.25", "1e-3", "1e999", "12345", "1/2048", "the 4096th", "1e1 2345"])
+def test_other_numbers_have_no_large_scale(text: str) -> None:
+    assert not has_large_scale(text)
+
+
+def test_repeated_moves_count_together() -> None:
+    assert has_many_moves("R1001")
+    assert has_many_moves("R L00009999999 U")
+    assert has_many_moves("R500 L501")
+    assert not has_many_moves("R500 L500")
+    assert not has_many_moves("R2 U' L2 3Rw " * 50)
+    assert not has_many_moves("R U " * 5000)

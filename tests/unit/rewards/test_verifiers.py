@@ -31,18 +31,31 @@ def test_rows_of_others_are_refused() -> None:
         run(["x"], answer="x", prompt="the prompt")
 
 
+POWERS = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20"]
+POWERS += ["9**((9**99))", "factorial(9**9)"]
+
+
 @pytest.mark.usefixtures("gym")
-@pytest.mark.parametrize("task", ["countdown", "puzzle24", "polynomial_multiplication", "string_insertion"])
-def test_what_has_no_end_is_not_evaluated(task: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "endless"),
+    [
+        ("countdown", POWERS),
+        ("puzzle24", POWERS),
+        ("polynomial_multiplication", POWERS),
+        ("string_insertion", POWERS),
+        ("coin_flip", ["1e999999999", "1E+99,999,999", "-0.5e-9_9999_9999"]),
+        ("rubiks_cube", ["R L2 R99999999", "R' 099999999"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_has_no_end_is_not_evaluated(task: str, endless: list[str]) -> None:
     """In a process of its own, which can be ended: a large power hears no signal."""
-    endless = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20"]
-    endless += ["9**((9**99))", "factorial(9**9)"]
     code = f"""
 import reasoning_gym
 from rlhf_lightning.rewards.verifiers import reasoning_gym as scored
 row = reasoning_gym.create_dataset({task!r}, size=1, seed=0)[0]
-answers = [*{endless!r}, "wrong", row["answer"]]
-assert scored([""] * 8, answers, [row] * 8)[:6] == [0.0] * 6
+answers = [*{endless!r}, "wrong", row["answer"] or "R2"]
+assert set(scored([""] * len(answers), answers, [row] * len(answers))[:-2]) == {{0.0}}
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
 
