@@ -66,7 +66,7 @@ class RowBatch(TypedDict):
     labels: NotRequired[Tensor]
     """[B] bool, whether the response is desirable."""
     step_mask: NotRequired[Tensor]
-    """[B, R] bool, True at the last token of each step."""
+    """[B, R] bool, True at the last token of each step, for the last step the end token."""
     step_labels: NotRequired[Tensor]
     """[B, R] float32 in [0, 1], 0 where `step_mask` is False."""
     ptx: NotRequired[RowBatch]

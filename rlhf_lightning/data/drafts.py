@@ -22,7 +22,8 @@ class Answer:
     pieces: tuple[str, ...]
     """Texts whose tokens are joined, each tokenised by itself: the steps of a solution; mostly just one."""
     labels: tuple[float, ...] = ()
-    """A label for each piece, for the columns `step_labels` and `step_mask`; empty for none."""
+    """A label for each piece, for the columns `step_labels` and `step_mask`: at its last token, that of the
+    last piece at the end token; empty for none."""
     values: Mapping[str, bool | float] = field(default_factory=dict)
     """Values of extra columns of the batch, by name."""
 

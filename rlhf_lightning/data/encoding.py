@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jinja2 import TemplateError
@@ -313,10 +313,10 @@ def _join(answer: Answer, pieces: Sequence[array[int]], end: int) -> _Response:
     extras: dict[str, Extra] = dict(answer.values)
     if answer.labels:
         mask, labels = array("b", bytes(len(ids))), array("f", bytes(4 * len(ids)))
-        last = -1
-        for piece, label in zip(pieces, answer.labels, strict=True):
-            last += len(piece)
-            mask[last], labels[last] = True, label
+        ends = list(accumulate(map(len, pieces)))
+        ends[-1] = len(ids)  # with the end token
+        for behind, label in zip(ends, answer.labels, strict=True):
+            mask[behind - 1], labels[behind - 1] = True, label
         extras |= {"step_mask": mask, "step_labels": labels}
     return _Response(ids, extras)
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class StepData(PromptData):
     """Prompts and solutions for process reward models: the columns `step_mask` and `step_labels`.
 
-    The response is all steps, each with the separator after it, and the end token. Every step is tokenised by
-    itself, so that no token belongs to two steps; its label is at its last token, the separator's.
+    The response is all steps with the separator between them, and the end token, as a model writes them.
+    Every step is tokenised by itself, so that no token belongs to two steps. Its label is at its last token,
+    the separator's, that of the last step at the end token: where answers are scored.
     """
 
     steps_field: str = "steps"
@@ -27,7 +28,7 @@ class StepData(PromptData):
     labels_field: str = "labels"
     """Field that holds a number from 0 (wrong) to 1 (right) for each step, or true or false."""
     separator: str = "\n"
-    """Text after every step."""
+    """Text between steps."""
     max_response_tokens: int = 512
     """Rows with longer responses are counted and dropped; the end token counts."""
 
@@ -57,13 +58,14 @@ class StepData(PromptData):
                 f"{self.labels_field!r}. Give one label a step."
             )
         self._check_ends(record, steps)
-        pieces = tuple(f"{step}{self.separator}" for step in steps)
+        pieces = (*(f"{step}{self.separator}" for step in steps[:-1]), steps[-1])
         return replace(draft, answers=(Answer(pieces=pieces, labels=tuple(map(float, labels))),))
 
     def _check_ends(self, record: Record, steps: list[str]) -> None:
         """Refuse steps that hold the separator: a model is asked for a number at each of them."""
         for number, step in enumerate(steps if self.separator else (), start=1):
-            if f"{step}{self.separator}".find(self.separator) < len(step):
+            behind = self.separator if number < len(steps) else ""
+            if 0 <= f"{step}{behind}".find(self.separator) < len(step):
                 raise ValueError(
                     f"{record.where}: step {number} of {self.steps_field!r}, {step[:60]!r}, holds the "
                     f"separator {self.separator!r}. Answers are scored at each, and one within a step "

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from rlhf_lightning.data import StepData
+from rlhf_lightning.data.tokenizer import load_tokenizer, token_texts
+from rlhf_lightning.rewards import step_ends
 from tests.unit.data.conftest import Writer, assert_resumes, batches, write_spacing
 
 ROWS = (
@@ -30,24 +32,39 @@ def refused(file: Path) -> str:
 
 def test_the_last_token_of_a_step_carries_its_label(write_rows: Writer) -> None:
     first, last = batches(steps(write_rows(*ROWS)))
-    assert first["response_ids"].tolist() == [[120, 121, 10, 122, 10, 258], [117, 10, 258, 256, 256, 256]]
-    assert first["response_mask"].sum(1).tolist() == [6, 3]
+    assert first["response_ids"].tolist() == [[120, 121, 10, 122, 258], [117, 258, 256, 256, 256]]
+    assert first["response_mask"].sum(1).tolist() == [5, 2]
     assert first["step_mask"].tolist() == [
-        [False, False, True, False, True, False],
-        [False, True, False, False, False, False],
+        [False, False, True, False, True],
+        [False, True, False, False, False],
     ]
-    assert first["step_labels"].tolist() == [[0, 0, 1, 0, 0.25, 0], [0, 1, 0, 0, 0, 0]]
+    assert first["step_labels"].tolist() == [[0, 0, 1, 0, 0.25], [0, 1, 0, 0, 0]]
     assert (first["step_mask"].dtype, first["step_labels"].dtype) == (torch.bool, torch.float32)
-    assert last["response_ids"].tolist() == [[195, 169, 10, 119, 10, 258]]
+    assert last["response_ids"].tolist() == [[195, 169, 10, 119, 258]]
     assert last["step_mask"].nonzero().tolist() == [[0, 2], [0, 4]], "a false step is a step"
-    assert last["step_labels"].tolist() == [[0, 0, 0, 0, 1, 0]]
+    assert last["step_labels"].tolist() == [[0, 0, 0, 0, 1]]
 
 
-@pytest.mark.parametrize(("separator", "ends"), [("", [1, 2]), ("\n\n", [3, 6])])
+@pytest.mark.parametrize(("separator", "ends"), [("", [1, 3]), ("\n\n", [3, 5])])
 def test_the_separator_belongs_to_its_step(write_rows: Writer, separator: str, ends: list[int]) -> None:
     batch = batches(steps(write_rows(ROWS[0]), separator=separator, batch_size=1))[0]
     assert batch["step_mask"].nonzero()[:, 1].tolist() == ends
     assert batch["response_ids"][0, -1] == 258
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", "; "])
+@pytest.mark.parametrize("last", ["z", "\ttwo words ", "z<eos>", "z;"])
+def test_answers_are_scored_where_labels_are(write_rows: Writer, separator: str, last: str) -> None:
+    """Of the same text from a model: labels are nowhere else, and the score of no step at another token."""
+    row = {"prompt": "a", "steps": (written := ["x y", "1+1=2.", last]), "labels": [1, 0, 1]}
+    batch = batches(steps(write_rows(row), separator=separator, batch_size=1))[0]
+    ids = batch["response_ids"][0].tolist()
+    texts = token_texts({*ids}, load_tokenizer("embedded"))
+    assert "".join(texts[i] for i in ids) == separator.join(written).removesuffix("<eos>")
+    ends = step_ends([texts[i] for i in ids], separator)
+    assert batch["step_mask"][0].nonzero().flatten().tolist() == ends
+    assert len(ends) == 3
+    assert ids.count(258) == 1
 
 
 def test_a_step_begins_without_a_space_that_nobody_wrote(write_rows: Writer, tmp_path: Path) -> None:
@@ -55,12 +72,12 @@ def test_a_step_begins_without_a_space_that_nobody_wrote(write_rows: Writer, tmp
     file = write_rows({"prompt": "a", "steps": ["1+1", "=2", " a"], "labels": [1, 0, 1]})
     batch = batches(steps(file, tokenizer=path, batch_size=1))[0]
     read = "".join("<\u2581\na12+="[token] for token in batch["response_ids"][0].tolist())
-    assert read == "1+1\n=2\n\u2581a\n<"
+    assert read == "1+1\n=2\n\u2581a<"
     assert batch["step_mask"].nonzero()[:, 1].tolist() == [3, 6, 9]
 
 
 def test_long_solutions_are_dropped(write_rows: Writer) -> None:
-    data = steps(write_rows(*ROWS), max_response_tokens=5, batch_size=1)
+    data = steps(write_rows(*ROWS), max_response_tokens=4, batch_size=1)
     assert [batch["rows"][0]["prompt"] for batch in batches(data)] == ["bc"]
 
 
