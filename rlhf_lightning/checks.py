@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import MixedData, row_data
 from rlhf_lightning.data.record import are_messages
-from rlhf_lightning.data.tokenizer import highest_token, numbered_alike, reads
+from rlhf_lightning.data.tokenizer import highest_token, load_tokenizer, numbered_alike, reads
 from rlhf_lightning.engines import (
     check_head,
     check_language,
@@ -21,11 +21,12 @@ from rlhf_lightning.engines import (
     located,
     max_positions,
     num_tokens,
+    padding_token,
 )
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.functional import Loss, PolicyLoss
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
-from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
 from rlhf_lightning.workers import Actor, Cost, Generator, Judge, Reward, Role, reads_ids
 
@@ -273,7 +274,7 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
 def check_judges(algorithm: RLHFAlgorithm) -> None:
     """Check rewards and costs, and try their functions on the first rows, and on the first held-out rows.
 
-    Warns of data sources in `by_source` that no row has.
+    Warns of data sources in `by_source` that no row has, and of models that pad rows with their end token.
 
     Raises:
         ValueError: an option cannot be, nothing says what one scores, or a function does not exist or work.
@@ -289,6 +290,7 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
                 _check_told(name, judge)
                 for rows in read:
                     preflight(judge.spec, rows)
+            _warn_of_padding(name, judge)
             unknown = sorted(set(judge.spec.by_source) - sources)
             if unknown and sources:
                 there = ", ".join(sorted(sources)[:5])
@@ -316,6 +318,21 @@ def _check_told(name: str, judge: Judge) -> None:
             f"--algo.{name}.functions {known} (or your own, such as mypackage.mymodule.myfunction), or "
             f"--algo.{name}.path DIRECTORY, that of a {judge.kind} model."
         )
+
+
+def _warn_of_padding(name: str, judge: Judge) -> None:
+    """Warn of a model of whole answers that transformers would read before the end token, not at it."""
+    model = ModelSpec(path=judge.path)
+    if not judge.path or not has_tokenizer(model) or (isinstance(judge, Reward) and judge.scores_steps):
+        return
+    tokenizer = load_tokenizer(judge.path)
+    if (pad := padding_token(model)) is not None and pad == tokenizer.eos_token_id:
+        logger.warning(
+            "%s.path=%r: its config.json pads rows with the end token %r (pad_token_id=%d). transformers "
+            "reads the number of an answer at the token before that; it is read at the end token here. If "
+            "the model was trained elsewhere, take one that has a padding token of its own.",
+            name, judge.path, tokenizer.eos_token, pad,
+        )  # fmt: skip
 
 
 def check_validation(algorithm: RLHFAlgorithm) -> None:

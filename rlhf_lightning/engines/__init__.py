@@ -19,7 +19,12 @@ from rlhf_lightning.engines.huggingface.architecture import (
 )
 from rlhf_lightning.engines.huggingface.export import export_checkpoint
 from rlhf_lightning.engines.huggingface.models import read_config
-from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions, num_tokens
+from rlhf_lightning.engines.huggingface.sizes import (
+    explaining_positions,
+    max_positions,
+    num_tokens,
+    padding_token,
+)
 from rlhf_lightning.engines.huggingface.source import (
     ADAPTER_CONFIG,
     TOKENIZER_FILES,
@@ -72,6 +77,7 @@ __all__ = [
     "located",
     "max_positions",
     "num_tokens",
+    "padding_token",
     "read_config",
     "require_shared",
     "require_vllm",

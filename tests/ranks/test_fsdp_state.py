@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rlhf_lightning.data.tokenizer import build_byte_tokenizer
 from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Part, checkpoint
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
@@ -165,7 +166,7 @@ def test_wrong_checkpoints_are_refused(paths: dict[str, Path], tmp_path: Path) -
 def test_an_export_computes_the_same_in_plain_transformers(
     paths: dict[str, Path], tmp_path: Path, head: Head, model: str, world: int
 ) -> None:
-    (paths[model] / "tokenizer.json").write_text("{}")
+    build_byte_tokenizer().save_pretrained(paths[model])
     spec, out = tiny.spec(paths[model]), tmp_path / "export"
     if world == 1:
         expected = exported(None, spec, head, out)

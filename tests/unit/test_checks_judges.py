@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import field
 from pathlib import Path
 
@@ -82,6 +84,25 @@ def test_a_judge_that_has_learned_nothing_is_refused(name: str, tmp_path: Path) 
     told = refusal(algorithm, tmp_path)
     assert told.startswith(f"{name}.path={path}: holds a config.json without weights, and a fresh reward")
     assert refusal(PPO(critic=Critic(path=path)), tmp_path) == "started"
+
+
+@pytest.mark.parametrize(
+    ("pad", "steps", "warned"), [(258, False, True), (256, False, False), (258, True, False)]
+)
+def test_a_judge_that_pads_with_its_end_token_is_said(
+    pad: int, steps: bool, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers are read there here; where transformers reads them, in the token before."""
+    path = Path(write_judge(tmp_path / "judge"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"pad_token_id": pad}))
+    reward = Reward(path=str(path), per_token="steps" if steps else "outcome")
+    with caplog.at_level(logging.WARNING):
+        assert refusal(PPO(reward=reward), tmp_path) == "started"
+    found = [record.getMessage() for record in caplog.records if "pad" in record.getMessage()]
+    assert [message.partition(". ")[0] for message in found] == [
+        f"reward.path={str(path)!r}: its config.json pads rows with the end token '<eos>' (pad_token_id=258)"
+    ] * warned
 
 
 class Verdict(Reward):

@@ -28,6 +28,7 @@ from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.adapters import adapt
 from rlhf_lightning.engines.huggingface.older_names import add_older_names
+from rlhf_lightning.engines.huggingface.padding import pad_apart
 from rlhf_lightning.engines.huggingface.source import (
     check_model,
     config_source,
@@ -159,6 +160,8 @@ def export_model(
         module.save_pretrained(directory)
     add_older_names(directory / "config.json")
     copy_tokenizer(spec, directory)
+    if HEAD in weights:
+        pad_apart(directory, spec)
 
 
 def export_gathered(

@@ -33,6 +33,11 @@ def num_tokens(spec: ModelSpec) -> int | None:
     return _whole(_stated(spec).get("vocab_size"))
 
 
+def padding_token(spec: ModelSpec) -> int | None:
+    """The token that pads rows in other programs, according to config.json; None where it does not tell."""
+    return _whole(_stated(spec).get("pad_token_id"))
+
+
 @contextmanager
 def explaining_positions(model: ModelSpec | PreTrainedConfig) -> Iterator[None]:
     """Add to an error about too many tokens why a model with LongRoPE takes no more.
