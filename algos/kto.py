@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import field
 
-import numpy as np
 import torch
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import row_data
 from rlhf_lightning.engines import max_positions
-from rlhf_lightning.functional import KTOLoss, kto_baseline
+from rlhf_lightning.functional import KTOLoss, kto_baseline, of_other_prompts
 from rlhf_lightning.workers import Actor, Reference
 
 
@@ -45,8 +45,18 @@ class KTO(RLHFAlgorithm):
             raise ValueError("mini_batch_size=1: KTO compares with answers to other prompts. Try 16, or 0.")
 
     def setup(self, stage: str) -> None:
-        """Learn how many tokens the model takes, too."""
+        """As for every algorithm; also refuse batches of one prompt, and learn how long rows may be.
+
+        Raises:
+            ValueError: a batch has no more rows than one prompt may have, and the baseline needs others.
+        """
         super().setup(stage)
+        data, compares = row_data(self.trainer), self.loss.baseline and stage != "predict"
+        if compares and data is not None and data.batch_size <= data.rows_per_prompt:
+            raise ValueError(
+                f"{data.typed}.batch_size={data.batch_size}: KTO compares with answers to other prompts, and "
+                "the rows of one prompt may fill a batch. Try 16, or --algo.loss.baseline false."
+            )
         self.positions = max_positions(self.actor)
 
     def step(self, batch: Batch) -> Metrics:
@@ -61,10 +71,10 @@ class KTO(RLHFAlgorithm):
         """The column `kl_baseline` [B] float32: z0, the same in every row; no column where none is read."""
         if not self.loss.baseline:
             return Batch({}, num_rows=len(batch))
-        others = _of_other_prompts(batch)
+        others = of_other_prompts(batch["prompt_ids"], batch["prompt_mask"])
         if others is None:  # such as the last row of an epoch, alone
             return Batch.of({"kl_baseline": torch.zeros(len(batch))})
-        answers = batch.select(("response_ids", "response_mask")).take(others)
+        answers = batch.select(("response_ids", "response_mask")).take(others.numpy())
         mismatched = batch.select(("prompt_ids", "prompt_mask")) | answers
         if self.positions is not None:  # a long answer to a long prompt is cut
             room = self.positions - batch["prompt_mask"].sum(dim=1, keepdim=True)
@@ -90,24 +100,3 @@ class KTO(RLHFAlgorithm):
         names = ("val/desirable_reward", "val/undesirable_reward")
         if all(name in found for name in names):
             self.log("val/margin", found[names[0]] - found[names[1]])
-
-
-def _of_other_prompts(batch: Batch) -> np.ndarray | None:
-    """For each row one with another prompt, all of them equally far before it: each answer is taken once.
-
-    Where no distance does, as where one prompt has most rows, it is the nearest such row before it,
-    cyclically. None if all have the same prompt.
-    """
-    ids, mask = batch["prompt_ids"].numpy(), batch["prompt_mask"].numpy()
-    texts = [row[kept].tobytes() for row, kept in zip(ids, mask, strict=True)]
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    prompts, places = np.array([numbers[text] for text in texts]), np.arange(len(texts))
-    if len(numbers) < 2:
-        return None
-    shifts = range(1, len(texts))
-    for shift in shifts:
-        if (prompts != np.roll(prompts, shift)).all():
-            return (places - shift) % len(texts)
-    differs = np.array([prompts != np.roll(prompts, shift) for shift in shifts])
-    nearest: np.ndarray = (places - 1 - differs.argmax(axis=0)) % len(texts)
-    return nearest

@@ -158,6 +158,11 @@ class MixedData(LightningDataModule):
         return self.main.batch_rows
 
     @property
+    def rows_per_prompt(self) -> int:
+        """Neighbouring rows of `main` with the same prompt."""
+        return self.main.rows_per_prompt
+
+    @property
     def train_rows(self) -> list[Row]:
         """The training rows of `main`; there after `setup`."""
         return self.main.train_rows

@@ -48,7 +48,7 @@ from rlhf_lightning.functional.kl import (
     kl_estimate,
     penalized_rewards,
 )
-from rlhf_lightning.functional.kto import KTOLoss, kto_baseline, kto_loss
+from rlhf_lightning.functional.kto import KTOLoss, kto_baseline, kto_loss, of_other_prompts
 from rlhf_lightning.functional.lagrangian_estimator import LagrangianEstimator
 from rlhf_lightning.functional.masked import (
     at_last_valid,
@@ -139,6 +139,7 @@ __all__ = [
     "masked_sum",
     "mean_std",
     "merged",
+    "of_other_prompts",
     "optimal_baseline",
     "overlong_penalty",
     "pairwise_loss",

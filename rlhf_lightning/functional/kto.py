@@ -34,6 +34,32 @@ def kto_baseline(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tens
     return masked_mean(d.sum(dim=1), mask.any(dim=1)).clamp(min=0)
 
 
+def of_other_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor | None:
+    """For each row one with another prompt, all of them equally far before it: each answer is taken once.
+
+    Where no distance does, as where one prompt has most rows, it is the nearest such row before it,
+    cyclically.
+
+    Args:
+        prompt_ids: [B, P] int64.
+        prompt_mask: [B, P] bool.
+
+    Returns:
+        Row numbers [B] int64, None if all rows have the same prompt.
+    """
+    texts = [tuple(ids[kept].tolist()) for ids, kept in zip(prompt_ids, prompt_mask, strict=True)]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    prompts, places = torch.tensor([numbers[text] for text in texts]), torch.arange(len(texts))
+    if len(numbers) < 2:
+        return None
+    shifts = range(1, len(texts))
+    for shift in shifts:
+        if (prompts != prompts.roll(shift)).all():
+            return (places - shift) % len(texts)
+    differs = torch.stack([prompts != prompts.roll(shift) for shift in shifts])
+    return (places - 1 - differs.int().argmax(dim=0)) % len(texts)
+
+
 def kto_loss(
     r: Tensor,
     desirable: Tensor,

@@ -31,7 +31,7 @@ from rlhf_lightning.data import (
     TaskData,
     UnpairedData,
 )
-from rlhf_lightning.functional import PairwiseLoss
+from rlhf_lightning.functional import KTOLoss, PairwiseLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import Cost, Reward
 from tests.unit.algos.short import refusal
@@ -140,6 +140,24 @@ def test_a_step_takes_no_more_given_answers_than_an_iteration_reads(
         "Type --data.batch_size 5, or --algo.mini_batch_size 0 for steps of 4."
     )
     assert [begun(size) for size in (0, 3, 4)] == ["started"] * 3
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_batch_holds_answers_to_other_prompts(tmp_path: Path, *, mixed: bool) -> None:
+    """Alone a row would be learned from without the baseline, in every step."""
+
+    def begun(size: int, *, from_pairs: bool = False, baseline: bool = True) -> str:
+        data = UnpairedData.from_rows(ROWS, batch_size=size, from_pairs=from_pairs)
+        ptx = TaskData(batch_size=1, num_rows=1, num_val_rows=0, completions=True)
+        both = MixedData(main=data, ptx=ptx) if mixed else data
+        return refusal(KTO(loss=KTOLoss(baseline=baseline)), tmp_path, data=both)
+
+    assert begun(1) == (
+        f"{'data.main' if mixed else 'data'}.batch_size=1: KTO compares with answers to other prompts, and "
+        "the rows of one prompt may fill a batch. Try 16, or --algo.loss.baseline false."
+    )
+    assert ".batch_size=2: KTO compares" in begun(2, from_pairs=True)
+    assert begun(2) == begun(3, from_pairs=True) == begun(1, baseline=False) == "started"
 
 
 class Collecting(SFT):

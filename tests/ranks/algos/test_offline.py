@@ -10,13 +10,11 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from tensordict import TensorDict
 from transformers import GPT2Config
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, KTO, SFT, CostModel, ProcessRewardModel, RewardModel, SimPO
-from rlhf_lightning.algos.kto import _of_other_prompts
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
 from rlhf_lightning.engines import FSDP, FSDPEngine
@@ -179,25 +177,6 @@ def test_bad_answers_are_not_imitated(data: Data, bad: str, model: str, rows: st
         ValueError, match=f"SFT imitates every answer, and .*{bad}.*Try --data completiondata"
     ):
         run(SFT(actor=actor(model)), data(rows))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "expected"),
-    [
-        ("aabb", [2, 3, 0, 1]),
-        ("aabbcc", [4, 5, 0, 1, 2, 3]),
-        ("aaba", [2, 2, 1, 2]),
-        ("baaa", [3, 0, 0, 0]),
-        ("abc", [2, 0, 1]),
-        ("aaa", None),
-        ("a", None),
-    ],
-)
-def test_a_mismatched_answer_is_to_another_prompt(prompts: str, expected: list[int] | None) -> None:
-    """Each answer once where that is possible: every second one would be of one label where pairs stand."""
-    ids = torch.tensor([[0, ord(prompt)] for prompt in prompts])
-    found = _of_other_prompts(Batch.of({"prompt_ids": ids, "prompt_mask": ids > 0}))
-    assert (None if found is None else found.tolist()) == expected
 
 
 def test_a_mismatched_answer_is_cut_where_the_model_ends(model: str, tmp_path: Path) -> None:

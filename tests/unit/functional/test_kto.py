@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf_lightning.functional import Counts, KTOLoss, kto_baseline, kto_loss
+from rlhf_lightning.functional import Counts, KTOLoss, kto_baseline, kto_loss, of_other_prompts
 from tests.unit.functional.cases import close, noise, valid
 from tests.unit.functional.offline import MASKS, batch_of, keeps_its_promises, keeps_the_contract, mask_of
 
@@ -136,3 +136,22 @@ def test_answers_of_one_label_may_be_left_out() -> None:
     )
     assert found[0] > 0
     assert found[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("aabb", [2, 3, 0, 1]),
+        ("aabbcc", [4, 5, 0, 1, 2, 3]),
+        ("aaba", [2, 2, 1, 2]),
+        ("baaa", [3, 0, 0, 0]),
+        ("abc", [2, 0, 1]),
+        ("aaa", None),
+        ("a", None),
+    ],
+)
+def test_a_mismatched_answer_is_to_another_prompt(prompts: str, expected: list[int] | None) -> None:
+    """Each answer once where that is possible: every second one would be of one label where pairs stand."""
+    ids = torch.tensor([[0, ord(prompt)] for prompt in prompts])
+    found = of_other_prompts(ids, ids > 0)
+    assert (None if found is None else found.tolist()) == expected
