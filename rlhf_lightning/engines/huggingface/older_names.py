@@ -15,6 +15,10 @@ _BESIDE = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_
 """Older names of what stood outside of the scaling, at the top."""
 _OTHERWISE = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 """Those of other families."""
+_PHI3 = {"rope_type": "type", "short_factor": "short_factor", "long_factor": "long_factor"}
+"""The scaling of Phi-3: version 4 wants these three alone, by their older names."""
+_BESIDE_PHI3 = {"type", "original_max_position_embeddings"}
+"""What it reads elsewhere: under the other name, and at the top."""
 
 
 def add_older_names(file: Path) -> None:
@@ -30,6 +34,8 @@ def add_older_names(file: Path) -> None:
         names = _OTHERWISE.get(str(config.get("model_type")), _BESIDE)
         older |= {name: rope[key] for key, name in names.items() if key in rope}
         scaling = {key: value for key, value in rope.items() if key not in names}
+        if config.get("model_type") == "phi3" and scaling.keys() - _BESIDE_PHI3 == _PHI3.keys():
+            scaling = {name: scaling[key] for key, name in _PHI3.items()}
         older["rope_scaling"] = None if scaling.get("rope_type") == "default" else scaling
     if isinstance(config.get("dtype"), str):
         older["torch_dtype"] = config["dtype"]

@@ -13,6 +13,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    Phi3Config,
     PhiConfig,
     PreTrainedConfig,
 )
@@ -37,7 +38,20 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
     "yarn": YARN,
 }
 BASE = 500_000.0
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+"""The scaling in a file of Phi-3 or Phi-4-mini; version 4 takes no other names in it."""
 NEWER = ("rope_parameters", "dtype")
+
+
+def phi3(scaling: dict[str, Any]) -> Phi3Config:
+    """As version 5 reads a file of version 4."""
+    return Phi3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        original_max_position_embeddings=16,
+        max_position_embeddings=64,
+        rope_parameters={"rope_theta": BASE, "partial_rotary_factor": 0.5, **scaling},
+    )
 
 
 def said(config: PreTrainedConfig) -> dict[str, object]:
@@ -81,6 +95,10 @@ def test_an_export_has_the_older_names_too(kind: str, tmp_path: Path) -> None:
             PhiConfig(rope_parameters={"rope_theta": BASE, "partial_rotary_factor": 0.25}),
             {"rope_theta": BASE, "partial_rotary_factor": 0.25, "rope_scaling": None},
         ),
+        (
+            phi3(LONGROPE),
+            {"rope_theta": BASE, "partial_rotary_factor": 0.5, "rope_scaling": LONGROPE},
+        ),
         (GPT2Config(), {}),
         (Gemma3TextConfig(), {}),
     ],
@@ -97,3 +115,11 @@ def test_each_family_has_its_own_older_names(
     assert read(tmp_path)["rope_parameters" if older else "model_type"] == before.get(
         "rope_parameters" if older else "model_type"
     )
+
+
+def test_a_factor_that_version_4_could_not_say_is_kept_for_version_5(tmp_path: Path) -> None:
+    config = phi3(LONGROPE | {"factor": 2.0})
+    config.save_pretrained(tmp_path)
+    add_older_names(tmp_path / "config.json")
+    assert read(tmp_path)["rope_parameters"] == config.rope_parameters
+    assert config.to_dict()["rope_parameters"]["factor"] == 2.0
