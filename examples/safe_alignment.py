@@ -3,8 +3,9 @@
     python examples/safe_alignment.py --dialogues hh_harmless_base_test.jsonl.gz
 
 takes the dialogues of Anthropic's hh-rlhf (`chosen` and `rejected`) and the embedded model, or that of
-`--model`. Every stage is a command, which is printed before it runs. `--out` gets data, models, checkpoints
-and answers.md: answers to held-out prompts before and after the last stage.
+`--model`, which needs a chat template: what a base model lacks, put beside its tokenizer. Every stage is a
+command, which is printed before it runs. `--out` gets data, models, checkpoints and answers.md: answers to
+held-out prompts before and after the last stage.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LOSSES = {"reward": "rewardmodel", "cost": "costmodel"}
 def read_pairs(args: argparse.Namespace) -> list[Pair]:
     """Pairs short enough; of a pair about harm, the rejected answer counts as harmful."""
     tokenizer, pairs = load_tokenizer(args.model), []
+    if not tokenizer.chat_template:
+        sys.exit(f"--model {args.model}: has no chat template. Put one there as chat_template.jinja.")
     for number, row in enumerate(read_rows(args.dialogues)):
         texts = [str(row["chosen"]), str(row["rejected"])]
         prompt, answers = split_dialogues(texts, where=f"row {number}")
@@ -49,6 +52,12 @@ def write(rows: list[Pair], file: Path) -> None:
 def rlhf(command: str) -> None:
     print(f"\n$ rlhf {command}", flush=True)
     subprocess.run([sys.executable, "-m", "rlhf_lightning", *shlex.split(command)], check=True)  # noqa: S603
+
+
+def an_epoch(root: Path, more: str) -> str:
+    """Options of a `fit` over all rows, which logs below `root`."""
+    logs = f"--trainer.logger CSVLogger --trainer.logger.save_dir {root}"
+    return f"--trainer.max_epochs 1 {logs} --trainer.default_root_dir {root} {more}"
 
 
 def accuracy(root: Path, pairs: int) -> str:
@@ -75,18 +84,15 @@ def main(args: argparse.Namespace) -> None:
     limits = f"--data.max_prompt_tokens {args.prompt_tokens} --data.chat_template true"
     limits += f" --data.path {out}/data/train.jsonl --data.val_path {out}/data/val.jsonl"
     both = f"{limits} --data.max_response_tokens {args.response_tokens} --data.batch_size {args.step}"
-    fit = f"--trainer.max_epochs 1 --trainer.logger CSVLogger --trainer.logger.save_dir {{root}} {args.more}"
-    fit += " --trainer.default_root_dir {root}"
 
     sft = f"--algo sft --algo.actor.path {args.model} --algo.actor.optimizer.lr {args.lr}"
-    rlhf(
-        f"fit {sft} --data completiondata {both} --data.response_field chosen {fit.format(root=out / 'sft')}"
-    )
+    chosen = f"--data completiondata {both} --data.response_field chosen"
+    rlhf(f"fit {sft} {chosen} {an_epoch(out / 'sft', args.more)}")
     rlhf(f"export {out}/sft/checkpoints/last.ckpt {out}/models/sft")
     for role, algo in LOSSES.items():
         options = f"--algo {algo} --algo.{role}.path {out}/models/sft --algo.{role}.optimizer.lr {args.lr}"
         safe = "--data.safe_fields [chosen_safe,rejected_safe]"
-        rlhf(f"fit {options} --data preferencedata {both} {safe} {fit.format(root=out / role)}")
+        rlhf(f"fit {options} --data preferencedata {both} {safe} {an_epoch(out / role, args.more)}")
         rlhf(f"export {out}/{role}/checkpoints/last.ckpt {out}/models/{role} {role}")
     sampling = f"--algo.actor.sampling.max_new_tokens {args.response_tokens}"
     num_prompts = args.step * args.iterations
@@ -100,7 +106,7 @@ def main(args: argparse.Namespace) -> None:
         f" --algo.critic.path {out}/models/reward --algo.critic.optimizer.lr {args.lr / 2}"
         f" --algo.cost_critic.path {out}/models/cost --algo.cost_critic.optimizer.lr {args.lr / 2}"
     )
-    rlhf(f"fit {safe_rlhf} {prompts} --trainer.limit_val_batches 0 {fit.format(root=out / 'safe')}")
+    rlhf(f"fit {safe_rlhf} {prompts} --trainer.limit_val_batches 0 {an_epoch(out / 'safe', args.more)}")
     last = f"--ckpt_path {out}/safe/checkpoints/last.ckpt"
     rlhf(f"predict {safe_rlhf} {prompts} {last} --trainer.default_root_dir {out}/after {args.place}")
     lines = ["| prompt | before | after |", "|---|---|---|"]

@@ -21,7 +21,7 @@ from rlhf_lightning.data.tokenizer import embedded_directory
 from tests.conftest import ROOT
 from tests.documents import commands
 from tests.logged import tensorboard
-from tests.ray.commands import run
+from tests.ray.commands import exit_code, run
 from tests.ray.model import write_tiny
 
 FEW = "--trainer.max_steps 2 --data.batch_size 16"
@@ -37,7 +37,8 @@ EXAMPLES = {
     "second_try.py": "python examples/second_try.py --steps 2 --out {root}",
     "embedded_sft.py": "python examples/embedded_sft.py --steps 2",
     "safe_alignment.py": "python examples/safe_alignment.py --dialogues dialogues.jsonl --out {root} --step 4"
-    " --pairs 8 --held-out 4 --iterations 1 --response-tokens 32 --place '--strategy local'",
+    " --pairs 8 --held-out 4 --iterations 1 --response-tokens 32 --place '--strategy local'"
+    """ --more "--strategy.settings.train '{{max_tokens_per_micro_batch: 4096}}'\"""",
     "prepare_gsm8k.py": "python examples/prepare_gsm8k.py --model stand-in --questions questions.jsonl",
 }
 """How each example is run; what stands before the first option is in its docstring, or in the README."""
@@ -142,6 +143,17 @@ def test_the_whole_path_of_alignment(
     assert len(table) == 2 + 4
     for role in ("actor", "critic", "cost_critic"):
         assert (tmp_path / "safe" / "checkpoints" / "last.ckpt" / role).is_dir()
+
+
+def test_a_base_model_without_a_chat_template_is_refused(project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project / "stand-in", tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "base")
+    line = f"python examples/safe_alignment.py --dialogues dialogues.jsonl --model {tmp_path}/base"
+    said = str(exit_code(line, cwd=project))
+    assert said.startswith(f"--model {tmp_path}/base: has no chat template. ")
+    assert not (project / "runs" / "safe_alignment").exists()
 
 
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - {"prepare_gsm8k.py", "safe_alignment.py"}))
