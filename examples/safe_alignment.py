@@ -3,7 +3,7 @@
     python examples/safe_alignment.py --dialogues hh_harmless_base_test.jsonl.gz
 
 takes the dialogues of Anthropic's hh-rlhf (`chosen` and `rejected`) and the embedded model, or that of
-`--model`, which needs a chat template: what a base model lacks, put beside its tokenizer. Every stage is a
+`--model`, which needs a chat template (for a base model put one beside it). Every stage is a
 command, which is printed before it runs. `--out` gets data, models, checkpoints and answers.md: answers to
 held-out prompts before and after the last stage.
 """
