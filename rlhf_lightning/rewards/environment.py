@@ -61,7 +61,7 @@ class Environment:
     def replies(
         self, prompts: list[str], responses: list[str], rows: list[dict[str, object]]
     ) -> list[str | None]:
-        """The reply to each response, None where it is complete.
+        """The reply to each response, None where it is complete; the function is given copies of the rows.
 
         Raises:
             ValueError: there is no such function, it failed, or did not return a text or None for each row.
@@ -69,7 +69,8 @@ class Environment:
         whose = f"environment {self.name}"
         function = imported(self.name, what=whose)
         try:
-            returned = function(prompts, responses, rows)
+            # It may write, and answers to one prompt share a row.
+            returned = function(prompts, responses, [deepcopy(row) for row in rows])
             found = list(cast(Replies, awaited(returned) if isinstance(returned, Awaitable) else returned))
         except (Exception, SystemExit) as err:
             raise ValueError(
@@ -97,7 +98,7 @@ class Environment:
         """
         whose = f"environment {self.name}"
         check_parameters(imported(self.name, what=whose), what=whose, returns="replies")
-        picked = deepcopy(list(rows[:PREFLIGHT_ROWS]))  # a function may write
+        picked = list(rows[:PREFLIGHT_ROWS])
         prompts = [str(row.get("prompt", "")) for row in picked]
         if picked:
             self.replies(prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)

@@ -37,7 +37,7 @@ def score(
         spec: the functions and their weights.
         prompts: the texts that the model read.
         responses: the texts that it wrote.
-        rows: the raw rows.
+        rows: the raw rows; each function is given copies, one for each response.
 
     Returns:
         `scores`, the weighted sums, and a list under each function's name: its unweighted scores, NaN at rows
@@ -52,7 +52,8 @@ def score(
         picked = [index for index, functions in enumerate(weights) if name in functions]
         column = [math.nan] * len(rows)
         texts = [prompts[i] for i in picked], [responses[i] for i in picked]
-        values = _call(spec, name, *texts, [rows[i] for i in picked]) if picked else []
+        own = [deepcopy(rows[i]) for i in picked]  # a function may write; answers to one prompt share a row
+        values = _call(spec, name, *texts, own) if picked else []
         for index, value in zip(picked, values, strict=True):
             column[index] = _finite(f"{spec.kind} function {name}", value, index, prompts[index])
             columns[SCORES][index] += weights[index][name] * column[index]
@@ -84,7 +85,7 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
             picked.append(row)
     for picked in sources.values():
         prompts = [str(row.get("prompt", "")) for row in picked]
-        score(once, prompts, [PREFLIGHT_RESPONSE] * len(picked), deepcopy(picked))  # a function may write
+        score(once, prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)
 
 
 def _call(

@@ -9,7 +9,6 @@ B is the number of rows, R the width of the responses.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
@@ -95,7 +94,7 @@ class Conversation:
         chosen, groups = going.nonzero()[:, 0].tolist(), self._shared()
         if chosen and all(dist.get_rank(group) == 0 for group in groups):
             raw = cast(list[dict[str, object]], rows.get("rows").tolist())
-            picked = deepcopy([raw[row] for row in chosen])  # the user's function may change them
+            picked = [raw[row] for row in chosen]
             pairs = zip(said["response_ids"][going], said["response_mask"][going], strict=True)
             responses = self.tokenizer.batch_decode([ids[mask].tolist() for ids, mask in pairs])
             texts = self.environment.replies([str(row["prompt"]) for row in picked], responses, picked)
