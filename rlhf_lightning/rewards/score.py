@@ -96,6 +96,7 @@ def _call(
     try:
         given = resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows)
         found: object = awaited(given) if isinstance(given, Awaitable) else given
+        returned = listed(found)
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
     except (Exception, SystemExit) as err:
@@ -103,18 +104,24 @@ def _call(
         raise ValueError(
             f"{whose}: {type(err).__name__} while it scored {len(rows)} rows, {first}: {err}{has}"
         ) from err
-    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+    if returned is None:
         raise ValueError(
             f"{whose}: returned {str(found)[:60]}, of type {type(found).__name__}, {first}. Return a list of "
             "one number for each response."
         )
-    returned: list[object] = list(found)
     if len(returned) != len(rows):
         raise ValueError(
             f"{whose}: returned {len(returned)} scores for {len(rows)} rows, {first}. "
             "Return one number for each response."
         )
     return returned
+
+
+def listed(found: object) -> list[object] | None:
+    """The items of what a function returned; None if it is one thing, such as a text or a mapping."""
+    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+        return None
+    return list(found)
 
 
 def awaited(coming: Awaitable[T]) -> T:
@@ -143,7 +150,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _finite(whose: str, value: object, number: int, prompt: str) -> float:
     try:
         result = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
         result = math.nan
     if not abs(result) <= LARGEST:
         raise not_finite(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from rlhf_lightning.rewards import Environment, RewardSpec, score
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_lightning.rewards import Environment, RewardFunction, RewardSpec, score
 
 Row = dict[str, object]
 SHARED: Row = {"prompt": "2 + 3 = ", "answer": "5", "data_source": "sums", "seen": []}
@@ -33,3 +40,46 @@ def test_a_function_may_write_into_the_rows_of_answers_to_one_prompt() -> None:
         assert told_of == [None, "no", None, "no"]
     assert SHARED["seen"] == []
     assert "parsed" not in SHARED
+
+
+def fails_in_the_middle(prompts: list[str], responses: list[str], rows: list[Row]) -> Iterator[float]:
+    """Is a generator, which runs as it is read."""
+    yield from (1 / int(response) for response in responses)
+
+
+def leaves_in_the_middle(prompts: list[str], responses: list[str], rows: list[Row]) -> Iterator[float]:
+    """The same, that ends the process."""
+    yield from (float(response) or sys.exit(3) for response in responses)
+
+
+def one_for_all(prompts: list[str], responses: list[str], rows: list[Row]) -> Tensor:
+    """The mean of a batch."""
+    return torch.tensor(0.5)
+
+
+def two_for_each(prompts: list[str], responses: list[str], rows: list[Row]) -> Tensor:
+    """Scores of two kinds."""
+    return torch.zeros(len(rows), 2)
+
+
+def no_real_number(prompts: list[str], responses: list[str], rows: list[Row]) -> Tensor:
+    """Complex numbers, as of a spectrum."""
+    return torch.full((len(rows),), 1j)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            fails_in_the_middle,
+            "ZeroDivisionError while it scored 2 rows, the first with the prompt .*zero",
+        ),
+        (leaves_in_the_middle, "SystemExit while it scored 2 rows, the first with the prompt '2"),
+        (one_for_all, "TypeError while it scored 2 rows, the first with the prompt .* 0-d tensor"),
+        (two_for_each, r"row 0 of the batch got tensor\(\[0\., 0\.\]\), which is not a finite number"),
+        (no_real_number, r"row 0 of the batch got tensor\(.*j\), which is not a finite number"),
+    ],
+)
+def test_what_fails_as_scores_are_read_is_named(function: RewardFunction, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"^reward function tests\.unit\.rewards\.test_calls\.\w+: {words}"):
+        score(RewardSpec(functions=function), [str(SHARED["prompt"])] * 2, ["1", "0"], [SHARED] * 2)
