@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from rlhf_lightning.rewards.http import SCHEMES
 from rlhf_lightning.rewards.registry import check_parameters, function_name, imported
-from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, awaited
+from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, awaited, listed
 
 Replies: TypeAlias = Sequence[str | None]
 if TYPE_CHECKING:
@@ -70,13 +70,19 @@ class Environment:
         function = imported(self.name, what=whose)
         try:
             # It may write, and answers to one prompt share a row.
-            returned = function(prompts, responses, [deepcopy(row) for row in rows])
-            found = list(cast(Replies, awaited(returned) if isinstance(returned, Awaitable) else returned))
+            given = function(prompts, responses, [deepcopy(row) for row in rows])
+            returned = awaited(given) if isinstance(given, Awaitable) else given
+            found = listed(returned)
         except (Exception, SystemExit) as err:
             raise ValueError(
                 f"{whose}: {type(err).__name__} over {len(rows)} rows, the first with the prompt "
                 f"{prompts[0][:60]!r}: {err}"
             ) from err
+        if found is None:
+            raise ValueError(
+                f"{whose}: returned {repr(returned)[:60]}, of type {type(returned).__name__}. Return a list "
+                "with a text for each response, or None where it is complete."
+            )
         if len(found) != len(rows):
             raise ValueError(
                 f"{whose}: returned {len(found)} replies for {len(rows)} rows. Return one for each, None "
@@ -88,7 +94,7 @@ class Environment:
                     f"{whose}: returned {repr(reply)[:60]}, which is no text{why} Return a text, or None "
                     "where the response is complete."
                 )
-        return found
+        return cast("list[str | None]", found)
 
     def try_out(self, rows: Sequence[dict[str, object]]) -> None:
         """Ask for replies to made-up responses of a few rows.

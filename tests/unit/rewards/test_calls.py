@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlhf_lightning.rewards import Environment, RewardFunction, RewardSpec, score
+
+if TYPE_CHECKING:
+    from rlhf_lightning.rewards.environment import ReplyFunction
 
 Row = dict[str, object]
 SHARED: Row = {"prompt": "2 + 3 = ", "answer": "5", "data_source": "sums", "seen": []}
@@ -83,3 +87,25 @@ def no_real_number(prompts: list[str], responses: list[str], rows: list[Row]) ->
 def test_what_fails_as_scores_are_read_is_named(function: RewardFunction, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^reward function tests\.unit\.rewards\.test_calls\.\w+: {words}"):
         score(RewardSpec(functions=function), [str(SHARED["prompt"])] * 2, ["1", "0"], [SHARED] * 2)
+
+
+def one_text(prompts: list[str], responses: list[str], rows: list[Row]) -> list[str | None]:
+    """Forgets the list, with as many letters as there are rows."""
+    return cast("list[str | None]", "no")
+
+
+def by_response(prompts: list[str], responses: list[str], rows: list[Row]) -> list[str | None]:
+    """Replies by what was said."""
+    return cast("list[str | None]", dict.fromkeys(responses, "no"))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (one_text, r"'no', of type str\. Return a list with a text for each response, or None"),
+        (by_response, r"\{'1': 'no', '0': 'no'\}, of type dict\. Return a list"),
+    ],
+)
+def test_replies_that_are_no_list_are_refused(function: ReplyFunction, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"^environment tests\.unit\..*\.\w+: returned {words}"):
+        Environment(function=function).replies(["2 + 3 = "] * 2, ["1", "0"], [SHARED] * 2)
