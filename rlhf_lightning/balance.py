@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.controller import GROUPS, Batch
+from rlhf_lightning.functional import row_ends
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.parallel.shares import evened
 
@@ -14,12 +15,14 @@ def tokens_of(batch: Batch) -> Tensor | None:
     """Tokens of each row that an update computes, prompt and response: [B] int64; None where not known.
 
     Args:
-        batch: tokens are known if it has `row_ends` [B] int64, those of the responses, and `prompt_mask`. A
-            row whose response has none is not computed at all.
+        batch: tokens are known if it has `prompt_mask`, and `row_ends` [B] int64, those of the responses. Of
+            given answers `response_mask` tells them, which is in the controller's memory; that of drawn ones
+            is on devices, and not fetched for this. A row whose response has none is not computed at all.
     """
-    if not {"row_ends", "prompt_mask"} <= set(batch):
+    given = "response_mask" in batch and batch.is_here("response_mask")
+    if "prompt_mask" not in batch or not ("row_ends" in batch or given):
         return None
-    ends: Tensor = batch["row_ends"]
+    ends: Tensor = batch["row_ends"] if "row_ends" in batch else row_ends(batch["response_mask"])
     return (ends + batch["prompt_mask"].sum(dim=1)) * (ends > 0)
 
 

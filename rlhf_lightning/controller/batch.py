@@ -146,6 +146,15 @@ class Batch:
             raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant(*near)}")
         return self._columns[name]
 
+    def is_here(self, name: str) -> bool:
+        """Whether a column's values are in this process's memory, so that reading them waits for no device.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        found = self._held(name)
+        return isinstance(found, Column) and found.is_here
+
     def __getitem__(self, name: str) -> torch.Tensor:
         """Fetch one column of numbers [B, ...] to the host.
 

@@ -79,6 +79,12 @@ class Column:
     def __len__(self) -> int:
         return sum(len(piece.rows) for piece in self.pieces) if self.by is None else len(self.by)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all blocks, and the row numbers, are in this process's memory."""
+        local = not any(isinstance(piece.source, Future) for piece in self.pieces)
+        return local and (self.by is None or self.by.is_here)
+
     def row_numbers(self) -> RowNumbers:
         """Which rows of `pieces` these are; waits until the device has computed `by`."""
         found = torch.arange(len(self)) if self.by is None else self.by.fetch()

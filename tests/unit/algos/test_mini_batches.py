@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
 import torch
 
-from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.algos import DPO, GRPO, KTO, PPO, SFT, ProcessRewardModel, RewardModel, SimPO
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller.transport import Future
+from tests.unit.controller.devices import Devices
 
 
 def rows(tokens: list[int], **more: list[int]) -> Batch:
@@ -17,6 +20,12 @@ def rows(tokens: list[int], **more: list[int]) -> Batch:
     return Batch.of(
         {name: torch.tensor(values) for name, values in columns.items()} | {"prompt_mask": prompts}
     )
+
+
+def given(tokens: list[int]) -> Batch:
+    """Answers as a data module gives them."""
+    mask = torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]
+    return rows(tokens).select(["row_ids", "prompt_mask"]) | {"response_mask": mask}
 
 
 def halves(batch: Batch) -> list[int]:
@@ -80,6 +89,41 @@ def test_pairs_are_not_torn_by_groups_of_another_size() -> None:
         [[0, 1], [4, 5], [2, 3], [6, 7]],
         [[0, 1], [6, 7], [2, 3], [4, 5]],
     )
+
+
+@pytest.mark.parametrize("kind", [SFT, KTO, ProcessRewardModel])
+def test_given_answers_are_balanced_by_their_masks(kind: type[SFT | KTO | ProcessRewardModel]) -> None:
+    batch = given([100, 90, 80, 70, 10, 20, 30, 40])
+    (mini,) = kind().mini_batches(batch, size=0)
+    assert [int(part["response_mask"].sum()) for part in batch.split(2)] == [340, 100]
+    assert [int(part["response_mask"].sum()) for part in mini.split(2)] == [220, 220]
+
+
+@pytest.mark.parametrize("kind", [DPO, SimPO, RewardModel])
+def test_given_pairs_are_balanced_and_stay_whole(kind: type[DPO | SimPO | RewardModel]) -> None:
+    batch = given([50, 50, 40, 40, 10, 20, 10, 20]) | {"group_ids": torch.arange(4).repeat_interleave(2)}
+    (mini,) = kind().mini_batches(batch, size=0, together=2)
+    assert [int(part["response_mask"].sum()) for part in mini.split(2)] == [130, 110]
+    assert (mini["row_ids"].view(-1, 2) % 2).tolist() == [[0, 1]] * 4, "chosen before rejected"
+
+
+class Unfetched(Devices):
+    """Of columns that are still on devices."""
+
+    def fetch(self, futures: Sequence[Future]) -> list[object]:
+        """Nobody asks for one."""
+        raise AssertionError("fetched")
+
+
+def test_the_masks_of_drawn_answers_are_not_fetched() -> None:
+    batch = given([100, 90, 80, 70, 10, 20, 30, 40])
+    future = Future()
+    future.transport = Unfetched(1)
+    drawn = batch.select(["response_mask"]).with_sources(lambda _: future)
+    (mini,) = PPO().mini_batches(mixed := batch | drawn, size=0)
+    assert mini is mixed
+    picked = batch.column("response_mask").picked(drawn.column("response_mask"))
+    assert not picked.is_here, "the row numbers are on a device"
 
 
 def test_rows_of_equal_or_unknown_length_stay_where_they_are() -> None:
