@@ -29,7 +29,7 @@ class SFT(RLHFAlgorithm):
         """As for every algorithm; also refuse data in which some answers are bad.
 
         Raises:
-            ValueError: the data gives pairs or labelled answers.
+            ValueError: the data gives pairs or labelled answers, or the loss has no weight.
         """
         data = row_data(self.trainer)
         if data is not None and stage != "predict" and data.marks_bad:
@@ -37,6 +37,8 @@ class SFT(RLHFAlgorithm):
                 f"SFT imitates every answer, and {type(data).__name__} gives {data.marks_bad}: the bad ones "
                 "too. Try --data completiondata, with --data.response_field chosen where rows have pairs."
             )
+        if not self.loss.coef and stage == "fit":
+            raise ValueError("loss.coef=0.0: nothing would be learned. Try 1.0.")
         super().setup(stage)
 
     def step(self, batch: Batch) -> Metrics:

@@ -146,7 +146,7 @@ def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, hor
             `seq-mean-token-mean`: mean of each row's mean (GRPO). `seq-mean-token-sum-norm`: sum /
             (sequences * horizon) (Dr.GRPO).
         counts: of the whole mini-batch, not of these rows.
-        horizon: the constant length of the last mode, tokens; usually max_new_tokens.
+        horizon: the constant length of the last mode, tokens; usually max_new_tokens or max_response_tokens.
 
     Returns:
         A scalar, float32.
@@ -176,5 +176,5 @@ def check_aggregation(mode: Aggregation, horizon: int) -> None:
     if mode == "seq-mean-token-sum-norm" and horizon < 1:
         raise ValueError(
             f"aggregation='seq-mean-token-sum-norm' with horizon={horizon}: the sum is divided by a constant "
-            "length. Set horizon to sampling.max_new_tokens."
+            "length. Set horizon to sampling.max_new_tokens, for given answers to data.max_response_tokens."
         )

@@ -17,10 +17,13 @@ class SFTLoss(Loss):
 
     Metrics: sft/loss, sft/nll (mean over tokens whatever the aggregation; its exponential is the perplexity),
     sft/probability (mean probability of the right token).
+
+    Raises:
+        ValueError: a value is outside its range.
     """
 
     coef: float = 1.0
-    """Weight of the loss."""
+    """Weight of the loss, not below 0."""
     aggregation: Aggregation = "token-mean"
     """How tokens become one number."""
     horizon: int = 0
@@ -28,6 +31,10 @@ class SFTLoss(Loss):
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.horizon)
+        if isinstance(self.coef, int | float) and not self.coef >= 0:  # other types: `check_fields`
+            raise ValueError(
+                f"SFTLoss(coef={self.coef}): must not be below 0. Try 1.0, or 0.1 beside another loss."
+            )
 
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts

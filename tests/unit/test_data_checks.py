@@ -31,7 +31,7 @@ from rlhf_lightning.data import (
     TaskData,
     UnpairedData,
 )
-from rlhf_lightning.functional import KTOLoss, PairwiseLoss
+from rlhf_lightning.functional import KTOLoss, PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import Cost, Reward
 from tests.unit.algos.short import refusal
@@ -158,6 +158,12 @@ def test_a_batch_holds_answers_to_other_prompts(tmp_path: Path, *, mixed: bool) 
     )
     assert ".batch_size=2: KTO compares" in begun(2, from_pairs=True)
     assert begun(2) == begun(3, from_pairs=True) == begun(1, baseline=False) == "started"
+
+
+def test_a_loss_without_weight_teaches_nothing(tmp_path: Path) -> None:
+    data = CompletionData.from_rows(ROWS, batch_size=4)
+    told = refusal(SFT(loss=SFTLoss(coef=0.0)), tmp_path, data=data)
+    assert told == "loss.coef=0.0: nothing would be learned. Try 1.0."
 
 
 class Collecting(SFT):

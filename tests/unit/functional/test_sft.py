@@ -35,6 +35,12 @@ def test_weight_of_a_second_loss() -> None:
     assert set(metrics) == {"sft/loss", "sft/nll", "sft/probability"}
 
 
+@pytest.mark.parametrize("coef", [-0.1, math.nan])
+def test_right_tokens_are_not_made_unlikely(coef: float) -> None:
+    with pytest.raises(ValueError, match=rf"SFTLoss\(coef={coef}\): must not be below 0\. Try 1\.0"):
+        SFTLoss(coef=coef)
+
+
 def test_missing_horizon_is_refused() -> None:
-    with pytest.raises(ValueError, match="Set horizon"):
+    with pytest.raises(ValueError, match=r"Set horizon .* for given answers to data\.max_response_tokens"):
         SFTLoss(aggregation="seq-mean-token-sum-norm")
