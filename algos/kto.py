@@ -57,7 +57,8 @@ class KTO(RLHFAlgorithm):
                 f"{data.typed}.batch_size={data.batch_size}: KTO compares with answers to other prompts, and "
                 "the rows of one prompt may fill a batch. Try 16, or --algo.loss.baseline false."
             )
-        self.positions = max_positions(self.actor)
+        known = filter(None, map(max_positions, (self.actor, self.reference)))
+        self.positions = min(known, default=None)
 
     def step(self, batch: Batch) -> Metrics:
         """One pass over a batch of labelled answers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Scorer, Settings
+from rlhf_lightning.workers import Actor, Reference, Scorer, Settings
 from tests.unit.algos.small import run, write_rows
 from tests.unit.pretended import GPU, pretended
 
@@ -179,7 +180,8 @@ def test_bad_answers_are_not_imitated(data: Data, bad: str, model: str, rows: st
         run(SFT(actor=actor(model)), data(rows))
 
 
-def test_a_mismatched_answer_is_cut_where_the_model_ends(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("short", ["both", "actor", "reference"])
+def test_a_mismatched_answer_is_cut_where_a_model_ends(model: str, tmp_path: Path, short: str) -> None:
     GPT2Config(
         architectures=["GPT2LMHeadModel"],
         n_positions=24,
@@ -197,7 +199,11 @@ def test_a_mismatched_answer_is_cut_where_the_model_ends(model: str, tmp_path: P
         {"prompt": "a" * 20, "response": "x", "label": True},
         {"prompt": "b", "response": "y" * 20, "label": False},
     ]
-    algorithm = KTO(actor=actor(str(tmp_path)))
+    longer = shutil.copytree(tmp_path, tmp_path / "longer")
+    config = json.loads((longer / "config.json").read_text())
+    (longer / "config.json").write_text(json.dumps(config | {"n_positions": 48}))
+    ours, theirs = (str(tmp_path if short in (name, "both") else longer) for name in ("actor", "reference"))
+    algorithm = KTO(actor=actor(ours), reference=Reference(path=theirs, init_seed=0))
     rows = write_rows(tmp_path / "rows.jsonl", pair)
     kept = run(algorithm, UnpairedData(path=rows, batch_size=2))
     assert algorithm.positions == 24
