@@ -16,10 +16,13 @@ from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import cuda_graphs
+from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphCapture
 from rlhf_lightning.engines.native.decoder import Decoder, Output, WholeDecoder
 from rlhf_lightning.engines.native.kv import Cached
+from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 from rlhf_lightning.engines.packed.attention import use_interface
+from rlhf_lightning.engines.packed.layer import Layer
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
 from tests.unit.engines.decoders import KINDS, VOCAB
@@ -187,6 +190,17 @@ def test_bfloat16_says_what_it_scores(kind: str, gpu: torch.device, slots: int, 
     difference = (scored["log_probs"] - answers["log_probs"])[mask].abs()
     assert float(difference.max()) < 0.15
     assert float(difference.mean()) < 0.02
+
+
+def test_rows_may_have_more_heads_than_one_call_of_flash_attention_takes(gpu: torch.device) -> None:
+    rows = 40_000
+    shapes, places = ((rows, 2, 1, 16), (rows, 2, 16), (rows, 2, 16)), torch.zeros(rows, dtype=torch.int64)
+    tokens, found = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes], []
+    for device in (torch.device("cpu"), gpu):
+        query, key, value = (part.to(device) for part in tokens)
+        step = GPUDecode(Cache(rows, 2), places.to(device))
+        found.append(step.attend_by_token(query, key, value, Layer(0, 0.3, 0)))
+    torch.testing.assert_close(found[1].cpu(), found[0], atol=0.01, rtol=0.01)
 
 
 def test_a_generation_leaves_no_memory_behind(model: Path, gpu: torch.device) -> None:
