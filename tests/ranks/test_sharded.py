@@ -217,6 +217,27 @@ def test_what_a_copy_has_room_for_is_what_its_last_rank_has() -> None:
     assert spmd.run(4, of_its_own) == [7, 7, 3, 3]
 
 
+def test_stages_exchange_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL makes a communicator of two ranks for what is not in one, in the middle of a run."""
+    batches: list[int] = []
+    exchange = dist.batch_isend_irecv
+
+    def noted(operations: list[dist.P2POp]) -> list[dist.Work]:
+        batches.append(len(operations))
+        return exchange(operations)
+
+    def passed_on(group: dist.ProcessGroup) -> tuple[float, list[int]]:
+        stages, x = Ranks(group), torch.tensor(float(dist.get_rank() + 1))
+        if stages.index > 0:
+            x = x * stages.receive(torch.empty(()), stages.index - 1)
+        if stages.index < 2:
+            stages.send(x, stages.index + 1)
+        return float(x), batches
+
+    monkeypatch.setattr(dist, "batch_isend_irecv", noted)
+    assert spmd.run(3, passed_on) == [(1.0, [1]), (2.0, [1, 1]), (6.0, [1])]
+
+
 def test_a_rank_counts_its_own_keys_and_is_not_captured() -> None:
     def said(_: dist.ProcessGroup) -> list[tuple[int, bool]]:
         decoders = [Case("llama", pg, tg, 1).decoder() for pg, tg in ((2, 2), (1, 4))]

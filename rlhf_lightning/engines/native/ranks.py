@@ -58,9 +58,15 @@ class Ranks:
 
     def send(self, x: Tensor, target: int) -> None:
         """Send `x` to another rank, which calls `receive`."""
-        dist.send(x, group=self._group, group_dst=target)
+        self._exchange(dist.P2POp(dist.isend, x, group=self._group, group_peer=target))
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """Overwrite `x` with what another rank sends."""
-        dist.recv(x, group=self._group, group_src=source)
+        self._exchange(dist.P2POp(dist.irecv, x, group=self._group, group_peer=source))
         return x
+
+    @staticmethod
+    def _exchange(operation: dist.P2POp) -> None:
+        """Wait for a batch of one: NCCL would make a communicator of two ranks for what is not in a batch."""
+        for work in dist.batch_isend_irecv([operation]):
+            work.wait()
