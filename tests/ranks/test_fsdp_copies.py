@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, optimizer
+from rlhf_lightning.engines.fsdp.mesh import model_mesh
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 from tests.unit.engines import tiny
@@ -189,3 +191,33 @@ def test_a_division_that_leaves_ranks_over_is_refused() -> None:
         FSDP(shard=-1)
     for ranks in (1, 2, 4):
         FSDP(shard=2).check_ranks(ranks)
+
+
+def groups_of(group: dist.ProcessGroup, shard: int) -> list[str]:
+    """The names of the groups of a model's mesh."""
+    mesh = model_mesh(group, None, shard=shard, device=torch.device("cpu"))
+    axes = [mesh.data.get_group(name) for name in mesh.data.mesh_dim_names or ()]
+    return [each.group_name for each in (*axes, mesh.everyone)]
+
+
+def two_worlds(group: dist.ProcessGroup, directory: Path) -> tuple[list[list[str]], float]:
+    """The groups of three models, and what the ranks of the last add up in the next world."""
+    found = [groups_of(group, shard) for shard in (2, 2, 1)]
+    rank, size = group.rank(), group.size()
+    dist.destroy_process_group()
+    store = FileStore(str(directory / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    group = dist.new_group(list(range(size)))
+    mesh = model_mesh(group, None, shard=2, device=torch.device("cpu"))
+    number = torch.tensor(float(rank))
+    dist.all_reduce(number, group=mesh.data.get_group("shard"))
+    dist.all_reduce(number, group=mesh.data.get_group("copy"))
+    return found, float(number)
+
+
+def test_models_on_the_same_ranks_share_their_groups(tmp_path: Path) -> None:
+    for (first, second, alone), added in spmd.run(4, two_worlds, tmp_path):
+        assert first == second
+        assert len(set(first)) == 3
+        assert alone[-1] == first[-1]
+        assert added == 6

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlhf_lightning.parallel.groups import meet
 
 _AXES = ("copy", "shard", "tensor")
+
+_made = WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]]()
+"""The groups made so far in this process's world, by their ranks: models on the same devices share them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Mesh:
 def model_mesh(
     data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None, *, shard: int, device: torch.device
 ) -> Mesh:
-    """Arrange the ranks of a model, and make the groups that are missing; all its ranks call it.
+    """Arrange the ranks of a model, and make the groups that no model has yet; all its ranks call it.
 
     Args:
         data: ranks with rows of their own; None for one.
@@ -77,14 +81,18 @@ def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> T
 def _group(
     lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup], device: torch.device
 ) -> dist.ProcessGroup:
-    """The group of that line of ranks which has this one: a known group, or a new one."""
+    """The group of that line of ranks which has this one: a known group, an earlier model's, or a new one."""
     line = next(line for line in lines if dist.get_rank() in line)
     for group in known:
         if dist.get_process_group_ranks(group) == line:
             return group
-    # Only members make the group, so ranks of other models need not take part. Time-out as of the known ones.
-    known_options = [group._get_backend(torch.device("cpu")).options for group in known]
-    timeout = known_options[0]._timeout if known_options else None
-    made: dist.ProcessGroup = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
-    meet(made, device)
-    return made
+    world = dist.group.WORLD
+    assert world is not None
+    made = _made.setdefault(world, {})
+    if tuple(line) not in made:
+        # Only members make it, so ranks of other models need not take part. Time-out as of the known ones.
+        options = [group._get_backend(torch.device("cpu")).options for group in known]
+        timeout = options[0]._timeout if options else None
+        made[tuple(line)] = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
+        meet(made[tuple(line)], device)
+    return made[tuple(line)]
