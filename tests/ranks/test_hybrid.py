@@ -24,6 +24,7 @@ from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.parallel.reshard import reshard
+from rlhf_lightning.parallel.transition import HybridBuffer
 from rlhf_lightning.parallel.weights import Weights
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.unit import spmd
@@ -167,13 +168,12 @@ def test_it_answers_the_same_in_fewer_stages_than_an_interleaved_pipeline(tmp_pa
     torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
 
 
-def let_go(group: dist.ProcessGroup, spec: ModelSpec) -> list[bool]:
+def let_go(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> list[bool]:
     """Whether the decoder was gone as the memory of other ranks' parts was freed."""
-    engine = three_d.megatron(three_d.seat(group, ParallelLayout()), spec, "lm", Megatron())
-    buffer, found = engine._in_place()._buffer, list[bool]()
+    engine, found = three_d.megatron(three_d.seat(group, ParallelLayout()), spec, "lm", config), list[bool]()
     alive: list[weakref.ref[Decoder]] = []
     with (
-        mock.patch.object(buffer, "release", side_effect=lambda: found.append(alive[0]() is None)),
+        mock.patch.object(HybridBuffer, "release", side_effect=lambda: found.append(alive[0]() is None)),
         engine.generating() as decoder,
     ):
         alive.append(weakref.ref(decoder))
@@ -181,8 +181,10 @@ def let_go(group: dist.ProcessGroup, spec: ModelSpec) -> list[bool]:
     return found
 
 
-def test_nothing_holds_the_decoder_as_memory_is_freed(tmp_path: Path) -> None:
-    assert spmd.run(1, let_go, write(tmp_path, "llama")) == [[True]]
+@pytest.mark.parametrize("distributed", [False, True])
+def test_nothing_holds_the_decoder_as_memory_is_freed(tmp_path: Path, *, distributed: bool) -> None:
+    config = Megatron(distributed_optimizer=distributed)
+    assert spmd.run(1, let_go, write(tmp_path, "llama"), config) == [[True]]
 
 
 def check(ranks: list[Said], layout: ParallelLayout, expected: list[TensorDict]) -> None:

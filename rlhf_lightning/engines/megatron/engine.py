@@ -165,7 +165,10 @@ class MegatronEngine(TrainEngine):
         hybrid = self._hybrid_of({name: nn.Parameter(p.detach()) for name, p in self.shards.items()})
         with hybrid.generating() as decoder:
             self._last = hybrid.last
-            yield decoder
+            try:
+                yield decoder
+            finally:
+                del decoder  # must not outlive the context, which frees its tensors
 
     def _hybrid_of(self, parameters: Mapping[str, nn.Parameter]) -> HybridEngine:
         return HybridEngine(self.conversion, self.stages, seat=self._seat, parameters=parameters)
