@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -236,6 +237,16 @@ def test_stages_exchange_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist, "batch_isend_irecv", noted)
     assert spmd.run(3, passed_on) == [(1.0, [1]), (2.0, [1, 1]), (6.0, [1])]
+
+
+def test_what_all_ranks_have_is_gathered_without_a_warning() -> None:
+    def gathered(group: dist.ProcessGroup) -> list[list[int]]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            found: list[list[int]] = Ranks(group).all_gather(torch.tensor([dist.get_rank()])).tolist()
+        return found
+
+    assert spmd.run(2, gathered) == [[[0], [1]]] * 2
 
 
 def test_a_rank_counts_its_own_keys_and_is_not_captured() -> None:

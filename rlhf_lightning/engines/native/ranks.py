@@ -40,7 +40,7 @@ class Ranks:
         if self.size == 1:
             return x[None]
         every = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(every, x.contiguous(), group=self._group)
+        dist.all_gather_single(every, x.contiguous(), group=self._group)
         return every.view(self.size, *x.shape)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
