@@ -96,7 +96,9 @@ class KTOLoss(Loss):
     The baseline comes as a column, since it is one number of the whole mini-batch: see `kto_baseline`.
 
     Metrics: kto/loss (what is minimised), kto/kl (z0), kto/desirable_reward and kto/undesirable_reward (mean
-    of beta r over the rows of that label, left out if there are none), kto/margin (their difference).
+    of beta r over the rows of that label, left out if there are none), kto/margin (their difference, left out
+    with either). An iteration logs each one's mean over the mini-batches that have it: where some lack a
+    label, the margin is not the difference of the two means.
 
     Raises:
         ValueError: a value is outside its range.
