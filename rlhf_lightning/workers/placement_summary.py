@@ -29,7 +29,7 @@ def log_placements(placements: Mapping[str, Placement], nodes: Sequence[str] = (
 def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: Sequence[str] = ()) -> str:
     """The devices and the engines, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
 
-    A last line names the models whose directories hold no weights.
+    Last lines name models with tensor groups on several nodes, and those whose directories hold no weights.
 
     Args:
         placements: of all roles; those without a model have no sizes.
@@ -50,9 +50,17 @@ def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: 
         f"  {ranks_text(devices)}{_where(devices, names)}: {', '.join(said)}"
         for devices, said in pools.items()
     ]
+    if spread := [name for name, placement in placements.items() if _spreads(placement, names)]:
+        lines.append(f"  tensor groups on several nodes, over their network: {', '.join(spread)}")
     if fresh := [name for name, placement in placements.items() if _begins_fresh(placement.role)]:
         lines.append(f"  fresh weights, as their directories hold a config.json alone: {', '.join(fresh)}")
     return "\n".join(lines)
+
+
+def _spreads(placement: Placement, nodes: Sequence[str]) -> bool:
+    """Whether ranks that divide the layers of a model are on several of these nodes."""
+    groups = placement.layout.groups("t") if nodes else []
+    return any(len({nodes[placement.devices[rank]] for rank in ranks}) > 1 for ranks in groups)
 
 
 def _begins_fresh(role: Remote) -> bool:

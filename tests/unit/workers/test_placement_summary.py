@@ -68,6 +68,18 @@ def test_of_many_nodes_the_first_and_the_last_are_named() -> None:
     assert found == "  0-11 (0-1 a, 2-3 b, 4-5 c, .., 10-11 f): actor d12, reference d12, reward"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("aaabbbbb", ["  tensor groups on several nodes, over their network: actor, reference"]),
+        ("aabbbbcc", []),
+        ("aaaaaaaa", []),
+    ],
+)
+def test_models_whose_layers_are_divided_over_nodes_are_named(nodes: str, said: list[str]) -> None:
+    assert summary(HybridEngine3D(devices=8, parallel=DIVIDED), PPO(), gpu=True, nodes=nodes)[2:] == said
+
+
 def test_one_device_and_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
     strategy = Colocated(devices=1, settings=Settings(generator="vllm"))
