@@ -5,7 +5,9 @@ Megatron-core, DeepSpeed and vLLM take seconds to import: only who computes with
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 
 from rlhf_lightning.engines.deepspeed import ZeRO
 from rlhf_lightning.engines.ends import Ends
@@ -74,6 +76,9 @@ def generation_engine(
     if isinstance(config, Native):
         assert isinstance(source, TrainEngine)
         return NativeEngine(source, seat=seat, ends=ends, config=config)
-    from rlhf_lightning.engines.vllm.engine import VLLMEngine  # noqa: PLC0415
-
-    return VLLMEngine(model, source, seat=seat, ends=ends, config=config)
+    # vLLM keeps the traceback of a package it does not find, and with it the frames of who imports it first:
+    # a thread has none that hold an engine.
+    with ThreadPoolExecutor(1) as thread:
+        vllm = thread.submit(import_module, "rlhf_lightning.engines.vllm.engine").result()
+    engine: GenerationEngine = vllm.VLLMEngine(model, source, seat=seat, ends=ends, config=config)
+    return engine
