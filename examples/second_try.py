@@ -1,7 +1,7 @@
-"""Responses of several turns: an actor that sorts wrongly is told so, and may try again.
+r"""Responses of several turns: an actor that sorts wrongly is told so, and may try again.
 
     python examples/second_try.py --steps 20
-    rlhf fit --algo grpo --algo.actor.environment.function examples.second_try.told
+    rlhf fit --algo grpo --algo.actor.environment.function examples.second_try.told \
         --algo.actor.sampling.max_new_tokens 64 --algo.reward.functions examples.second_try.last_try
 
 An environment is a function of what was said so far. Its replies are context: nothing is learned from them.

@@ -242,7 +242,8 @@ def _suggestion_of_class(option: str, owner: type) -> str:
         return meant(*found)
     for name in (first, *(path.split(".")[1] for path in here)) if kind else ():
         if having := [short for short, cls in choices(kind).items() if name in option_names(cls)]:
-            return f" {name} is an option of --{kind} {', '.join(having[:4])}."
+            more = f" and {len(having) - 4} more" if len(having) > 4 else ""
+            return f" {name} is an option of --{kind} {', '.join(having[:4])}{more}."
     return f" {owner.__name__} has: {', '.join(option_names(owner))}."
 
 

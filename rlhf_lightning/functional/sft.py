@@ -31,7 +31,7 @@ class SFTLoss(Loss):
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.horizon)
-        if isinstance(self.coef, int | float) and not self.coef >= 0:  # other types: `check_fields`
+        if not float(self.coef) >= 0:
             raise ValueError(
                 f"SFTLoss(coef={self.coef}): must not be below 0. Try 1.0, or 0.1 beside another loss."
             )

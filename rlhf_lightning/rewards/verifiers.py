@@ -65,10 +65,8 @@ def _verified(verify: Verifier, response: str, row: dict[str, object]) -> float:
     own = str(row.get("answer") or "")
     try:
         return float(verify(response, row))
-    except (
-        Exception,
-        SystemExit,
-    ):  # a model may write anything, and `exit()` is evaluated
+    # A model may write anything, and `exit()` is evaluated.
+    except (Exception, SystemExit):
         if response == own:  # the row is not the task's
             raise
         _verified(verify, own, row)
