@@ -19,10 +19,14 @@ def tokens_of(batch: Batch) -> Tensor | None:
             given answers `response_mask` tells them, which is in the controller's memory; that of drawn ones
             is on devices, and not fetched for this. A row whose response has none is not computed at all.
     """
-    given = "response_mask" in batch and batch.is_here("response_mask")
-    if "prompt_mask" not in batch or not ("row_ends" in batch or given):
+    if "prompt_mask" not in batch:
         return None
-    ends: Tensor = batch["row_ends"] if "row_ends" in batch else row_ends(batch["response_mask"])
+    if "row_ends" in batch:
+        ends = batch["row_ends"]
+    elif "response_mask" in batch and batch.is_here("response_mask"):
+        ends = row_ends(batch["response_mask"])
+    else:
+        return None
     return (ends + batch["prompt_mask"].sum(dim=1)) * (ends > 0)
 
 

@@ -54,9 +54,11 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
                 f"{', '.join(row)}; {prompt_beginning(row)}. Use --data ReasoningGymData, or another "
                 "function."
             )
-        endless = task in ENDLESS and ENDLESS[task](response)
+        if task in ENDLESS and ENDLESS[task](response):
+            scores.append(0.0)
+            continue
         verify = _verifier(task, json.dumps(row.get("task_options") or {}, sort_keys=True))
-        scores.append(0.0 if endless else _verified(verify, response.strip(), row))
+        scores.append(_verified(verify, response.strip(), row))
     return scores
 
 

@@ -88,11 +88,11 @@ def _group(
             return group
     world = dist.group.WORLD
     assert world is not None
-    made = _made.setdefault(world, {})
-    if tuple(line) not in made:
+    made, ranks = _made.setdefault(world, {}), tuple(line)
+    if ranks not in made:
         # Only members make it, so ranks of other models need not take part. Time-out as of the known ones.
         options = [group._get_backend(torch.device("cpu")).options for group in known]
         timeout = options[0]._timeout if options else None
-        made[tuple(line)] = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
-        meet(made[tuple(line)], device)
-    return made[tuple(line)]
+        made[ranks] = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
+        meet(made[ranks], device)
+    return made[ranks]
