@@ -91,7 +91,7 @@ def adding(target: Path, *, last: str, replaces: Collection[str]) -> Iterator[Pa
         with _beside(target / last, of=target, left="nothing was written there") as fresh:
             yield fresh
             files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
-            _flush(*files)
+            _flush(*fresh.rglob("*"))
             (target / last).unlink(missing_ok=True)
             for old in {file for pattern in replaces for file in target.glob(pattern) if file.is_file()}:
                 old.unlink()

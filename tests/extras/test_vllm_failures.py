@@ -241,7 +241,7 @@ def test_a_cache_that_holds_no_row_of_the_models_length_is_named(
     engine = vllm_of(FSDPEngine(spec), spec, replace(SMALL, kv_cache_gib=4e-4))
     positions = engine._engine.model_config.max_model_len
     assert 0 < positions < POSITIONS
-    lacks = r"The model has 512 positions, .* try more than strategy\.settings\.vllm\.kv_cache_gib=0\.0004 "
+    lacks = r"The model has 512 positions, .* try more than strategy\.settings\.vllm\.kv_cache_gib=0\.0004"
     (warned,) = (one.getMessage() for one in caplog.records if one.levelno == logging.WARNING)
     assert re.match(rf"vLLM answers rows of at most {positions} tokens\. {lacks}", warned)
     said = rf"^row 100: .* exceed the {positions} positions that vLLM has\. .* max_new_tokens\. {lacks}"

@@ -29,7 +29,7 @@ _VERL = ("model_world_size_*.pt", "dist_ckpt")
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
-    "chat_template*", "generation_config.json",
+    "chat_template*", "additional_chat_templates/*.jinja", "generation_config.json",
 )  # fmt: skip
 """Patterns of the files that belong to the tokenizer or configure generation."""
 
@@ -155,8 +155,11 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 def copy_tokenizer(spec: ModelSpec, directory: Path) -> None:
     """Copy the files of a model's tokenizer and generation_config.json to another directory."""
-    for file in tokenizer_files(config_source(spec)):
-        shutil.copy(file, directory / file.name)
+    source = config_source(spec)
+    for file in tokenizer_files(source):
+        target = directory / file.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(file, target)
 
 
 def has_tokenizer(spec: ModelSpec) -> bool:

@@ -42,9 +42,11 @@ def failing(at: str, config: VLLM) -> Iterator[None]:
 
 def larger_cache(config: VLLM) -> str:
     """Which options give keys and values more memory."""
+    if config.kv_cache_gib:  # a GPU's share is not looked at beside it
+        return f"more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib}"
     return (
-        f"more than strategy.settings.vllm.kv_cache_gib={config.kv_cache_gib} (0: on a CPU 1), on a GPU more "
-        f"than gpu_memory_utilization={config.gpu_memory_utilization}"
+        f"on a GPU more than strategy.settings.vllm.gpu_memory_utilization={config.gpu_memory_utilization}, "
+        "on a CPU more than kv_cache_gib=1"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from rlhf_lightning.checkpoint import adding
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions, read_config
 from rlhf_lightning.engines.huggingface import source
@@ -61,6 +62,18 @@ def test_weights_of_a_hub_name_are_never_made_up(
     assert (tmp_path / "tokenizer.json").exists()
     hub_with(hub, "model.safetensors")
     load(spec)
+
+
+def test_templates_beside_the_default_belong_to_the_tokenizer(tmp_path: Path) -> None:
+    model, old = tmp_path / "model", tmp_path / "old"
+    for directory, name in ((model, "rag"), (old, "tool_use")):
+        (directory / "additional_chat_templates").mkdir(parents=True)
+        (directory / "additional_chat_templates" / f"{name}.jinja").write_text(name)
+    (model / "config.json").write_text("{}")
+    with adding(old, last="config.json", replaces=source.TOKENIZER_FILES) as fresh:
+        source.copy_tokenizer(ModelSpec(path=str(model)), fresh)
+        (fresh / "config.json").write_text("{}")
+    assert [file.name for file in (old / "additional_chat_templates").iterdir()] == ["rag.jinja"]
 
 
 def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from rlhf_lightning.engines.vllm.failure import VLLMError, failing
 
 LESS = "Try less than strategy.settings.vllm.kv_cache_gib=0.0 (0: the default), gpu_memory_utilization=0.4 or"
 MORE = (
-    "Try more than strategy.settings.vllm.kv_cache_gib=0.0 (0: on a CPU 1), on a GPU more than "
-    "gpu_memory_utilization=0.4, or less than max_model_len=0"
+    "Try on a GPU more than strategy.settings.vllm.gpu_memory_utilization=0.4, on a CPU more than "
+    "kv_cache_gib=1, or less than max_model_len=0"
 )
 OTHER = "VLLM_LOGGING_LEVEL=INFO in the environment"
 
@@ -45,3 +45,9 @@ def test_a_lack_of_memory_is_answered_with_the_options_that_take_it(theirs: str,
         raise ValueError(theirs)
     said = theirs.removesuffix(".")
     assert str(told.value).startswith(f"vLLM failed to start: ValueError: {said}. {advice}")
+
+
+def test_a_cache_of_a_given_size_is_not_said_to_grow_with_the_share_of_the_gpu() -> None:
+    said = r"Try more than strategy\.settings\.vllm\.kv_cache_gib=2\.0, or less"
+    with pytest.raises(VLLMError, match=said), failing("to start", VLLM(kv_cache_gib=2.0)):
+        raise ValueError("No available memory for the cache blocks.")
