@@ -143,3 +143,13 @@ def test_a_field_whose_default_scores_steps_takes_its_path_from_the_command_line
     command = ("fit", "--strategy", "local", "--algo", f"{__name__}.{Twofold.__name__}", *given)
     told = rlhf.refused(*command)
     assert told.startswith("toxicity function 'too_lon': "), "the path of the other is no longer missed"
+
+
+def test_a_critic_is_of_a_family_that_has_heads(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "granite"}))
+    short = Actor(path=path, sampling=Sampling(max_new_tokens=2))
+    told = refusal(PPO(actor=short, reward=LENGTH), tmp_path)
+    assert told.startswith(f"critic.path={path}: a model of type granite, for which transformers has no seq")
+    assert refusal(PPO(actor=short, reward=LENGTH, critic=Critic(path="embedded")), tmp_path) == "started"

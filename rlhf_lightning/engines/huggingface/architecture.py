@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
@@ -63,7 +63,7 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
 
 
 def check_head(spec: ModelSpec, *, needed: bool) -> None:
-    """Refuse weights whose head has more than one output, or that have no head where one is needed.
+    """Refuse a family without heads, a head of several outputs, and weights without one where it is needed.
 
     The weights of a hub name are looked at as they are loaded.
 
@@ -72,8 +72,17 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
         needed: whether to refuse weights without a head, or none at all: nothing would train fresh ones.
 
     Raises:
-        ValueError: the head has several outputs, or it or all weights are missing.
+        ValueError: transformers has no head for the model's family, the head has several outputs, or it or
+            all weights are missing.
     """
+    if (directory := config_directory(spec)) is not None:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise ValueError(
+                f"path={spec.path}: a model of type {config.model_type}, for which transformers has no "
+                "sequence classification, and so no head of one output. Type the path of a model of another "
+                "family, such as Llama, Qwen2, Qwen3, Mistral or Gemma."
+            )
     if needed and not spec.weights_change and is_fresh(spec):
         raise ValueError(
             f"path={spec.path}: holds a config.json without weights, and a fresh reward or cost model, which "
