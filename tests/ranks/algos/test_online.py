@@ -245,3 +245,20 @@ def test_at_its_own_temperature_an_actor_says_generates_and_learns(model: str) -
     told, learned = algorithm.both
     assert told["actor/entropy"] > 0
     assert told == pytest.approx({name: learned[name] for name in told}, abs=1e-6)
+
+
+def test_the_better_of_two_answers_comes_first_and_ties_are_left_out() -> None:
+    """The first of the first pair is better, the second of the second one, and neither of the third."""
+    scores = torch.tensor([3.0, 1.0, 1.0, 3.0, 2.0, 2.0])
+    rows = {"scores": scores[:, None], "response_mask": torch.ones(6, 1, dtype=torch.bool)}
+    rows |= {"row_truncated": torch.zeros(6, dtype=torch.bool), "number": torch.arange(6)}
+    pairs, metrics = algos.OnlineDPO().pair(Batch.of(rows))
+    assert pairs["number"].tolist() == [0, 1, 3, 2]
+    assert metrics.fetch()["response/ties"] == pytest.approx(1 / 3)
+
+
+def test_ties_alone_teach_nothing(model: str) -> None:
+    kept = run(make("OnlineDPO", model, reward=Reward(functions=f"{__name__}.one")), data(), steps=1)
+    assert kept.numbers[0]["response/ties"] == 1
+    assert "dpo/loss" not in kept.numbers[0]
+    assert moved(dict(kept.weights["actor"]), dict(kept.fresh["actor"])) == 0
