@@ -82,6 +82,14 @@ def test_no_multiplier_is_the_reward_alone() -> None:
     assert torch.equal(found["returns"], returns)
 
 
+def test_whitening_is_of_what_reward_and_cost_make_together() -> None:
+    mask = mask_of("gap_inside")
+    columns = columns_of(mask)
+    plain, found = (LagrangianEstimator(multiplier=L, whiten=whiten)(columns) for whiten in (False, True))
+    close(found.pop("advantages"), laid_out(mask, slow.whitened(slow.rows_of(plain["advantages"], mask))))
+    assert all(torch.equal(column, plain[name]) for name, column in found.items())
+
+
 @pytest.mark.parametrize("cost_critic", [True, False])
 def test_gap_is_handed_on(cost_critic: bool) -> None:
     zero = torch.zeros(1, 3)
