@@ -224,3 +224,30 @@ def test_pairs_that_mini_batches_tear_are_refused(model: str, rows: str) -> None
     with pytest.raises(ValueError, match=says):
         run(Torn(actor=actor(model), mini_batch_size=4), data, steps=1)
     assert run(Torn(actor=actor(model), mini_batch_size=0), data, steps=1).numbers[0]["dpo/loss"] > 0
+
+
+class Mismatched(KTO):
+    """Notes z0, and the mean log-ratio of answers to the prompt before their own, and to their own."""
+
+    def baseline(self, batch: Batch) -> Batch:
+        """As KTO does, of rows whose prompts all differ."""
+        prompts, answers = ("prompt_ids", "prompt_mask"), ("response_ids", "response_mask")
+        ratios = []
+        for shift in (1, 0):
+            rows = batch.select(prompts) | {name: batch[name].roll(shift, dims=0) for name in answers}
+            rows |= self.actor.read_log_prob(rows)
+            rows |= self.reference.compute_ref_log_prob(rows)
+            each = (rows["log_probs"] - rows["ref_log_probs"]) * rows["response_mask"]
+            ratios.append(float(each.sum(dim=1).mean()))
+        found = super().baseline(batch)
+        self.found, self.ratios = found["kl_baseline"].tolist(), ratios
+        return found
+
+
+def test_the_baseline_is_of_answers_to_other_prompts(model: str, rows: str) -> None:
+    algorithm = Mismatched(actor=actor(model), reference=Reference(init_seed=7))
+    run(algorithm, unpaired(rows), steps=1)
+    others, own = algorithm.ratios
+    assert algorithm.found == pytest.approx([others] * NUM_ROWS, rel=1e-4)
+    assert others > 0
+    assert others != pytest.approx(own, rel=1e-2)
