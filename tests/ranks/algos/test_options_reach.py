@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DAPO, GRPO, PPO, ReinforcePP, ReMax, SafeRLHF
+from rlhf_lightning.algos import CISPO, DAPO, GMPO, GRPO, OPO, PPO, RLOO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.functional import (
+    CISPOLoss,
     Estimator,
     GAEEstimator,
+    GeometricPolicyLoss,
     GreedyEstimator,
     GroupEstimator,
     LagrangianEstimator,
     Overlong,
     PolicyLoss,
+    ReinforceLoss,
     ReturnEstimator,
 )
 from rlhf_lightning.running import KLPenalty, Scaling
@@ -47,10 +50,32 @@ KL = KLPenalty(coef=0.3, estimator="k3")
         ),
         (ReMax(gamma=0.9, clip=2.0, reward_kl_coef=0.3), GreedyEstimator(gamma=0.9, clip=2.0, kl_coef=0.3)),
         (ReMax(form="verl"), GreedyEstimator(form="verl", kl_coef=0.05)),
+        (
+            RLOO(group_size=3),
+            GroupEstimator(group_size=3, baseline="leave_one_out", scale="none", kl_coef=0.05),
+        ),
+        (
+            OPO(group_size=3),
+            GroupEstimator(group_size=3, baseline="length_weighted", scale="none", kl_coef=0.0),
+        ),
     ],
 )
 def test_the_estimator_of_answers_alone(algorithm: GRPO | ReinforcePP | ReMax, expected: Estimator) -> None:
     assert algorithm.estimator() == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (RLOO(), PolicyLoss()),
+        (OPO(), ReinforceLoss()),
+        (DAPO(), PolicyLoss(clip_low=0.2, clip_high=0.28)),
+        (CISPO(), CISPOLoss()),
+        (GMPO(), GeometricPolicyLoss()),
+    ],
+)
+def test_the_loss_where_none_is_typed(algorithm: GRPO, expected: PolicyLoss) -> None:
+    assert algorithm.policy_loss == expected
 
 
 @pytest.mark.parametrize(
