@@ -72,6 +72,7 @@ def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) ->
         assert numbers["response/length_mean"] == pytest.approx(mean)
         assert mean <= numbers["response/length_max"] <= 4
         assert 0 <= numbers["response/truncated"] <= 1
+        assert numbers["reward/drawn"] == 0.5  # scores 0, 1, 2 in half of the groups, and none in the others
     assert algorithm.learned == [[0, 3, 4, 7], [8, 11, 12, 15]]
 
 

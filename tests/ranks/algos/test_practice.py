@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, ReinforcePP, ReMax, SafeRLHF
+from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, OnlineDPO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, TaskData, TextData
@@ -80,6 +80,20 @@ def test_an_update_that_drifts_is_cut_short(model: str) -> None:
     assert free.numbers[-1]["actor/ratio"] != pytest.approx(1, abs=1e-4)
     assert all(numbers["actor/lr"] > 0 for numbers in held.numbers), "the first mini-batch counts"
     assert held.numbers[-1]["actor/approx_kl"] < 0.2 * free.numbers[-1]["actor/approx_kl"]
+
+
+def test_the_weight_of_the_penalty_is_steered_by_the_divergence(model: str) -> None:
+    """A tenth above the target, in one of 10 rows of the horizon."""
+
+    def steered(target: float | None, *, steps: int) -> list[dict[str, float]]:
+        kl = KLPenalty(coef=0.1, estimator="k3", target=target, horizon=60.0)
+        return run(ppo(model, reference=Reference(init_seed=7), kl=kl), data(), steps=steps).numbers
+
+    (before,) = steered(None, steps=1)
+    assert before["actor/kl"] > 1e-3
+    first, second = steered(before["actor/kl"] / 1.1, steps=2)
+    weights = [numbers["actor/kl_coef"] for numbers in (first, second)]
+    assert weights == pytest.approx([0.1, 0.1 * (1 + 0.1 * 6 / 60)], rel=1e-6)  # logged as float32
 
 
 class Unmeasured(PolicyLoss):
@@ -167,11 +181,14 @@ def test_an_estimator_of_ones_own_returns_what_options_read(model: str) -> None:
 
 
 def test_only_the_critic_learns_at_first(model: str) -> None:
-    kept = run(ppo(model, critic_warmup_steps=2), data(), steps=2)
-    fresh = FSDPEngine(ModelSpec(path=model, init_seed=0)).give_weights()
-    learned = torch.cat([w.flatten() for n, w in kept.weights["actor"].items() if n != "lm_head.weight"])
-    assert torch.equal(learned, fresh)
-    assert "actor/loss" not in kept.numbers[-1]
+    kept = run(ppo(model, critic_warmup_steps=2), data(), steps=3)
+    assert ["actor/loss" in numbers for numbers in kept.numbers] == [False, False, True]
+    fresh, first, last = (
+        torch.cat([weight.flatten() for weight in weights["actor"].values()])
+        for weights in (kept.fresh, kept.first, kept.weights)
+    )
+    assert torch.equal(first, fresh)
+    assert not torch.equal(last, fresh)
 
 
 def test_the_critic_begins_as_the_reward_model(model: str, tmp_path: Path) -> None:

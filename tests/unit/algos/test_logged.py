@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rlhf_lightning.algos import GRPO, RLOO, ReinforcePP
 from rlhf_lightning.controller import Batch, CallReport, Metrics
 from rlhf_lightning.data import PromptData, TaskData, load_tokenizer
-from rlhf_lightning.reporting import answers, texts, timings
+from rlhf_lightning.reporting import answers, response_metrics, texts, timings
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
@@ -120,3 +120,12 @@ def test_a_method_takes_as_long_as_on_its_slowest_device() -> None:
     seconds = ((1, 3.0), (0, 1.0), (1, 2.0), (0, 1.0))
     calls = [CallReport("actor", "update_actor", rank, 0.0, s, 2_000_000_000, None) for rank, s in seconds]
     assert timings(calls) == {"time/actor.update_actor_s": 5.0, "memory/device_gb": 2.0}
+
+
+def test_the_divergence_is_a_mean_over_the_answers_that_have_tokens() -> None:
+    """Of what it is a token in each; an answer without tokens has none."""
+    tokens = torch.tensor([1, 3, 0])
+    mask = torch.arange(3) < tokens[:, None]
+    rows = {"row_kl": torch.tensor([0.2, 0.6, 0.0]), "row_tokens": tokens, "response_mask": mask}
+    batch = Batch.of(rows | {"row_truncated": tokens > 3})
+    assert response_metrics(batch, actor=Actor(), parts=())["actor/kl"] == pytest.approx(0.4)

@@ -21,7 +21,7 @@ def test_value_loss_against_python(case: str, dtype: torch.dtype) -> None:
     mask = mask_of(case)
     outputs, rows = batch_of(mask, dtype)
     loss, metrics = ValueLoss(clip=0.3)(outputs, rows, Counts.of(mask))
-    total = error = clips = 0.0
+    total = error = clips = values = returns = 0.0
     count = max(int(mask.sum()), 1)
     for b in range(len(mask)):
         for t in valid(mask, b):
@@ -33,11 +33,14 @@ def test_value_loss_against_python(case: str, dtype: torch.dtype) -> None:
             held = min(max(v, old - 0.3), old + 0.3)
             total += 0.5 * max((v - target) ** 2, (held - target) ** 2)
             error += (v - target) ** 2
+            values, returns = values + v, returns + target
             clips += (held - target) ** 2 > (v - target) ** 2
     close(loss, total / count)
     close(ValueLoss(clip=0.3, coef=0.5)(outputs, rows, Counts.of(mask))[0], 0.5 * total / count)
     close(metrics["critic/squared_error"], error / count)
     close(metrics["critic/clip_fraction"], clips / count)
+    close(metrics["critic/values"], values / count)
+    close(metrics["critic/returns"], returns / count)
 
 
 def test_missing_clip_is_refused() -> None:
