@@ -323,7 +323,7 @@ def _flush(*paths: Path) -> None:
 
 
 def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> object:
-    """A value as JSON; what that lacks is an object with one key: `$tensor`, `$tuple`, `$set` or `$items`."""
+    """A value as JSON; what it lacks has one key: `$tensor`, `$tuple`, `$set`, `$frozenset` or `$items`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.integer | np.floating | os.PathLike):
@@ -336,8 +336,10 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
         return {"$tensor": name}
     if isinstance(value, list | tuple | set | frozenset):
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
-        kind = "$set" if isinstance(value, set) else "$tuple"
-        return items if isinstance(value, list) else {kind: items}
+        if isinstance(value, list):
+            return items
+        of_set = "$set" if isinstance(value, set) else "$frozenset"
+        return {"$tuple" if isinstance(value, tuple) else of_set: items}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     raise TypeError(
@@ -361,7 +363,7 @@ def _decode(value: object, tensors: Mapping[str, torch.Tensor]) -> object:
         return value
     if "$tensor" in value:
         return tensors[value["$tensor"]]
-    for name, kind in (("$tuple", tuple), ("$set", set)):
+    for name, kind in (("$tuple", tuple), ("$set", set), ("$frozenset", frozenset)):
         if name in value:
             return kind(_decode(item, tensors) for item in value[name])
     if "$items" in value:

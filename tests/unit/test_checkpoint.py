@@ -236,6 +236,7 @@ def test_what_another_machine_left_of_the_same_checkpoint_goes(
 def test_containers_come_back_as_they_were(tmp_path: Path) -> None:
     state: dict[str, object] = {"list": [1, 2], "tuple": (0.9, 0.95), "set": {1, (2, 3)}}
     state |= {"nested": {"a": [(1, None)]}, "numbers": {3: "x"}}
+    state |= {"hashed": {frozenset({1, frozenset({2})}): 3}}
     files.write_state(tmp_path, {"callbacks": state})
     assert files.read_state(tmp_path)["callbacks"] == state
 
