@@ -84,3 +84,15 @@ def test_it_is_named_only_where_older_answers_are_learned_from(
     assert "older weights" not in caplog.text
     begin(OneStepOff(max_staleness=2), GRPO(actor=drawing(again=True)), tmp_path)
     assert "older weights" in caplog.text
+
+
+STARTS, REFUSED = "it would start", "7 rows ends with a batch of 1"
+
+
+@pytest.mark.parametrize(("limit", "said"), [(2, STARTS), (3, REFUSED), (0.9, STARTS), (1.0, REFUSED)])
+def test_a_limit_may_leave_out_the_smaller_last_batch(limit: float, said: str, tmp_path: Path) -> None:
+    """Of three; Lightning rounds a share of them down."""
+    run = trainer(OneStepOff(), tmp_path, steps=9, limit_train_batches=limit)
+    data = TaskData(batch_size=3, num_rows=7, num_val_rows=0)
+    with pytest.raises((KeyError, ValueError), match=said):
+        run.fit(GRPO(actor=drawing(again=False)), datamodule=data)

@@ -83,7 +83,7 @@ def test_an_update_that_drifts_is_cut_short(model: str) -> None:
 
 
 def test_the_weight_of_the_penalty_is_steered_by_the_divergence(model: str) -> None:
-    """A tenth above the target, in one of 10 rows of the horizon."""
+    """A tenth above the target, over 6 rows where the horizon is 60."""
 
     def steered(target: float | None, *, steps: int) -> list[dict[str, float]]:
         kl = KLPenalty(coef=0.1, estimator="k3", target=target, horizon=60.0)
@@ -259,6 +259,10 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
             Reference(**options)
 
 
+GREEDY = Actor(path="embedded", sampling=Sampling(temperature=0))
+SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -267,11 +271,15 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
         (lambda: ReMax(form="verl", clip=5.0), "form='verl'"),
         (lambda: DAPO(overlong=Overlong(buffer=1000)), "buffer=1000"),
         (lambda: GRPO(group_size=1), r"group_size=1.*Try 8\."),
-        (
-            lambda: RLOO(actor=Actor(path="embedded", sampling=Sampling(temperature=0))),
-            r"group_size=8, with actor\.sampling\.temperature=0: .* the same answer",
-        ),
+        (lambda: ReinforcePP(group_size=0), r"group_size=0.*Try 1, or 8\."),
+        (lambda: RLOO(actor=GREEDY), rf"^group_size=8, {SAME}"),
+        (lambda: ReinforcePP(actor=GREEDY, group_size=2), rf"^group_size=2, {SAME}"),
+        (lambda: ReMax(actor=GREEDY), rf"^ReMax compares drawn answers with the greedy one, {SAME}"),
+        (lambda: OnlineDPO(actor=GREEDY), rf"^OnlineDPO compares two answers, {SAME}"),
         (lambda: SafeRLHF(multiplier=0), r"multiplier=0, multiplier_max=5\.0"),
+        (lambda: SafeRLHF(multiplier=6), r"multiplier=6, multiplier_max=5\.0"),
+        (lambda: SafeRLHF(window=0), "window=0"),
+        (lambda: SafeRLHF(scaling=Scaling(rewards=True)), "^scaling: "),
     ],
 )
 def test_what_no_estimator_takes_is_refused_at_once(make: Callable[[], object], said: str) -> None:

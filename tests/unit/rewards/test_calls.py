@@ -99,13 +99,19 @@ def by_response(prompts: list[str], responses: list[str], rows: list[Row]) -> li
     return cast("list[str | None]", dict.fromkeys(responses, "no"))
 
 
+def one_for_several(prompts: list[str], responses: list[str], rows: list[Row]) -> list[str | None]:
+    """A reply to the whole batch."""
+    return [None]
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         (one_text, r"'no', of type str\. Return a list with a text for each response, or None"),
         (by_response, r"\{'1': 'no', '0': 'no'\}, of type dict\. Return a list"),
+        (one_for_several, r"1 replies for 2 rows\. Return one for each, None where the response is complete"),
     ],
 )
-def test_replies_that_are_no_list_are_refused(function: ReplyFunction, words: str) -> None:
+def test_replies_that_are_no_list_for_the_rows_are_refused(function: ReplyFunction, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^environment tests\.unit\..*\.\w+: returned {words}"):
         Environment(function=function).replies(["2 + 3 = "] * 2, ["1", "0"], [SHARED] * 2)
