@@ -11,7 +11,7 @@ T is the number of tokens of all sequences, H heads, K key-value heads, D the si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Protocol, cast
@@ -198,16 +198,22 @@ def _attention(
             f" model does not pass them on to its attention. {ADVICE}"
         )
     unknown = [option for option in _UNSUPPORTED if options.get(option) is not None]
-    if attention_mask is not None or options.get("is_causal") is False or unknown:
-        raise ValueError(
-            f"{name} asks for {unknown or 'a mask of its own'}, which packed attention lacks. {ADVICE}"
-        )
+    unknown += ["a mask of its own"] * (attention_mask is not None)
+    unknown += ["attention to later tokens"] * (not _is_causal(module, options))
+    if unknown:
+        raise ValueError(f"{name} asks for {' and '.join(unknown)}, which packed attention lacks. {ADVICE}")
     layer = Layer(
         number=cast(int, module.layer_idx),
         scaling=query.shape[-1] ** -0.5 if scaling is None else cast(float, scaling),
         window=cast(int, window or 0),
     )
     return cast(Sequences, sequences).attend(query, key, value, layer), None
+
+
+def _is_causal(module: nn.Module, options: Mapping[str, object]) -> object:
+    """Whether a layer attends to no later token: as an option of the call says, else the layer itself."""
+    causal = options.get("is_causal")
+    return getattr(module, "is_causal", True) if causal is None else causal
 
 
 AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(_attention))
@@ -237,7 +243,8 @@ def why_not_packed(config: PreTrainedConfig) -> str:
         "is an encoder-decoder, not a causal language model": bool(config.is_encoder_decoder),
         f"has layers of type {', '.join(types)}": bool(types),
         f"caps its attention logits at {softcap}": softcap is not None,
-        "is not causal": getattr(config, "is_causal", True) is False,
+        "is not causal": getattr(config, "is_causal", True) is False
+        or getattr(config, "use_bidirectional_attention", None) is True,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.kv import Decode
 from rlhf_lightning.engines.packed import attention, flash
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION, Packed, use_interface, why_not_packed
 from rlhf_lightning.engines.packed.layer import Layer
-from tests.unit.engines.decoders import KINDS, WINDOW, decoder, other, reference, token_lists
+from tests.unit.engines.decoders import KINDS, VOCAB, WINDOW, decoder, other, reference, token_lists
 from tests.unit.engines.varlen import plain
 
 # Float32, other orders of addition: 1e-5 is about 80 units in the last place of a logit of size 1.
@@ -153,17 +153,46 @@ def test_call_without_sequences_is_refused() -> None:
         module(input_ids=torch.zeros(1, 3, dtype=torch.int64))
 
 
-def test_padding_mask_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"attention_mask": torch.zeros(1, 1, 3, 3)}, "a mask of its own"),
+        ({"is_causal": False}, "attention to later tokens"),
+    ],
+)
+def test_what_a_call_asks_for_is_refused(own: dict[str, Tensor | bool], told: str) -> None:
     module = decoder("llama")
     use_interface(module)
-    for own in ({"attention_mask": torch.zeros(1, 1, 3, 3)}, {"is_causal": False}):
-        with pytest.raises(ValueError, match="a mask of its own"):
-            module(input_ids=torch.zeros(1, 3, dtype=torch.int64), sequences=Packed([3]), **own)
+    with pytest.raises(ValueError, match=f"LlamaAttention asks for {told}, which packed attention lacks"):
+        module(input_ids=torch.zeros(1, 3, dtype=torch.int64), sequences=Packed([3]), **own)
 
 
-def test_a_configuration_that_is_not_causal_is_refused() -> None:
-    assert why_not_packed(AutoConfig.for_model("llama", is_causal=False)) == "is not causal"
-    assert not why_not_packed(AutoConfig.for_model("llama"))
+def test_an_encoder_whose_layers_alone_say_so_is_refused() -> None:
+    options = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = AutoConfig.for_model("bert", vocab_size=VOCAB, **options)
+    module = AutoModelForCausalLM.from_config(config)
+    use_interface(module)
+    with pytest.raises(ValueError, match="BertSelfAttention asks for attention to later tokens"):
+        packed_logits(module, token_lists([3, 2]), Packed([3, 2]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value"),
+    [
+        ("llama", "is_causal", False),
+        ("gemma", "use_bidirectional_attention", True),
+        ("gemma3_text", "use_bidirectional_attention", True),
+        ("gemma4_text", "use_bidirectional_attention", "all"),
+    ],
+)
+def test_a_configuration_that_is_not_causal_is_refused(kind: str, option: str, value: bool | str) -> None:
+    assert not why_not_packed(AutoConfig.for_model(kind))
+    assert why_not_packed(AutoConfig.for_model(kind, **{option: value})) == "is not causal"
+
+
+def test_attention_in_both_directions_to_images_is_none_to_texts() -> None:
+    config = AutoConfig.for_model("gemma4_text", use_bidirectional_attention="vision")
+    assert not why_not_packed(config)
 
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
