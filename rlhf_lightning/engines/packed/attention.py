@@ -30,7 +30,7 @@ IMPLEMENTATION = "rlhf"
 ADVICE = "Take a decoder with plain causal attention, such as Llama, Qwen2, Qwen3, Mistral or GPT-2."
 """What to do about a model whose sequences cannot be packed."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_OPTIONS = ("sequences", "scaling", "sliding_window")
+_OPTIONS = ("sequences", "scaling")
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
@@ -190,7 +190,7 @@ def _attention(
     There is no dropout: a policy ratio compares two passes, which must compute the same function.
     """
     name = type(module).__name__
-    sequences, scaling, window = (options.get(option) for option in _OPTIONS)
+    sequences, scaling = (options.get(option) for option in _OPTIONS)
     if sequences is None:
         raise ValueError(
             f"{name} was called without `sequences`: attention {IMPLEMENTATION!r} does not know which tokens"
@@ -205,7 +205,7 @@ def _attention(
     layer = Layer(
         number=cast(int, module.layer_idx),
         scaling=query.shape[-1] ** -0.5 if scaling is None else cast(float, scaling),
-        window=cast(int, window or 0),
+        window=_window(module, options),
     )
     return cast(Sequences, sequences).attend(query, key, value, layer), None
 
@@ -214,6 +214,17 @@ def _is_causal(module: nn.Module, options: Mapping[str, object]) -> object:
     """Whether a layer attends to no later token: as an option of the call says, else the layer itself."""
     causal = options.get("is_causal")
     return getattr(module, "is_causal", True) if causal is None else causal
+
+
+def _window(module: nn.Module, options: Mapping[str, object]) -> int:
+    """Keys that a token sees, itself included; 0: all. Two mixtures of experts tell it to the mask alone."""
+    if "sliding_window" in options:
+        window = options["sliding_window"]
+    elif type(module).__name__ == "PhimoeAttention":
+        window = getattr(module.config, "sliding_window", None)
+    else:  # on those layers of Qwen2-MoE that have one
+        window = getattr(module, "sliding_window", None)
+    return cast(int, window or 0)
 
 
 AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(_attention))

@@ -67,6 +67,19 @@ _OPTIONS["phi3"] = {
     "original_max_position_embeddings": ORIGINAL,
     "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
 }
+MASKED = {"num_experts_per_tok": 2, "sliding_window": WINDOW}
+_OPTIONS["phimoe"] = {**_ROPE, **MASKED, "num_local_experts": 4}
+_OPTIONS["qwen2_moe"] = {
+    **_ROPE,
+    **MASKED,
+    "num_experts": 4,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+}
+WINDOWED = ("mistral", "phimoe", "qwen2_moe")
+"""Those with windows; the mixtures of experts tell them to their mask alone, Qwen2-MoE of its first layer."""
 
 
 def decoder(kind: str) -> PreTrainedModel:

@@ -12,7 +12,7 @@ from rlhf_lightning.engines.native.kv import Decode
 from rlhf_lightning.engines.packed import attention, flash
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION, Packed, use_interface, why_not_packed
 from rlhf_lightning.engines.packed.layer import Layer
-from tests.unit.engines.decoders import KINDS, VOCAB, WINDOW, decoder, other, reference, token_lists
+from tests.unit.engines.decoders import KINDS, VOCAB, WINDOW, WINDOWED, decoder, other, reference, token_lists
 from tests.unit.engines.varlen import plain
 
 # Float32, other orders of addition: 1e-5 is about 80 units in the last place of a logit of size 1.
@@ -99,6 +99,17 @@ def test_a_window_hides_what_is_further_away() -> None:
     wide = packed_logits(module, [sequence], Packed([len(sequence)]))
     assert torch.allclose(narrow[:WINDOW], wide[:WINDOW], atol=1e-6)
     assert not torch.allclose(narrow[WINDOW:], wide[WINDOW:], atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_windows_are_those_of_transformers(kind: str) -> None:
+    lengths = [3 * WINDOW, 2, 2 * WINDOW]
+    sequences, module = token_lists(lengths), decoder(kind)
+    alone = torch.cat([reference(module, sequence) for sequence in sequences])
+    use_interface(module)
+    torch.testing.assert_close(
+        packed_logits(module, sequences, Packed(lengths)), alone, atol=CLOSE, rtol=CLOSE
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
