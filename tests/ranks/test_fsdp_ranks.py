@@ -20,7 +20,7 @@ from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import tiny
-from tests.unit.engines.tiny import Fit
+from tests.unit.engines.tiny import Fit, Guarded
 
 SAME = 1e-6
 
@@ -51,11 +51,12 @@ def accumulated(
     head: Head,
     config: FSDP,
     share: Callable[[int], list[int]] | None = None,
+    loss: Fit | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Metrics of all ranks, and gradients."""
     engine = FSDPEngine(spec, head=head, group=group, config=config)
     rows = tiny.rows()[own(group, share)]
-    metrics = engine.accumulate(rows, Fit(), tiny.counts(), temperature=0.7)
+    metrics = engine.accumulate(rows, loss or Fit(), tiny.counts(), temperature=0.7)
     total = torch.stack([metrics["test/loss"], metrics["test/tokens"].float()])
     if group is not None:
         dist.all_reduce(total, group=group)
@@ -82,14 +83,18 @@ def test_loss_and_gradients_do_not_depend_on_ranks_and_micro_batches(
         assert tiny.distance(found, expected.gradients) < SAME
 
 
-@pytest.mark.parametrize(("reshard", "defer"), [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize(
+    ("reshard", "defer", "loss"), [(False, False, Fit()), (True, True, Fit()), (False, True, Guarded())]
+)
 def test_ranks_with_no_rows_or_other_numbers_of_micro_batches_take_part(
-    paths: dict[str, Path], reshard: bool, defer: bool
+    paths: dict[str, Path], reshard: bool, defer: bool, loss: Fit
 ) -> None:
     expected = tiny.expect(paths["lm"], head="lm", temperature=0.7)
     config = FSDP(max_tokens_per_micro_batch=1, reshard_after_forward=reshard, defer_gradient_reduction=defer)
     share = {0: [5, 1, 0, 2], 1: [], 2: [3, 4], 3: [2]}.__getitem__
-    results = spmd.run(4, accumulated, tiny.spec(paths["lm"]), head="lm", config=config, share=share)
+    results = spmd.run(
+        4, accumulated, tiny.spec(paths["lm"]), head="lm", config=config, share=share, loss=loss
+    )
     for totals, found in results:
         assert totals[0].item() == pytest.approx(expected.loss, rel=SAME)
         assert tiny.distance(found, expected.gradients) < SAME

@@ -203,6 +203,19 @@ class Fit(Loss):
 
 
 @dataclass(frozen=True)
+class Guarded(Fit):
+    """The same, written with a constant for rows of which nothing is learned."""
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Loss`."""
+        if not rows["response_mask"].any():
+            return torch.zeros(()), {"test/loss": torch.zeros(()), "test/tokens": torch.zeros(())}
+        return super().__call__(outputs, rows, counts)
+
+
+@dataclass(frozen=True)
 class Expected:
     """What transformers gives for all rows, by name."""
 

@@ -103,8 +103,20 @@ class Returning(Loss):
 )
 def test_what_a_loss_returns(made: Callable[[Tensor], object], told: str) -> None:
     outputs, counts = {"log_probs": torch.zeros(2, 3, requires_grad=True)}, Counts(6, 2, 2)
+    rows = {"response_mask": torch.ones(2, 3, dtype=torch.bool)}
     with pytest.raises(ValueError, match=f"^Returning:? {told}"):
-        run_loss(Returning(made=made), outputs, {}, counts)
+        run_loss(Returning(made=made), outputs, rows, counts)
+
+
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_a_loss_may_be_a_constant_where_no_token_is_valid(num_rows: int) -> None:
+    x, mask = torch.zeros(num_rows, 3, requires_grad=True), torch.zeros(num_rows, 3, dtype=torch.bool)
+    zero = Returning(made=lambda _: (torch.zeros(()), {}))
+    value, _ = run_loss(zero, {"log_probs": x}, {"response_mask": mask}, Counts(6, 2, 2))
+    torch.autograd.backward(value)  # collectives in the backward pass need every rank to come
+    assert value == 0
+    assert x.grad is not None
+    assert not x.grad.any()
 
 
 @pytest.mark.parametrize(
