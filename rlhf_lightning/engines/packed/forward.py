@@ -60,9 +60,7 @@ def _evaluated(
     logits: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [K] from logits [1, K, V]; t tensor ranks have [1, K, V / t] each."""
-    mine = local(logits)
-    whole = mine.squeeze(0)  # its backward pass is free, that of an index is not
-    kept = whole if len(whole) == len(packed.keep) else whole[packed.keep]
+    kept = local(logits).squeeze(0)  # its backward pass is free, that of an index is not
     if not isinstance(logits, DTensor):
         return token_log_probs(kept, packed.targets, temperature=temperature, entropy=entropy)
     return parallel_token_log_probs(

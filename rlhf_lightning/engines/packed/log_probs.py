@@ -18,7 +18,7 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 """Logits in a chunk. On a CPU a chunk fits a core's cache: three times as fast as all logits at once."""
 _VIEWS = ("SqueezeBackward", "UnsafeViewBackward", "ViewBackward")
 """Autograd nodes of views, without the digits of their names: input and output share memory."""
-_OUTPUT_UNUSED = ("MmBackward0", "AddmmBackward0", "IndexBackward0", "_KnownOutputBackward")
+_OUTPUT_UNUSED = ("MmBackward0", "AddmmBackward0", "_KnownOutputBackward")
 """Autograd nodes that do not read their operation's output in the backward pass."""
 
 
