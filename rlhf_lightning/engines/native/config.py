@@ -21,7 +21,7 @@ class Native:
     refill: int = 8
     """Waiting prompts are computed when this many slots are free (or as many as still wait)."""
     prefill_tokens: int = 16384
-    """Most prompt tokens in one forward; a longer prompt goes alone."""
+    """Most prompt tokens in one forward, all copies of a prompt counted; a longer prompt goes alone."""
     cache_dtype: Literal["model", "float32", "bfloat16"] = "model"
     """Type of the stored keys and values; `model` keeps them as they are computed."""
 
