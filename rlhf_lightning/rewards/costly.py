@@ -21,8 +21,9 @@ _NUMBER = re.compile(r"(?<![\d.])0*(\d{1,6})")
 _COSTLY = re.compile(
     r"[)}\]]\s*(?:\^|\*\*)[\s{(+~-]*(?:2[1-9]|[3-9]\d|\d{3})"  # a large power of a bracket
     r"|\d\d\d\s*!|!\s*!|\)\s*!|\\(?:int|sum|prod|lim|Gamma|zeta)(?![a-zA-Z])"
+    r"|binom[\s{]*[^{}]{0,40}(?:\d{5}|\^)"
 )
-_SCALED = re.compile(r"[eE][+-]?\d{4}")
+_SCALED = re.compile(r"[\d.][eE][+-]?\d{4}")
 _REPEATED = re.compile(r"0*(\d{1,6})")
 _SILENT = re.compile(r"\\(?:left|right|[,;:!])|(?<=\d)_(?=\d)")
 # Of a power and a function the operand follows, of n! it stands before.
@@ -34,7 +35,7 @@ _BEFORE_POWER = re.compile(r"[)}\]]\s*(?=\^|\*\*)")
 
 def too_costly(text: str) -> bool:
     """Return whether comparing a formula symbolically could take for ever."""
-    if len(text) > MAX_CHARACTERS or has_large_power(text):
+    if len(text) > MAX_CHARACTERS or has_large_power(text) or has_large_scale(text):
         return True
     return prod(max(1, int(power)) for power in _EXPONENT.findall(text)) > MAX_EXPONENT
 
