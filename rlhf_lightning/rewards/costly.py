@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from itertools import pairwise
 from math import inf, prod
@@ -31,6 +32,10 @@ _GROWTH = re.compile(r"\^|\*\*|!(?!=)|(?:pow|gamma|(?:sub)?factorial2?)(?=\s*\()
 _SIGNED = re.compile(r"[\s+~-]*(\\?[A-Za-z]+|[\d.]+)?\s*")
 _BRACKETS = re.compile(r"[(){}\[\]]")
 _BEFORE_POWER = re.compile(r"[)}\]]\s*(?=\^|\*\*)")
+_VALUE = (ast.Expression, ast.Constant, ast.Name, ast.expr_context, ast.UnaryOp, ast.unaryop)
+_LITERAL = (*_VALUE, ast.List, ast.Tuple, ast.Set, ast.Dict)
+_FORMULA = (*_VALUE, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitXor, ast.Call)
+_ELEMENTARY = re.compile("exp|log|ln|sqrt|Abs|a?(?:sin|cos|tan)h?|sec|csc|cot")
 
 
 def too_costly(text: str) -> bool:
@@ -60,6 +65,36 @@ def has_large_scale(text: str) -> bool:
 def has_many_moves(text: str) -> bool:
     """Return whether moves that are repeated by numbers, such as R2 or R999999999, are too many."""
     return sum(map(int, _REPEATED.findall(text))) > MAX_MOVES
+
+
+def is_program(text: str) -> bool:
+    """Return whether Python would do more over a text than make a list or a name of it: calls, operations."""
+    return any(not isinstance(node, _LITERAL) for node in _nodes(text))
+
+
+def is_costly_formula(text: str) -> bool:
+    """Return whether sympy could take for ever over a text, or do more than a formula says."""
+    if has_large_power(text) or has_large_scale(text):
+        return True
+    # It reads 9!, which Python does not.
+    return any(not _in_formula(node) for node in _nodes(re.sub("!(?!=)", "", text)))
+
+
+def _in_formula(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and bool(_ELEMENTARY.fullmatch(node.func.id))
+    text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    return isinstance(node, _FORMULA) and not text
+
+
+def _nodes(text: str) -> list[ast.AST]:
+    """The parts of an expression of Python; none of another text, and a pass where it is too deep."""
+    try:
+        return [*ast.walk(ast.parse(text.strip(), mode="eval"))]
+    except (SyntaxError, ValueError):  # of a null character the latter
+        return []
+    except (MemoryError, RecursionError):
+        return [ast.Pass()]
 
 
 def _power(text: str) -> float:

@@ -7,7 +7,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rlhf_lightning.extras import import_extra
-from rlhf_lightning.rewards.costly import has_large_power, has_large_scale, has_many_moves
+from rlhf_lightning.rewards.costly import (
+    has_large_scale,
+    has_many_moves,
+    is_costly_formula,
+    is_program,
+)
 from rlhf_lightning.rewards.functions import prompt_beginning
 
 if TYPE_CHECKING:
@@ -15,20 +20,20 @@ if TYPE_CHECKING:
 
     Verifier: TypeAlias = Callable[[str, dict[str, object]], float]
 
-ENDLESS: dict[str, Callable[[str], bool]] = {
-    "binary_matrix": has_large_power,
+UNASKED: dict[str, Callable[[str], bool]] = {
+    "binary_matrix": is_program,
     "coin_flip": has_large_scale,
-    "countdown": has_large_power,
-    "intermediate_integration": has_large_power,
-    "n_queens": has_large_power,
-    "polynomial_multiplication": has_large_power,
-    "puzzle24": has_large_power,
+    "countdown": is_costly_formula,
+    "intermediate_integration": is_costly_formula,
+    "n_queens": is_program,
+    "polynomial_multiplication": is_costly_formula,
+    "puzzle24": is_costly_formula,
     "rubiks_cube": has_many_moves,
-    "simple_integration": has_large_power,
-    "spiral_matrix": has_large_power,
-    "string_insertion": has_large_power,
+    "simple_integration": is_costly_formula,
+    "spiral_matrix": is_program,
+    "string_insertion": is_program,
 }
-"""Tasks whose verifiers evaluate an answer without a limit of time, and whether it could take for ever."""
+"""Tasks, and over which answers their verifiers are not asked: they could take for ever, or run code."""
 KEPT = 128
 """Verifiers that a process keeps; the library has about a hundred tasks."""
 
@@ -37,7 +42,7 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
     The task has the options of the row's `task_options`, else its defaults. The score is 0 where the verifier
-    fails over an answer, or could evaluate it for ever: a tower of powers, a large power or factorial.
+    fails over an answer, and where it would evaluate one that could take for ever, or is a program.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.
@@ -54,20 +59,25 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
                 f"{', '.join(row)}; {prompt_beginning(row)}. Use --data ReasoningGymData, or another "
                 "function."
             )
-        if task in ENDLESS and ENDLESS[task](response):
+        answer = response.strip()
+        if task in UNASKED and UNASKED[task](answer) and answer != _own(row):
             scores.append(0.0)
             continue
         verify = _verifier(task, json.dumps(row.get("task_options") or {}, sort_keys=True))
-        scores.append(_verified(verify, response.strip(), row))
+        scores.append(_verified(verify, answer, row))
     return scores
+
+
+def _own(row: dict[str, object]) -> str:
+    return str(row.get("answer") or "")
 
 
 def _verified(verify: Verifier, response: str, row: dict[str, object]) -> float:
     """The verifier's score; 0 where it fails over a response, but not over the row's own answer."""
-    own = str(row.get("answer") or "")
+    own = _own(row)
     try:
         return float(verify(response, row))
-    # A model may write anything, and `exit()` is evaluated.
+    # A model may write anything, and a task that is not in UNASKED may evaluate `exit()`.
     except (Exception, SystemExit):
         if response == own:  # the row is not the task's
             raise

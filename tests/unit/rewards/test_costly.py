@@ -6,7 +6,14 @@ import time
 
 import pytest
 
-from rlhf_lightning.rewards.costly import has_large_power, has_large_scale, has_many_moves, too_costly
+from rlhf_lightning.rewards.costly import (
+    has_large_power,
+    has_large_scale,
+    has_many_moves,
+    is_costly_formula,
+    is_program,
+    too_costly,
+)
 
 TOWERS = [
     "9**9**9",
@@ -140,3 +147,49 @@ def test_repeated_moves_count_together() -> None:
     assert not has_many_moves("R500 L500")
     assert not has_many_moves("R2 U' L2 3Rw " * 50)
     assert not has_many_moves("R U " * 5000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["exit()", "[0]*3", "1+1", "'a'.upper()", "[x for x in y]", "a[0]", "lambda: 1", "f'{x}'", "x == 3"],
+)
+def test_what_python_would_execute_is_a_program(text: str) -> None:
+    assert is_program(text)
+    assert is_program(f"  [{text}]\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ABCD", "[['_', 'Q'], [1, -1.5e9]]", "('a', {1, 2}, {3: None})", "so it is 1 + 1", "0 1\n1 0", "\0"],
+)
+def test_what_python_reads_as_it_stands_or_not_at_all_is_no_program(text: str) -> None:
+    assert not is_program(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9**9**9", "1e9999", "'a'", "[1]", "f(x)", "x.y", "1 << 9", "sin(x=1)", "max(x) != 3", "3!*prime(9!)"],
+)
+def test_what_is_more_than_a_formula_may_be_costly(text: str) -> None:
+    assert is_costly_formula(text)
+    assert is_costly_formula(f" 3*({text})")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(3 - -4)*2/5",
+        "5!/4",
+        "x**2 + 2^3",
+        "exp(-x/2)*sin(2*x) + log(Abs(x)) + C",
+        "the answer is 42!",
+        "3 4",
+    ],
+)
+def test_formulas_and_words_cost_little(text: str) -> None:
+    assert not is_costly_formula(text)
+
+
+def test_a_formula_too_deep_to_be_read_is_costly() -> None:
+    assert is_costly_formula("-" * 50_000 + "x")
+    assert is_program("-" * 50_000 + "x")

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE
-from rlhf_lightning.rewards.verifiers import reasoning_gym
+from rlhf_lightning.rewards.verifiers import UNASKED, reasoning_gym
 
 
 def run(responses: list[str], **fields: object) -> list[float]:
@@ -34,17 +34,19 @@ def test_rows_of_others_are_refused() -> None:
 
 POWERS = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20"]
 POWERS += ["9**((9**99))", "factorial(9**9)"]
+REPEATED = ["'a'*99999999999", "'a'*99999999999!", "[0]*10**10", "1<<10**11", "[9]*(sum(range(10**10)))"]
+FORMULAS = [*POWERS, *REPEATED, "1e999999999", "1.5e-999999999", "binomial(9**9, 9**8)", "prime(10**12)"]
+FORMULAS += ["Integral(1, (x, 0, 1))", "(lambda: 1)()", "max(range(10**11)) != 3"]
 
 
 ENDLESS = {
-    "countdown": POWERS,
-    "puzzle24": POWERS,
-    "polynomial_multiplication": POWERS,
-    "string_insertion": POWERS,
+    **dict.fromkeys(("countdown", "intermediate_integration", "polynomial_multiplication"), FORMULAS),
+    **dict.fromkeys(("puzzle24", "simple_integration"), FORMULAS),
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), POWERS + REPEATED),
     "coin_flip": ["1e999999999", "1E+99,999,999", "-0.5e-9_9999_9999"],
     "rubiks_cube": ["R L2 R99999999", "R' 099999999"],
 }
-"""Answers that a verifier would evaluate for ever."""
+"""Answers that a verifier would evaluate for ever, or in more memory than there is, or as a program."""
 CODE = """
 import json, sys
 import reasoning_gym
@@ -52,14 +54,17 @@ from rlhf_lightning.rewards.verifiers import reasoning_gym as scored
 for task, endless in json.loads(sys.argv[1]).items():
     print(task, flush=True)
     row = reasoning_gym.create_dataset(task, size=1, seed=0)[0]
-    answers = [*endless, "wrong", row["answer"] or "R2"]
-    assert set(scored([""] * len(answers), answers, [row] * len(answers))[:-2]) == {0.0}
+    answers = [*endless, "wrong", row["answer"] or (row["metadata"].get("valid_answers") or ["R2"])[0]]
+    scores = scored([""] * len(answers), answers, [row] * len(answers))
+    assert set(scores[:-2]) == {0.0}, (task, answers, scores)
+    assert scores[-1] == 1 or task == "rubiks_cube", (task, answers, scores)
 """
 
 
 @pytest.mark.usefixtures("gym")
 def test_what_has_no_end_is_not_evaluated() -> None:
     """In a process of its own, which can be ended: a large power hears no signal."""
+    assert sorted(ENDLESS) == sorted(UNASKED)
     command = [sys.executable, "-c", CODE, json.dumps(ENDLESS)]
     done = subprocess.run(command, check=True, timeout=50, capture_output=True, text=True)
     assert done.stdout.split() == [*ENDLESS]
@@ -69,6 +74,21 @@ def test_polynomials_of_many_powers_are_evaluated(gym: ModuleType) -> None:
     answer = " + ".join(f"{power}*x**{power}" for power in range(2, 20))
     row = dict(gym.create_dataset("polynomial_multiplication", size=1, seed=0)[0]) | {"answer": answer}
     assert run([answer], **row) == [1]
+
+
+@pytest.mark.parametrize("task", sorted(UNASKED))
+def test_the_library_s_own_answers_are_no_programs(gym: ModuleType, task: str) -> None:
+    """But for integrals that sympy did not find: they are read since they are the rows' own."""
+    answers = [row["answer"] or "R2 U' L2" for row in gym.create_dataset(task, size=5, seed=0)]
+    assert [answer for answer in answers if UNASKED[task](answer) and "Integral" not in answer] == []
+
+
+def test_an_answer_that_ends_the_verifier_s_process_scores_0(
+    gym: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dict(gym.create_dataset("n_queens", size=1, seed=0)[0])
+    monkeypatch.delitem(UNASKED, "n_queens")  # as a task that is not known to evaluate
+    assert run(["exit()"], **row) == [0]
 
 
 @dataclass
