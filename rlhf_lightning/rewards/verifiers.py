@@ -29,6 +29,7 @@ UNASKED: dict[str, Callable[[str], bool]] = {
     "polynomial_multiplication": is_costly_formula,
     "puzzle24": is_costly_formula,
     "rubiks_cube": has_many_moves,
+    "rush_hour": has_many_moves,
     "simple_integration": is_costly_formula,
     "spiral_matrix": is_program,
     "string_insertion": is_program,

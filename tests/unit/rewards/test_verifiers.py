@@ -45,6 +45,7 @@ ENDLESS = {
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), POWERS + REPEATED),
     "coin_flip": ["1e999999999", "1E+99,999,999", "-0.5e-9_9999_9999"],
     "rubiks_cube": ["R L2 R99999999", "R' 099999999"],
+    "rush_hour": ["A+99999999999", "B-1 A+0999999999999"],
 }
 """Answers that a verifier would evaluate for ever, or in more memory than there is, or as a program."""
 CODE = """
@@ -57,7 +58,7 @@ for task, endless in json.loads(sys.argv[1]).items():
     answers = [*endless, "wrong", row["answer"] or (row["metadata"].get("valid_answers") or ["R2"])[0]]
     scores = scored([""] * len(answers), answers, [row] * len(answers))
     assert set(scores[:-2]) == {0.0}, (task, answers, scores)
-    assert scores[-1] == 1 or task == "rubiks_cube", (task, answers, scores)
+    assert scores[-1] == 1 or task in {"rubiks_cube", "rush_hour"}, (task, answers, scores)
 """
 
 
