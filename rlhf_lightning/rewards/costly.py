@@ -1,4 +1,4 @@
-"""Answers that could take for ever to evaluate, such as 9^9^9^9; a model may write any."""
+"""Answers that are not evaluated: one could take for ever, such as 9^9^9^9; a model may write any."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ def has_large_scale(text: str) -> bool:
 def has_many_moves(text: str) -> bool:
     """Return whether moves that are repeated by numbers, such as R2 or R999999999, are too many."""
     return sum(map(int, _REPEATED.findall(text))) > MAX_MOVES
+
+
+def names_nan(text: str) -> bool:
+    """Return whether a text says `nan`, in capitals or with blanks too, which passes a verifier's minimum."""
+    return "nan" in "".join(text.split()).lower()
 
 
 def is_program(text: str) -> bool:

@@ -12,6 +12,7 @@ from rlhf_lightning.rewards.costly import (
     has_many_moves,
     is_costly_formula,
     is_program,
+    names_nan,
 )
 from rlhf_lightning.rewards.functions import prompt_beginning
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 UNASKED: dict[str, Callable[[str], bool]] = {
     "binary_matrix": is_program,
     "coin_flip": has_large_scale,
+    "complex_arithmetic": names_nan,
     "countdown": is_costly_formula,
     "intermediate_integration": is_costly_formula,
     "n_queens": is_program,
@@ -34,7 +36,8 @@ UNASKED: dict[str, Callable[[str], bool]] = {
     "spiral_matrix": is_program,
     "string_insertion": is_program,
 }
-"""Tasks, and over which answers their verifiers are not asked: they could take for ever, or run code."""
+"""Tasks, and over which answers their verifiers are not asked: they could take for ever, run code, or find
+right what is no number."""
 KEPT = 128
 """Verifiers that a process keeps; the library has about a hundred tasks."""
 

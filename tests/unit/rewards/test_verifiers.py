@@ -44,10 +44,11 @@ ENDLESS = {
     **dict.fromkeys(("puzzle24", "simple_integration"), FORMULAS),
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), POWERS + REPEATED),
     "coin_flip": ["1e999999999", "1E+99,999,999", "-0.5e-9_9999_9999"],
+    "complex_arithmetic": ["nan", "NaN + 1i", "1 - n a ni"],
     "rubiks_cube": ["R L2 R99999999", "R' 099999999"],
     "rush_hour": ["A+99999999999", "B-1 A+0999999999999"],
 }
-"""Answers that a verifier would evaluate for ever, or in more memory than there is, or as a program."""
+"""Answers that a verifier evaluates for ever, in more memory than there is, as a program, or as right."""
 CODE = """
 import json, sys
 import reasoning_gym
