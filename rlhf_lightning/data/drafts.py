@@ -94,15 +94,17 @@ def _asked(record: Record, form: Format, before: list[dict[str, str]], answer: s
     if not before or not prompt:
         return before or prompt
     if are_messages(prompt):
-        asked, begun = ([(m["role"], m["content"]) for m in part] for part in (prompt, before))
+        asked, begun = ([(m["role"], m["content"].strip()) for m in part] for part in (prompt, before))
+        if any(begun[n : n + len(asked)] == asked for n in range(len(begun))):
+            return before
         new = next(n for n in range(len(asked) + 1) if begun[: len(asked) - n] == asked[n:])
         return [*prompt[:new], *before]
     said = [message["content"].strip() for message in before]
     if not isinstance(prompt, str) or prompt.strip() not in said:
         raise ValueError(
             f"{record.where}: the field {form.prompt_field!r} holds {str(prompt)[:60]!r}, and none of the "
-            f"messages before the answer in {answer!r} says so. Give the prompt as messages, or remove the "
-            "field or the row."
+            f"messages before the answer in {answer!r} says so. Give the prompt as messages whose contents "
+            "are texts, or remove the field or the row."
         )
     return before
 

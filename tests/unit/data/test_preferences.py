@@ -169,9 +169,12 @@ def test_what_the_prompt_and_the_conversations_hold_stands_once(write_rows: Writ
             ([system, question], [call, result]),
             (" r\n", [question, call, result]),
             (None, [question]),
+            ([question], [system, question]),
+            ([result], [question, call, result]),
+            ([{**question, "content": "q "}], [question, call, result]),
         )
     ]
-    batch = batches(pairs(write_rows(*rows), chat_template=True, batch_size=6))[0]
+    batch = batches(pairs(write_rows(*rows), chat_template=True, batch_size=9))[0]
     tools, brief = "<user>q<assistant>c<eos><user>r<assistant>", "<system>be brief"
     assert [row["prompt"] for row in batch["rows"][::2]] == [
         tools,
@@ -180,11 +183,15 @@ def test_what_the_prompt_and_the_conversations_hold_stands_once(write_rows: Writ
         f"{brief}{tools}",
         tools,
         "<user>q<assistant>",
+        f"{brief}<user>q<assistant>",
+        tools,
+        tools,
     ]
-    for prompt in ("another", 3):
+    for prompt in ("another", 3, [{"role": "user", "content": ["q"]}]):
         assert refused(write_rows(rows[0], {**rows[0], "prompt": prompt}), chat_template=True) == (
-            f"FILE, row 2: the field 'prompt' holds '{prompt}', and none of the messages before the answer "
-            "in 'chosen' says so. Give the prompt as messages, or remove the field or the row."
+            f"FILE, row 2: the field 'prompt' holds {str(prompt)!r}, and none of the messages before the "
+            "answer in 'chosen' says so. Give the prompt as messages whose contents are texts, or remove the "
+            "field or the row."
         )
 
 
