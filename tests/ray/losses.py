@@ -134,13 +134,17 @@ class Probe(RLHFAlgorithm):
     reward: ProbedScorer = field(default_factory=ProbedScorer)
 
     def step(self, batch: Batch) -> Metrics:
-        """Fill `gradients` and `values`, by the names of the losses."""
+        """Fill `gradients`, `values` and, for all rows and for one pair, `judged`, by the losses' names."""
         self.gradients: dict[str, Gradients] = {}
-        self.values: dict[str, dict[str, float]] = {}
+        self.values: dict[str, Mapping[str, float]] = {}
+        self.judged: dict[str, list[Mapping[str, float]]] = {}
         rows, roles = Batch.of(columns()), self.roles()
+        pair = Batch.of({name: column[:2] for name, column in columns().items()})
         for name, (owner, loss) in LOSSES.items():
             role = roles[owner]
             assert isinstance(role, Probed)
+            if isinstance(role, ProbedActor | ProbedScorer):
+                self.judged[name] = [role.compute_loss(some, loss=loss).fetch() for some in (rows, pair)]
             self.values[name] = role.add(rows, loss=loss).fetch()
             self.gradients[name] = role.take().fetch()[0]
         return Metrics()

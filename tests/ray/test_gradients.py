@@ -77,6 +77,15 @@ def test_places_and_portions_change_nothing(name: str, whole: Probe, tiny: Path)
     for loss, gradients in other.gradients.items():
         assert furthest(gradients, whole.gradients[loss]) < TOLERANCE, loss
         assert other.values[loss] == pytest.approx(whole.values[loss], abs=1e-5), loss
+    check_judged(other.judged, whole)
+
+
+def check_judged(judged: Mapping[str, list[Mapping[str, float]]], whole: Probe) -> None:
+    """The numbers of held-out rows: of all, and of one pair, of which a second replica has no row."""
+    assert set(judged) == {name for name, (owner, _) in LOSSES.items() if owner != "critic"}
+    for loss, (of_all, of_a_pair) in judged.items():
+        assert of_all == pytest.approx(whole.values[loss], abs=1e-5), loss
+        assert of_a_pair == pytest.approx(whole.judged[loss][1], abs=1e-5), loss
 
 
 def padded(model: PreTrainedModel, columns: Mapping[str, Tensor], owner: str) -> dict[str, Tensor]:
