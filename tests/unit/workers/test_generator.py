@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
+from torch.distributed import ProcessGroup
 
 from rlhf_lightning.controller import DP_METRIC, Batch, Worker, register
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.controller.transfer import Inputs
-from rlhf_lightning.engines import FSDPEngine
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.engines import VLLM, FSDPEngine
+from rlhf_lightning.parallel import Link, ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import EMBEDDED, Sampling
 from rlhf_lightning.strategies import OneStepOff, OpenRLHF, Pipelined
@@ -29,6 +30,7 @@ from rlhf_lightning.workers import (
     Settings,
 )
 from rlhf_lightning.workers.actor import ANSWERS
+from rlhf_lightning.workers.generator import LinkedSource
 from rlhf_lightning.workers.in_hand import NUMBERS, Carry
 from rlhf_lightning.workers.underway import Underway
 
@@ -295,6 +297,18 @@ def test_a_single_answer_is_no_part() -> None:
 def test_log_probs_are_the_actors_under_every_strategy(strategy: OpenRLHF) -> None:
     workers = Noting("actor", []), Noting("generator", [])
     assert strategy.make_generation(*workers, recompute_log_probs=True).recompute_log_probs
+
+
+def test_its_vllm_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asleep it would ask for weights before its next answers, and an actor sends changed ones only."""
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr(Actor, "generator_over", lambda _, *given: asked.append(given))
+    settings, cpu = Settings(generator="vllm", vllm=VLLM(kv_cache_gib=0.5)), torch.device("cpu")
+    link = Link(cast(ProcessGroup, None), 0, cpu)
+    Generator.of(Actor()).build(Worker(0, ParallelLayout(), cpu, None, None, settings=settings, link=link))
+    assert settings.vllm.sleep
+    assert asked == [(LinkedSource(link), VLLM(kv_cache_gib=0.5, sleep=False))]
 
 
 def test_a_generation_is_gone_on_with_to_its_end() -> None:
