@@ -8,20 +8,21 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.comm import comm
 from deepspeed.utils import groups
+from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.engines import FSDP, Head, ZeRO
+from rlhf_lightning.engines import FSDP, Head, TrainEngine, ZeRO
 from rlhf_lightning.engines.deepspeed import config
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
-from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 from rlhf_lightning.workers import Settings
 from tests.extras import zero
 from tests.extras.zero import Trained
@@ -149,6 +150,30 @@ def in_all_stages(group: dist.ProcessGroup, specs: list[ModelSpec]) -> list[list
     ]
 
 
+def moved(engine: TrainEngine, *portions: TensorDict) -> Tensor:
+    """The weights' move in a step."""
+    before = engine.give_weights()
+    for portion in portions:
+        zero.step_into(engine, portion)
+    engine.optimizer_step()
+    return engine.give_weights() - before
+
+
+def moved_in_all_stages(group: dist.ProcessGroup, spec: ModelSpec) -> list[Tensor]:
+    return [moved(zero.zero(group, spec, stage), zero.own(group)) for stage in (1, 2, 3)]
+
+
+def test_gradients_of_bfloat16_are_summed_over_ranks_in_float32(paths: dict[str, Path]) -> None:
+    """The step is in proportion to the gradient, which summed in bfloat16 would be 1e-3 off."""
+    optimizer = OptimizerSpec(lr=1e9, eps=1e6, grad_clip=0.0)
+    spec = replace(tiny.spec(paths["tied"], dtype="bfloat16"), optimizer=optimizer)
+    expected = moved(zero.fsdp(spec), *(tiny.rows()[rank::2] for rank in range(2)))
+    assert float((expected.bfloat16() - expected).norm() / expected.norm()) > 1e-3
+    for stages in spmd.run(2, moved_in_all_stages, spec):
+        for found in stages:
+            assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_is_the_same_model_whatever_type_its_files_have(tmp_path: Path, dtype: tiny.Dtype) -> None:
     specs = [tiny.spec(path, dtype=dtype) for path in tiny.write_in_types(tmp_path)]
@@ -253,6 +278,10 @@ def test_options_reach_deepspeed_and_the_engine_of_frozen_models() -> None:
     wanted = {"stage": 3, "reduce_bucket_size": 10, "offload_optimizer": host, "offload_param": host}
     assert isinstance(told, dict)
     assert {name: told.get(name) for name in wanted} == wanted
+    for stage in (1, 2, 3):
+        on_gpus = ZeRO(stage=stage).for_deepspeed(ModelSpec(path=""), numbers=9, on_cpu=False)
+        # Stages 1 and 2 overlap with one backward pass a step, and here a step has several.
+        assert cast("dict[str, object]", on_gpus["zero_optimization"])["overlap_comm"] == (stage == 3)
     assert settings.for_frozen() == FSDP(shard=0, max_tokens_per_micro_batch=7)
     assert replace(settings, stage=2, offload_parameters=False).for_frozen().shard == 1
 

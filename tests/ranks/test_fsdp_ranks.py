@@ -148,6 +148,19 @@ def test_bfloat16_on_two_ranks_is_bfloat16_on_one(paths: dict[str, Path]) -> Non
         torch.testing.assert_close(theirs[4], theirs[1].bfloat16().float(), rtol=0, atol=0)
 
 
+def test_gradients_of_bfloat16_are_summed_over_ranks_in_float32(paths: dict[str, Path]) -> None:
+    """Each rank's gradient has the bits that one device computes of its rows; in bfloat16 the sum has not."""
+    spec, config = tiny.spec(paths["lm"], dtype="bfloat16"), FSDP(max_tokens_per_micro_batch=1000)
+    alone = FSDPEngine(spec, config=config)
+    for rank in range(2):
+        alone.accumulate(tiny.rows()[rank::2], Fit(), tiny.counts(), temperature=0.7)
+    expected = gradients(alone)
+    rounded = {name: gradient.bfloat16().float() for name, gradient in expected.items()}
+    assert tiny.distance(rounded, expected) > 100 * SAME
+    for _, found in spmd.run(2, accumulated, spec, head="lm", config=config):
+        assert tiny.distance(found, expected) < SAME
+
+
 def scored(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[Tensor, dict[str, int], Tensor]:
     """Outputs of this rank's rows, bytes, and the whole weights."""
     engine = FSDPEngine(spec, group=group, config=FSDP(max_tokens_per_micro_batch=20))

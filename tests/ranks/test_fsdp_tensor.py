@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,11 @@ def trained(place: Place, specs: dict[str, ModelSpec], config: FSDP) -> dict[str
 def test_divided_layers_learn_what_whole_ones_do(
     specs: dict[str, ModelSpec], world: int, config: FSDP, names: list[str]
 ) -> None:
-    """(t=2, d=1) and (t=2, d=2); `EAGER` has copies, and frees and reduces as often as it can."""
+    """(t=2, d=1) and (t=2, d=2); `EAGER` has copies, frees and reduces as often as it can, and recomputes."""
     chosen = {name: specs[name] for name in names}
     expected = trained(Place(None), chosen, config)
-    ranks = spmd.run(world, lambda group: trained(Place(group, t=2), chosen, config))
+    divided = {name: replace(one, gradient_checkpointing=config is EAGER) for name, one in chosen.items()}
+    ranks = spmd.run(world, lambda group: trained(Place(group, t=2), divided, config))
     for rank, name in ((rank, name) for rank in range(world) for name in names):
         ours, alone = ranks[rank][name], expected[name]
         for key, values in alone.outputs.items():
@@ -175,6 +176,23 @@ def test_divided_layers_learn_what_whole_ones_do(
         whole = 4 * len(expected[name].weights)
         assert ranks[0][name].transition.generation_bytes == whole
         assert ranks[0][name].transition.received_bytes == pytest.approx(whole * (1 - 1 / share), rel=0.05)
+
+
+def in_bfloat16(place: Place, spec: ModelSpec) -> tuple[list[float], Tensor]:
+    """Norms of three steps, and how far the weights moved."""
+    engine = place.engine(spec)
+    before = engine.give_weights()
+    return [place.step(engine) for _ in range(3)], engine.give_weights() - before
+
+
+def test_divided_layers_learn_in_bfloat16_too(specs: dict[str, ModelSpec]) -> None:
+    """As whole ones do but for rounding, which sums of parts do elsewhere."""
+    spec = tiny.spec(Path(specs["qwen2"].path), dtype="bfloat16", eps=1e-3)
+    norms, moved = in_bfloat16(Place(None), spec)
+    (ours, found), (theirs, same) = spmd.run(2, lambda group: in_bfloat16(Place(group, t=2), spec))
+    assert ours == theirs == pytest.approx(norms, rel=1e-2)
+    assert float((found - moved).norm() / moved.norm()) < 0.02
+    assert torch.equal(found, same)
 
 
 def kept(place: Place, spec: ModelSpec, directory: Path, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
