@@ -6,6 +6,7 @@ import gc
 import socket
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from unittest import mock
 
@@ -129,10 +130,16 @@ TIMEOUT_S, BUSY_S = 4.0, 6.0
 
 def late(group: dist.ProcessGroup, *, address: str, busy: int) -> list[str]:
     """What comes over a link of the world when one of its ends is there later than a group waits."""
-    rank, ends = group.rank(), (0, 1)
+    rank, ends, init = group.rank(), (0, 1), dist.init_process_group
+
+    def patient(*given: str, **options: object) -> None:
+        """Two forks on a busy machine may take longer than a group waits to be there."""
+        init(*given, **options | {"timeout": timedelta(minutes=1)})  # type: ignore[arg-type]
+
     dist.destroy_process_group()
     spec = WorldSpec(size=2, address=address, groups=(ends,), timeout_s=TIMEOUT_S, links=(ends,))
-    end = World.join(rank, spec, gpu=False).link(ends)
+    with mock.patch.object(dist, "init_process_group", patient):
+        end = World.join(rank, spec, gpu=False).link(ends)
     assert end is not None
     if rank == busy:
         time.sleep(BUSY_S)
