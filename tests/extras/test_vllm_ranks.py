@@ -46,14 +46,26 @@ class Case:
 class Said:
     """What one rank said and was given."""
 
-    answers: list[TensorDict]
-    """Before and after an optimizer step."""
+    answers: list[dict[str, TensorDict]]
+    """See `answers`; before and after an optimizer step."""
     tensor: list[int]
     """Ranks that had its copy."""
     largest: int
     """Numbers in the largest tensor that the training engine gave at once."""
     vllm: int
     """Numbers in vLLM's parameters."""
+
+
+def answers(engine: VLLMEngine) -> dict[str, TensorDict]:
+    """Answers in one go, those that texts end, and those that pause after three tokens, and at their end."""
+    rows, pauses = table(prompts(LENGTHS)), iter([False] * 3 + [True] + [False] * DRAWN.max_new_tokens)
+    whole = engine.generate(rows, sampling=DRAWN, seed=3)
+    texts = tuple(str(generating.TOKENIZER.decode(whole["response_ids"][row, 3])) for row in (1, 4))
+    ended = engine.generate(rows, sampling=replace(DRAWN, stop_strings=texts), seed=3)
+    paused = engine.resume(rows, sampling=DRAWN, seed=3, pause=lambda _: next(pauses))
+    begun = TensorDict({**rows, **paused}, batch_size=len(rows))
+    resumed = engine.resume(begun, sampling=DRAWN, seed=3, pause=lambda _: next(pauses))
+    return {"whole": whole, "ended": ended, "paused": paused, "resumed": resumed}
 
 
 def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
@@ -72,27 +84,31 @@ def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
     for one in engine._groups._coordinators:
         for theirs in (one.cpu_group, one.device_group):
             assert dist.get_process_group_ranks(theirs) == one.ranks
-    sequences = prompts(LENGTHS)
-    answers = [engine.generate(table(sequences), sampling=DRAWN, seed=3)]
+    found = [answers(engine)]
     generating.learn(source, prompts([5, 3]))
-    answers.append(engine.generate(table(sequences), sampling=DRAWN, seed=3))
+    found.append(answers(engine))
     largest = max(weight.numel() for _, weight in source.weights())
     held = sum(parameter.numel() for parameter in engine._model.parameters())
-    return Said(answers, engine._groups.ranks, largest, held)
+    return Said(found, engine._groups.ranks, largest, held)
 
 
-def expected(spec: ModelSpec, directory: Path) -> tuple[TensorDict, TensorDict, Tensor]:
+def expected(spec: ModelSpec, directory: Path) -> tuple[list[dict[str, TensorDict]], Tensor]:
     """Answers of one rank, and log-probabilities of the model after the step."""
     source = FSDPEngine(spec)
     seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
     engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
     assert isinstance(engine, VLLMEngine)
-    before = engine.generate(table(prompts(LENGTHS)), sampling=DRAWN, seed=3)
+    found = [answers(engine)]
     generating.learn(source, prompts([5, 3]))
-    after = engine.generate(table(prompts(LENGTHS)), sampling=DRAWN, seed=3)
+    found.append(answers(engine))
     model = generating.exported(source, directory)
     engine.close()
-    return before, after, generating.judged(model, prompts(LENGTHS), after, DRAWN)
+    for one in found:
+        lengths = {name: part["response_mask"].sum(1) for name, part in one.items()}
+        assert lengths["paused"].max() == 3
+        assert lengths["ended"].sum() < lengths["whole"].sum()
+        agree(one["resumed"], one["whole"])
+    return found, generating.judged(model, prompts(LENGTHS), found[1]["whole"], DRAWN)
 
 
 CASES = [
@@ -107,15 +123,16 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=["fsdp", "fsdp-t2", "t4", "p2t2-tg2"])
 def test_ranks_answer_as_one(case: Case, tmp_path: Path) -> None:
     spec = generating.write(tmp_path / "model", case.name)
-    before, after, log_probs = expected(spec, tmp_path / "after")
-    torch.testing.assert_close(after["log_probs"], log_probs, atol=EXACT, rtol=0)
-    assert not torch.equal(before["response_ids"], after["response_ids"])
+    (before, after), log_probs = expected(spec, tmp_path / "after")
+    torch.testing.assert_close(after["whole"]["log_probs"], log_probs, atol=EXACT, rtol=0)
+    assert not torch.equal(before["whole"]["response_ids"], after["whole"]["response_ids"])
     ranks = spmd.run_within(TIMEOUT_S, case.layout.num_ranks, lambda group: said(group, case, spec))
     model = AutoModelForCausalLM.from_config(generating.MODELS[case.name])
     whole = sum(parameter.numel() for parameter in model.parameters())
     for rank, one in enumerate(ranks):
-        agree(one.answers[0], before)
-        agree(one.answers[1], after, within=EXACT)  # two engines have learned, and round otherwise
+        for name in before:
+            agree(one.answers[0][name], before[name])
+            agree(one.answers[1][name], after[name], within=EXACT)  # two engines have learned: they round
         assert one.tensor == case.tensor[rank]
         assert one.largest == 128 * 128 < whole / 4
         assert whole <= one.vllm * len(one.tensor) < whole * 1.2 + 4096 * len(one.tensor)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
 
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
@@ -59,7 +61,12 @@ def gaps(batch: Batch) -> list[int]:
 
 
 def learn(
-    strategy: Strategy, model: Path, directory: Path, *, recompute_log_probs: bool = False
+    strategy: Strategy,
+    model: Path,
+    directory: Path,
+    *,
+    recompute_log_probs: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[list[Batch], list[str]]:
     """What was learned from, and which rows the environment was asked about, in order of their numbers."""
     log = directory / "asked.txt"
@@ -83,6 +90,7 @@ def learn(
         strategy=strategy,
         accelerator="cpu",
         max_steps=STEPS,
+        callbacks=[*callbacks],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
