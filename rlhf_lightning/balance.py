@@ -50,3 +50,8 @@ def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch
     if groups == sorted(groups):
         return batch
     return batch.take(rows_of_groups(torch.tensor(groups), size=together).numpy())
+
+
+def in_balance(batch: Batch, *, together: int = 1) -> Batch:
+    """Order rows, before a pass over all of them, by the tokens that are known of each; see `balanced`."""
+    return balanced(batch, tokens_of(batch), together=together)

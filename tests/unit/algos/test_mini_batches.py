@@ -107,6 +107,51 @@ def test_given_pairs_are_balanced_and_stay_whole(kind: type[DPO | SimPO | Reward
     assert (mini["row_ids"].view(-1, 2) % 2).tolist() == [[0, 1]] * 4, "chosen before rejected"
 
 
+class Reads:
+    """Stands for an actor or a reference: notes the tokens in each half of the rows of its calls."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.halves = name, list[list[int]]()
+
+    def read(self, batch: Batch, **_: object) -> Batch:
+        """As for a pass over these rows."""
+        masks = [(part["prompt_mask"], part["response_mask"]) for part in batch.split(2)]
+        self.halves.append([int(prompts.sum() + answers.sum()) for prompts, answers in masks])
+        return Batch.of({self.name: torch.zeros(batch["response_mask"].shape)})
+
+    compute_ref_log_prob = read_log_prob = read
+
+    def update_actor(self, batch: Batch, **_: object) -> dict[str, float]:
+        """As for an update with these rows."""
+        self.read(batch)
+        return {}
+
+
+UNEVEN = [50, 50, 40, 40, 10, 20, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls", "prompts", "answers"),
+    [
+        (DPO, 1, [3] * 8, UNEVEN),
+        (KTO, 2, [3] * 8, UNEVEN),
+        (KTO, 2, [90] * 4 + [10] * 4, [10] * 4 + [90] * 4),  # even, until answers change places
+    ],
+)
+def test_passes_over_given_answers_are_balanced_too(
+    kind: type[DPO | KTO], calls: int, prompts: list[int], answers: list[int]
+) -> None:
+    batch = given(answers) | {"prompt_mask": torch.arange(90) < torch.tensor(prompts)[:, None]}
+    batch |= {"prompt_ids": torch.arange(8)[:, None].repeat(1, 90)}
+    batch |= {"response_ids": batch["response_mask"].long()}
+    algorithm, actor, reference = kind(), Reads("log_probs"), Reads("ref_log_probs")
+    algorithm.__dict__ |= {"actor": actor, "reference": reference}
+    algorithm.step(batch)
+    assert len(actor.halves) == len(reference.halves) == calls
+    for first, second in actor.halves + reference.halves:
+        assert abs(first - second) <= 20
+
+
 class Unfetched(Devices):
     """Of columns that are still on devices."""
 
