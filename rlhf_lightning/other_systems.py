@@ -16,6 +16,10 @@ _HELD_OUT = (
     "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples N."
 )
 _GENERATED = "An iteration answers --data.batch_size prompts, each --algo.group_size times."
+_FOLLOWS = (
+    "Type --algo.reference.decay D, which is 1 - ref_model_mixup_alpha, and --algo.reference.every N, which "
+    "counts iterations."
+)
 _SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
 
 
@@ -34,6 +38,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ),
     "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": (
         "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."
+    ),
+    "min_lr_ratio": _trained("optimizer.min_lr_ratio"),
+    "lr_scheduler_kwargs": (
+        "Type the schedule's options one by one: --algo.actor.optimizer.total_steps N "
+        "--algo.actor.optimizer.min_lr_ratio R."
     ),
     "weight_decay": _trained("optimizer.weight_decay"),
     "max_grad_norm max_norm grad_clip": _trained("optimizer.grad_clip"),
@@ -56,6 +65,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "use_peft peft_config lora_r lora_rank ds.lora.rank": _trained("lora.rank"),
     "lora_alpha": _trained("lora.alpha"),
     "lora_target_modules": _trained("lora.target_modules"),
+    "lora_adapter_path": _trained("lora.path"),
     "max_completion_length max_response_length response_length max_new_tokens generate_max_len": (
         "algo.actor.sampling.max_new_tokens",
         "data.max_response_tokens",
@@ -63,10 +73,12 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "temperature": ("algo.actor.sampling.temperature",),
     "top_p": ("algo.actor.sampling.top_p",),
     "top_k": ("algo.actor.sampling.top_k",),
+    "min_p": ("algo.actor.sampling.min_p",),
+    "stop_strings stop": ("algo.actor.sampling.stop_strings",),
+    "generation_kwargs.*": "Type its options one by one, such as --algo.actor.sampling.min_p P.",
     "repetition_penalty": "There is none: it changes what log-probabilities are of.",
     (
-        "val_kwargs.temperature val_kwargs.top_p val_kwargs.top_k val_kwargs.n val_kwargs.do_sample "
-        "eval.temperature eval.top_p eval.max_new_tokens eval.n_samples_per_prompt "
+        "val_kwargs.* eval.temperature eval.top_p eval.max_new_tokens eval.n_samples_per_prompt "
         "eval_temperature eval_n_samples_per_prompt num_generations_eval"
     ): _HELD_OUT,
     "num_generations n_samples_per_prompt rollout.n": ("algo.group_size",),
@@ -80,9 +92,12 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ): _MICRO_BATCHES,
     "generation_batch_size steps_per_generation": _GENERATED,
     "adv_estimator advantage_estimator advantage.estimator": _ESTIMATOR,
+    "use_loss": ("algo.policy_loss.kl_coef",),
     "beta kl_loss_coef use_kl_loss": ("algo.policy_loss.kl_coef", "algo.loss.beta"),
     "kl_loss_type": ("algo.policy_loss.kl_estimator",),
-    "init_kl_coef init_coef kl_ctrl.kl_coef use_kl_in_reward": ("algo.kl.coef", "algo.reward_kl_coef"),
+    "algo.kl_coef": (),  # of no system, and the reward's or the loss's
+    "init_kl_coef init_coef kl_coef use_kl_in_reward": ("algo.kl.coef", "algo.reward_kl_coef"),
+    "eps_clip_low_high": "Type --algo.policy_loss.clip_low LOW --algo.policy_loss.clip_high HIGH.",
     "epsilon cliprange clip_ratio clip_ratio_low eps_clip": ("algo.policy_loss.clip_low",),
     "epsilon_high clip_ratio_high": ("algo.policy_loss.clip_high",),
     "delta clip_ratio_c": ("algo.policy_loss.dual_clip",),
@@ -90,14 +105,27 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "loss_type loss_agg_mode": ("algo.policy_loss.aggregation", "algo.loss.kind"),
     "entropy_coeff": ("algo.policy_loss.entropy_coef",),
     "vf_coef": ("algo.value_loss.coef",),
-    "lambd": ("algo.lam",),
+    "lambd lam": ("algo.lam",),
+    "gamma": ("algo.gamma",),
+    "calculate_log_probs": ("algo.actor.recompute_log_probs",),
     "is_correction_enable vllm_importance_sampling_correction": ("algo.policy_loss.correction.high",),
     "importance_sampling_level": "The ratio is the algorithm's: --algo grpo (token), --algo gspo (sequence).",
-    "environment_factory agent_func_path": ("algo.actor.environment.function",),
+    "environment_factory agent_func_path tools multi_turn.*": ("algo.actor.environment.function",),
     "reward.clip_range": ("algo.reward.clip",),
+    "normalize_enable": ("algo.scaling.rewards",),
+    "filter_groups.* dynamic_filtering_enable": "Type --algo dapo: it leaves out groups with equal scores.",
+    "overlong_buffer.penalty_factor": ("algo.overlong.factor",),
+    "overlong_buffer.*": ("algo.overlong.buffer",),
+    "sync_ref_model ref_model_mixup_alpha": _FOLLOWS,
+    "ref_model_sync_steps": ("algo.reference.every",),
     "cliprange_value value_clip": ("algo.value_loss.clip",),
     "scale_rewards norm_adv_by_std_in_grpo": ("algo.scale",),
     "center_rewards_coefficient": ("algo.loss.centering",),
+    "label_smoothing": ("algo.loss.label_smoothing",),
+    "loss_weights": ("algo.loss.sft_coef",),
+    "desirable_weight": ("algo.loss.desirable_weight",),
+    "undesirable_weight": ("algo.loss.undesirable_weight",),
+    "assistant_only_loss completion_only_loss": "The last answer of a row is learned: leave it out.",
     "critic_warmup": ("algo.critic_warmup_steps",),
     "dataset_name train_dataset train_files prompt_data prompt_dataset dataset": ("data.path",),
     "eval_dataset eval.dataset val_files": ("data.val_path",),
@@ -108,6 +136,10 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "output_key": ("data.response_field",),
     "label_key": ("data.answer_field",),
     "apply_chat_template": ("data.chat_template",),
+    "chat_template_kwargs.* apply_chat_template_kwargs.*": ("data.chat_template_options",),
+    "eos_token chat_template_path": (
+        "The model's directory has the chat template, and with it the end of an answer: leave it out."
+    ),
     "max_samples": ("data.limit",),
     "truncation filter_overlong_prompts": (
         "Rows with more tokens than --data.max_prompt_tokens are dropped, and counted."
@@ -137,13 +169,19 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "Type --trainer.callbacks+=LastCheckpoint --trainer.callbacks.directory DIRECTORY "
         "--trainer.callbacks.every_n_steps N, with N iterations."
     ),
-    "log_completions": "Type --trainer.callbacks+=Rollouts.",
+    "val_before_train eval_on_start": "Type --trainer.callbacks+=ValidateFirst.",
+    "log_completions rollout_data_dir": "Type --trainer.callbacks+=Rollouts.",
     "seed": ("seed_everything",),
-    "resume resume_mode resume_from_path resume_from_checkpoint load_checkpoint": (
+    "resume resume_mode resume_from_path resume_from_checkpoint load_checkpoint load_enable": (
         "Type --ckpt_path last, or the path of a checkpoint."
     ),
     "gpus num_gpus n_gpus_per_node num_gpus_per_node num_processes": ("strategy.devices",),
     "nnodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
+    "num_engines vllm_num_engines": (
+        "Type --strategy openrlhf --strategy.generator_devices N, for devices that only generate. With "
+        "--strategy colocated all of them do: leave it out."
+    ),
+    "actor.strategy critic.strategy ref.strategy": ("strategy.settings.engine",),
     "use_vllm rollout.name": "Type --strategy.settings.generator vllm, or native.",
     "gpu_memory_utilization vllm_gpu_memory_utilization": ("strategy.settings.vllm.gpu_memory_utilization",),
     "zero_stage": ("strategy.settings.zero.stage",),
@@ -157,7 +195,10 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "tensor_model_parallel_size": ("strategy.parallel.t",),
     "pipeline_model_parallel_size": ("strategy.parallel.p",),
 }
-"""Names there, in a line -> options here, of which a class has the first or the next; or a sentence."""
+"""Names there, in a line -> options here, of which a class has the first or the next; or a sentence.
+
+A name with `.*` is that of a group, and stands for the options below it, too.
+"""
 OTHERS = {name: here for names, here in _HERE.items() for name in names.split()}
 _ROLES = {"critic": "critic", "ref": "reference"}
 """Models beside the actor whose options have its names, behind these words, and what they are here."""
@@ -171,11 +212,12 @@ def known_elsewhere(option: str) -> tuple[str, ...] | str:
             that name another model make it an option of that one.
     """
     words = option.split(".")
-    starts = [start for start in range(len(words)) if ".".join(words[start:]) in OTHERS]
-    if not starts:
+    names = ((at, name) for at in range(len(words)) for name in (".".join(words[at:]), f"{words[at]}.*"))
+    start, found = next(((at, name) for at, name in names if name in OTHERS), (0, ""))
+    if not found:
         return ()
-    here = OTHERS[".".join(words[starts[0] :])]
-    role = next((_ROLES[word] for word in words[: starts[0]] if word in _ROLES), "actor")
+    here = OTHERS[found]
+    role = next((_ROLES[word] for word in words[:start] if word in _ROLES), "actor")
     if isinstance(here, str):
         return here.replace("algo.actor.", f"algo.{role}.")
     of_actor = [path for path in here if path.startswith("algo.actor.")]

@@ -97,7 +97,7 @@ def option_error(
         group = (option_classes(resolve_name(classes[-1])) if classes else owners).get(key)
         first = next((name for name in option_names(group) if f"{key}.{name}" not in elsewhere), "path")
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
-    if suggestion := _word_suggestion(said, owners):
+    if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
     said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
@@ -162,11 +162,13 @@ def _class_suggestion(name: str, key: str, first: str) -> str:
     return meant(*(low[each] for each in found)) or " Type its import path."
 
 
-def _word_suggestion(said: str, owners: Mapping[str, type]) -> str:
+def _word_suggestion(said: str, owners: Mapping[str, type], *, elsewhere: Mapping[str, str]) -> str:
     """What a word without dashes was meant to be; empty where the error is about none, or nobody knows."""
     if bare := _ASSIGNED.match(said):
-        known = known_elsewhere(bare[2]) and _suggestion_of_command(bare[2], owners)
-        return f" Options begin with two dashes.{known or f' Type --{bare[1]}.'}"
+        option = bare[2]
+        meant_by = f" {elsewhere[option]}" if option in elsewhere else _suggestion_of_command(option, owners)
+        is_one = option not in elsewhere and _is_option(option, owners)
+        return f" Options begin with two dashes.{f' Type --{bare[1]}.' if is_one else meant_by}"
     if not (alone := _WORD.fullmatch(said)):
         return ""
     word = alone[1]
@@ -196,13 +198,34 @@ def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
         if isinstance(here, str):
             return f" {_of_model(here, owners.get('algo'), kind='algo')}"
         return meant(*(f"--{path}" for path in _had(here, owners)))
+    return _suggestion_of_part(option, owners)
+
+
+def _suggestion_of_part(option: str, owners: Mapping[str, type]) -> str:
+    """What an unknown option of the command was meant to be, by the group that it begins with."""
     first, _, rest = option.partition(".")
-    kinds = [kind for kind in FOLDERS if any(first in option_names(cls) for cls in choices(kind).values())]
-    if found := [*(prefix for prefix, cls in owners.items() if first in option_names(cls)), *kinds]:
-        return meant(f"--{found[0]}.{option}")
+    classes = [*owners.items(), *((kind, cls) for kind in FOLDERS for cls in choices(kind).values())]
+    if having := [(prefix, cls) for prefix, cls in classes if first in option_names(cls)]:
+        if whole := [prefix for prefix, cls in having if option in option_paths(cls)]:
+            return meant(f"--{whole[0]}.{option}")
+        prefix, cls = having[0]
+        return f" Its options begin with --{prefix}.{first}.{_suggestion_of_class(option, cls)}"
     if rest and first in owners:
         return _suggestion_of_class(rest, owners[first])
+    if rest and first in FOLDERS:
+        return f" No class has it; rlhf fit --{first}.help NAME lists the options of one."
     return meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1)) or " Try --help."
+
+
+def _is_option(option: str, owners: Mapping[str, type]) -> bool:
+    """Whether the command takes this option, of the class that was chosen or, where none was, of any."""
+    prefix, _, rest = option.partition(".")
+    if not rest:
+        return prefix in (*FOLDERS, *_OWN)
+    if prefix == "trainer":  # whose loggers and callbacks have options of their own
+        return rest.partition(".")[0] in option_names(owners.get(prefix))
+    classes = [owners[prefix]] if prefix in owners else choices(prefix).values() if prefix in FOLDERS else ()
+    return any(rest in option_paths(cls) for cls in classes)
 
 
 def _of_model(here: str, owner: object, *, kind: str) -> str:

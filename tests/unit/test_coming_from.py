@@ -8,12 +8,16 @@ import re
 from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
+import pytest
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
 from rlhf_lightning.data import CompletionData, PromptData
+from rlhf_lightning.names import FOLDERS, choices
+from rlhf_lightning.options import option_paths
 from rlhf_lightning.rewards.spec import DEFAULT
 from rlhf_lightning.strategies import HybridEngine3D
+from rlhf_lightning.usage import option_error
 from tests.conftest import ROOT
 
 
@@ -46,6 +50,38 @@ def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
             assert rest[0] in inspect.signature(Trainer).parameters, name
         else:
             assert any(holds(kind, rest) for kind in OWNERS[owner]) if rest else owner != "data", name
+
+
+NO_OPTIONS = (
+    *("reward_model.ground_truth", "data_source", "completion", "messages"),  # columns of a row
+    *("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "PeftModel"),
+    *("accelerate", "one_step_off_policy"),  # a program, a recipe
+    *("sft", "critic.", "reward."),  # a value, other beginnings of a name
+)
+"""Names in the columns of the other systems that nobody types as options."""
+
+
+def names_there() -> list[str]:
+    """The options of other systems that the tables name."""
+    rows = [line.split("|")[1:-1] for line in COMING.splitlines() if line.startswith("| ")]
+    columns = [cell for row in rows for cell in (row[1:-1] if row[2:] else row[:1])]
+    quoted = {name for cell in columns for name in re.findall("`([^`]+)`", cell)}
+    assert set(NO_OPTIONS) <= quoted
+    return sorted({re.sub("^accelerate launch --| bf16$", "", name) for name in quoted - set(NO_OPTIONS)})
+
+
+@pytest.mark.parametrize("typed", ["--{} 1", "{}=1 a.b=c"])
+def test_options_of_the_tables_are_answered_with_options(typed: str) -> None:
+    owners = [("trainer", Trainer), *((kind, cls) for kind in FOLDERS for cls in choices(kind).values())]
+    known = {*FOLDERS, "seed_everything", "ckpt_path"}
+    known |= {f"{kind}.{path}" for kind, cls in owners for path in option_paths(cls)}
+    assert len(names_there()) > 120
+    for name in set(names_there()) - known:
+        said = option_error(f"unrecognized arguments: {typed.format(name)}", {"trainer": Trainer})
+        told = re.sub(r".* (a\.b=c\. Options begin with two dashes|1)\. ", "", said)
+        options = re.findall(r"--(?!trainer\.callbacks|trainer\.logger\.)([a-z_]+(?:\.\w+)*)", told)
+        assert "--" in told or told.endswith(("leave it out.", "dropped, and counted.")), (name, told)
+        assert set(options) <= known, (name, told)
 
 
 def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
