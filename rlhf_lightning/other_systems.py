@@ -16,6 +16,10 @@ _HELD_OUT = (
     "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples N."
 )
 _GENERATED = "An iteration answers --data.batch_size prompts, each --algo.group_size times."
+_BOTH_SIDES = (
+    "Type --algo.policy_loss.clip_low N --algo.policy_loss.clip_high N: there one number limits both sides, "
+    "here each has its own."
+)
 _FOLLOWS = (
     "Type --algo.reference.decay D, which is 1 - ref_model_mixup_alpha, and --algo.reference.every N, which "
     "counts iterations."
@@ -98,7 +102,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "algo.kl_coef": (),  # of no system, and the reward's or the loss's
     "init_kl_coef init_coef kl_coef use_kl_in_reward": ("algo.kl.coef", "algo.reward_kl_coef"),
     "eps_clip_low_high": "Type --algo.policy_loss.clip_low LOW --algo.policy_loss.clip_high HIGH.",
-    "epsilon cliprange clip_ratio clip_ratio_low eps_clip": ("algo.policy_loss.clip_low",),
+    "epsilon cliprange clip_ratio eps_clip": _BOTH_SIDES,
+    "clip_ratio_low": ("algo.policy_loss.clip_low",),
     "epsilon_high clip_ratio_high": ("algo.policy_loss.clip_high",),
     "delta clip_ratio_c": ("algo.policy_loss.dual_clip",),
     "critic.loss_agg_mode": "The critic's loss is a mean over tokens: leave it out.",

@@ -134,6 +134,17 @@ def test_what_is_counted_is_said() -> None:
     assert told("warmup_steps", PPO) == "Did you mean --algo.actor.optimizer.warmup_steps?"
 
 
+def test_a_limit_of_both_sides_stays_one() -> None:
+    """With the lower side alone the upper one would keep its default: another algorithm."""
+    for option in ("epsilon", "cliprange", "actor.clip_ratio", "eps_clip"):
+        assert told(option, GRPO) == (
+            "Type --algo.policy_loss.clip_low N --algo.policy_loss.clip_high N: there one number limits both "
+            "sides, here each has its own."
+        )
+    assert told("clip_ratio_low", GRPO) == "Did you mean --algo.policy_loss.clip_low?"
+    assert told("epsilon_high", GRPO) == "Did you mean --algo.policy_loss.clip_high?"
+
+
 def test_how_many_devices_generate_together() -> None:
     for option in ("actor_rollout_ref.rollout.tensor_model_parallel_size", "vllm_tensor_parallel_size"):
         assert told(option, GRPO).endswith("a device generates with a whole model: leave it out.")
