@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
+from types import FrameType
 
 import torch
 
@@ -58,3 +63,22 @@ class Local(Strategy):
         for name, placement in placements.items():
             device.host(name, placement)
         return placements
+
+    def on_train_start(self) -> None:
+        """Let SIGTERM end the run at once, as it does where devices are Ray's.
+
+        Lightning's handler, which each run has anew, waits for the end of the iteration, and in a prediction
+        is never looked at.
+        """
+        theirs = signal.getsignal(signal.SIGTERM)
+        ours = isinstance(theirs, partial) and theirs.func is _end
+        if callable(theirs) and not ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, partial(_end, theirs))
+
+    on_validation_start = on_predict_start = on_train_start
+
+
+def _end(theirs: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:
+    """Do what another handler of the signal does, and end the run."""
+    theirs(number, frame)
+    sys.exit(128 + number)

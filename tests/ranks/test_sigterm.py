@@ -1,0 +1,57 @@
+"""SIGTERM ends a run in this process at once, in each command; Lightning's handler only notes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import Callback
+
+from rlhf_lightning.data import TaskData
+from rlhf_lightning.strategies import Local
+from tests.unit.algos.short import grpo, trainer
+
+
+class Asked(Callback):
+    """Asks the run to end as its first batch begins, and keeps what happens after that."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def _ask(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.told.append("the batch goes on")
+
+    def on_train_batch_start(self, *_: object, **__: object) -> None:
+        """Ask."""
+        self._ask()
+
+    def on_validation_batch_start(self, *_: object, **__: object) -> None:
+        """Ask."""
+        self._ask()
+
+    def on_predict_batch_start(self, *_: object, **__: object) -> None:
+        """Ask."""
+        self._ask()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Keep what it was."""
+        self.told.append(type(exception).__name__)
+
+
+@pytest.mark.parametrize(("command", "held_out"), [("fit", 0), ("fit", 2), ("validate", 2), ("predict", 0)])
+def test_it_ends_at_once(command: str, held_out: int, tmp_path: Path) -> None:
+    """With held-out prompts a fit validates before it trains."""
+    before, asked = signal.getsignal(signal.SIGTERM), Asked()
+    run = trainer(Local(), tmp_path, callbacks=[asked], limit_val_batches=1 if held_out else 0)
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=held_out)
+    with pytest.raises(SystemExit) as end:
+        getattr(run, command)(grpo(), datamodule=data)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert asked.told == ["SystemExit"]
+    assert signal.getsignal(signal.SIGTERM) == before
