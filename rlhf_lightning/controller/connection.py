@@ -17,6 +17,7 @@ from typing import Any
 import ray
 import torch
 from ray._private import services
+from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
 from rlhf_lightning.controller.network import are_apart
@@ -133,10 +134,10 @@ def join(address: str, origin: str = OPTION) -> None:
     try:
         with _uninterrupted():
             ray.init(address=address, **_QUIET)
-    except ConnectionError as err:
+    except (ConnectionError, AuthenticationError) as err:  # there is no token here
         raise ValueError(
-            f"{said} ({err}). One that asks for a token wants RAY_AUTH_MODE=token here, "
-            f"too, and this machine must be one of its nodes. {_BE_A_NODE}"
+            f"{said} ({err}). One that asks for a token wants RAY_AUTH_MODE=token here, too, its token in "
+            f"~/.ray/auth_token or RAY_AUTH_TOKEN, and this machine must be one of its nodes. {_BE_A_NODE}"
         ) from err
     _heed_sigterm()
 

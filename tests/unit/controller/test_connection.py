@@ -15,6 +15,7 @@ import pytest
 import ray
 import torch
 from ray._private import services
+from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller import WorkerTimeoutError, connection
 from rlhf_lightning.controller.connection import check_address, join, start_ray
@@ -167,12 +168,17 @@ def test_who_has_no_handler_of_ctrl_c_gets_none(
 
 
 @pytest.mark.parametrize("origin", ["strategy.address", "RAY_ADDRESS"])
-def test_a_cluster_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
+@pytest.mark.parametrize("theirs", [ConnectionError, AuthenticationError])
+def test_a_cluster_that_refuses_is_told(
+    monkeypatch: pytest.MonkeyPatch, theirs: Callable[[str], Exception], origin: str
+) -> None:
+    """Ray itself ends the second where RAY_AUTH_MODE=token and no token is found."""
+
     def refuse(**_: object) -> None:
-        raise ConnectionError("no token")
+        raise theirs("no token")
 
     monkeypatch.setattr(ray, "init", refuse)
-    said = rf"^{origin}='10\.0\.0\.1:6379': no Ray cluster can be joined .* \(no token\)\. .*MODE=token"
+    said = rf"^{origin}='10\.0\.0\.1:6379': no Ray cluster .* \(no token.*\)\. .*MODE=token .*AUTH_TOKEN"
     with pytest.raises(ValueError, match=said):
         join("10.0.0.1:6379", origin)
 
