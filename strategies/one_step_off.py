@@ -13,7 +13,7 @@ from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import PolicyLoss, ReinforceLoss
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload, refuse_own_answer
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_own_answer
 from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ class OneStepOff(OpenRLHF):
             ValueError: `max_staleness` is below 1, or `offload` is set.
         """
         super().__post_init__()
-        refuse_offload(self)
         if self.max_staleness < 1:
             raise ValueError(
                 f"strategy.max_staleness={self.max_staleness}: answers are at least one version behind. "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.strategies.standalone import one_each
+from rlhf_lightning.strategies.standalone import one_each, refuse_offload
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
 
@@ -31,7 +31,13 @@ class OpenRLHF(Strategy):
     """Devices of the generator, out of `devices`; by default as many as each other role has."""
 
     def __post_init__(self) -> None:
+        """Refuse offloading.
+
+        Raises:
+            ValueError: `offload` is set.
+        """
         super().__post_init__()
+        refuse_offload(self)
         self.generation: SeparateGeneration | None = None
         """Receives the calls on the actor's handle, during a run with a generator."""
 
@@ -143,19 +149,6 @@ def _refuse_own_generation(actor: Actor, *, strategy: str) -> None:
         raise ValueError(
             f"{own.__name__}.{name} is never called under {strategy}, where a copy of the actor generates. "
             "Override `answer` instead, which the copy calls too, or try --strategy colocated."
-        )
-
-
-def refuse_offload(strategy: OpenRLHF) -> None:
-    """Refuse offloading where every model has devices of its own.
-
-    Raises:
-        ValueError: `offload` is set.
-    """
-    if strategy.offload:
-        raise ValueError(
-            f"{type(strategy).__name__}(offload=True): every model has devices of its own, and makes room "
-            "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
         )
 
 

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_offload, refuse_own_answer
+from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_own_answer
 from rlhf_lightning.workers import GenerationInParts
 
 
@@ -31,7 +31,6 @@ class Pipelined(OpenRLHF):
             ValueError: `parts` is below 2, or `offload` is set.
         """
         super().__post_init__()
-        refuse_offload(self)
         if self.parts < 2:
             raise ValueError(
                 f"strategy.parts={self.parts}: a batch that is handed on whole is scored when its last "

@@ -13,6 +13,15 @@ class Standalone(Strategy):
 
     strategy_name = "standalone"
 
+    def __post_init__(self) -> None:
+        """Refuse offloading.
+
+        Raises:
+            ValueError: `offload` is set.
+        """
+        super().__post_init__()
+        refuse_offload(self)
+
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """Divide the devices evenly, or give each role one.
 
@@ -41,3 +50,16 @@ def one_each(roles: Sequence[str], devices: int | None, *, name: str) -> list[Re
             f"({', '.join(roles)}). Try devices={nearest}."
         )
     return [ResourcePool(role, total // len(roles), (role,)) for role in roles]
+
+
+def refuse_offload(strategy: Strategy) -> None:
+    """Refuse offloading where every model has devices of its own.
+
+    Raises:
+        ValueError: `offload` is set.
+    """
+    if strategy.offload:
+        raise ValueError(
+            f"{type(strategy).__name__}(offload=True): every model has devices of its own, and makes room "
+            "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
+        )

@@ -26,6 +26,7 @@ from rlhf_lightning.strategies import (
     OpenRLHF,
     Pipelined,
     Split,
+    Standalone,
 )
 from rlhf_lightning.strategies.auto import MappingOption
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
@@ -266,13 +267,14 @@ def test_what_a_configuration_leaves_null_is_made(rlhf: Rlhf, tmp_path: Path) ->
     assert "strategy.devices=0" in rlhf.refused("fit", "-c", str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize("strategy", ["one-step-off", "pipelined"])
-def test_models_with_devices_of_their_own_are_not_offloaded(rlhf: Rlhf, strategy: str) -> None:
-    message = rlhf.refused("fit", "--algo", "ppo", "--strategy", strategy, "--strategy.offload", "true")
-    name = {"one-step-off": "OneStepOff", "pipelined": "Pipelined"}[strategy]
-    assert f"{name}(offload=True): every model has devices of its own" in message
+@pytest.mark.parametrize("kind", [OneStepOff, OpenRLHF, Pipelined, Standalone])
+def test_models_with_devices_of_their_own_are_not_offloaded(rlhf: Rlhf, kind: type[Strategy]) -> None:
+    """It would do nothing, and look as if it saved memory."""
+    words = ("--strategy", kind.strategy_name, "--strategy.offload", "true")
+    message = rlhf.refused("fit", "--algo", "ppo", *words)
+    assert f"{kind.__name__}(offload=True): every model has devices of its own" in message
     assert "try --strategy colocated --strategy.offload true" in message
-    assert OpenRLHF(offload=True).offload
+    assert Colocated(offload=True).offload
 
 
 class Mine(Split):
