@@ -6,7 +6,7 @@ from rlhf_lightning.strategies.colocated import Colocated
 
 
 class DeepSpeedChat(Colocated):
-    """One pool on DeepSpeed's ZeRO (`settings.zero`); to generate, all ranks gather the actor."""
+    """One pool on DeepSpeed's ZeRO (`settings.zero`); in stage 3 all ranks gather the actor to generate."""
 
     strategy_name = "deepspeed-chat"
     engine = "zero"
