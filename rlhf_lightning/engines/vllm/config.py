@@ -55,7 +55,8 @@ class VLLM:
     zero_copy: bool = True
     """Compute in the memory of the training parameters where possible: of a Megatron actor on a CPU."""
     sleep: bool = True
-    """Free memory after each generation: of keys and values, and on a GPU of the weights too."""
+    """Free memory after each generation: of keys and values, and on a GPU of the weights too. A generator of
+    its own never does."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
