@@ -9,6 +9,7 @@ import torch
 
 from rlhf_lightning.algos.grpo import GRPO
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import (
     GroupEstimator,
     Overlong,
@@ -51,7 +52,8 @@ class DAPO(GRPO):
     def setup(self, stage: str) -> None:
         """As for every algorithm; the groups of an earlier run are of other weights, and none is held."""
         super().setup(stage)
-        self._held = WaitingGroups(size=self.group_size)
+        data = row_data(self.trainer)
+        self._held = WaitingGroups(size=self.group_size, batch_rows=data.batch_rows if data else 0)
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration, which learns if it makes a batch whole."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from torch import Tensor
 
@@ -23,6 +23,10 @@ class Waited(TypedDict):
 
     enough: int
     """See `WaitingGroups.enough`."""
+    size: NotRequired[int]
+    """Answers per group, of which `enough` is counted; older checkpoints lack it."""
+    batch_rows: NotRequired[int]
+    """Prompts of a whole batch; older checkpoints lack it."""
     columns: dict[str, object]
     """Columns of the waiting answers; empty where none wait."""
 
@@ -33,6 +37,8 @@ class WaitingGroups:
 
     size: int
     """Answers per group."""
+    batch_rows: int = 0
+    """Prompts of a whole batch; 0 where the data does not say."""
     enough: int = 0
     """Answers to learn from at once: as many as the largest batch had so far."""
     rows: Batch | None = None
@@ -63,10 +69,16 @@ class WaitingGroups:
 
     def state(self) -> Waited:
         """The state for a checkpoint."""
-        return {"enough": self.enough, "columns": columns_of(self.rows, what="groups that wait for others")}
+        columns = columns_of(self.rows, what="groups that wait for others")
+        return {
+            "enough": self.enough,
+            "size": self.size,
+            "batch_rows": self.batch_rows,
+            "columns": columns,
+        }
 
     def restore(self, state: Waited, *, new_tokens: int) -> None:
-        """Continue from a checkpoint.
+        """Continue from a checkpoint; where batches or groups are of another size now, `enough` is of theirs.
 
         Args:
             state: what `state` returned.
@@ -75,7 +87,9 @@ class WaitingGroups:
         Raises:
             ValueError: groups are of another size, or their answers of another width.
         """
-        self.enough, self.rows = state["enough"], None
+        groups = state["enough"] // state.get("size", self.size)
+        alike = state.get("batch_rows", self.batch_rows) == self.batch_rows
+        self.enough, self.rows = groups * self.size if alike else 0, None
         if not state["columns"]:
             return
         self.rows = rows = Batch.of(cast(dict[str, Tensor | list[object]], state["columns"]))

@@ -17,9 +17,14 @@ def check_neighbours(what: str, batch: Batch, together: int) -> None:
         together: neighbours that are compared.
 
     Raises:
-        ValueError: neighbours answer different prompts.
+        ValueError: the rows are no whole groups of that size, or neighbours answer different prompts.
     """
-    if together == 1 or GROUPS not in batch or len(batch) % together:
+    if len(batch) % together:
+        raise ValueError(
+            f"{what} compares {together} neighbouring rows at a time, and {len(batch)} rows are no whole "
+            f"groups of {together}: {len(batch) % together} are left over. Give a multiple of {together}."
+        )
+    if together == 1 or GROUPS not in batch:
         return
     ids = batch[GROUPS].view(-1, together)
     if torn := int((ids != ids[:, :1]).any(dim=1).sum()):

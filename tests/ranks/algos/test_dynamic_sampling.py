@@ -38,7 +38,7 @@ class Seen(DAPO):
         self.learned: list[list[object]] = []
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        rows = batch.objects("rows")[::GROUP]
+        rows = batch.objects("rows")[:: self.group_size]
         self.learned.append([row["number"] for row in rows if isinstance(row, dict)])
         assert torch.equal(batch["prompt_mask"].any(1), torch.ones(len(batch), dtype=torch.bool))
         return super().compute_advantage(batch)
@@ -53,11 +53,13 @@ def dapo(model: str, *, group_size: int = GROUP, new_tokens: int = 4) -> Seen:
     )
 
 
-def prompts(directory: Path, every: list[bool], *, rows: int = ROWS, held_out: int = 0) -> PromptData:
+def prompts(
+    directory: Path, every: list[bool], *, rows: int = ROWS, held_out: int = 0, batch_size: int = BATCH
+) -> PromptData:
     """Of four neighbours those that are said teach; prompts of all lengths, in the order of the file."""
     every_row = [{"prompt": "a" * (1 + n % 7), "number": n, "teaches": every[n % BATCH]} for n in range(rows)]
     path = write_rows(directory / "prompts.jsonl", list(every_row))
-    return PromptData(path=path, batch_size=BATCH, val_rows=held_out, shuffle=False)
+    return PromptData(path=path, batch_size=batch_size, val_rows=held_out, shuffle=False)
 
 
 def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) -> None:
@@ -164,6 +166,27 @@ def test_groups_that_cannot_wait_with_others(
     fit(dapo(model), data, tmp_path, steps=1)
     with pytest.raises(ValueError, match=told):
         fit(dapo(model, **changed), data, tmp_path, steps=2, resumed="last")
+
+
+@pytest.mark.parametrize("changed", [{"group_size": 2}, {"batch_size": 2}])
+def test_a_batch_is_that_of_now(model: str, changed: dict[str, int], tmp_path: Path) -> None:
+    """After an update and a complete epoch nothing is held, and both sizes may be others."""
+    fit(dapo(model), prompts(tmp_path, [True] * BATCH, rows=BATCH), tmp_path, steps=1)
+    size, rest = changed.get("batch_size", BATCH), dapo(model, group_size=changed.get("group_size", GROUP))
+    data = prompts(tmp_path, [True] * BATCH, rows=BATCH, batch_size=size)
+    kept = fit(rest, data, tmp_path, steps=3, resumed="last")
+    assert [numbers["response/held_prompts"] for numbers in kept.numbers] == [size, size]
+    assert [len(numbers) for numbers in rest.learned] == [size, size]
+
+
+def test_a_short_batch_of_larger_groups_is_not_enough(model: str, tmp_path: Path) -> None:
+    """Within an epoch the next batch may be its last, which does not say how many prompts a whole one has."""
+    data = prompts(tmp_path, [True] * BATCH, rows=BATCH + 2)
+    fit(dapo(model), data, tmp_path, steps=1)
+    rest = dapo(model, group_size=GROUP + 1)
+    kept = fit(rest, data, tmp_path, steps=3, resumed="last")
+    assert [numbers["response/held_prompts"] for numbers in kept.numbers] == [2, 6]
+    assert [len(numbers) for numbers in rest.learned] == [BATCH]
 
 
 def test_held_groups_are_no_business_of_a_validation(model: str, tmp_path: Path) -> None:

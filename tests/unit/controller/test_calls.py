@@ -237,6 +237,10 @@ def test_a_method_of_all_columns_is_asked_what_any_other_is(role: Careless) -> N
         ValueError, match=r"^echo\.see compares 2 neighbouring rows at a time, and 1 of 2 such"
     ):
         role.see(batch, by=Pairs(rows_together=2))
+    with pytest.raises(
+        ValueError, match=r"^echo\.see compares 3 neigh.* 4 rows are no whole groups of 3: 1 are left over"
+    ):
+        role.see(numbers(4), by=Pairs(rows_together=3))
 
 
 @dataclass(frozen=True)
