@@ -76,11 +76,11 @@ class PPO(RLHFAlgorithm):
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `rewards`, `advantages` and `returns`, [B, R] float32."""
-        coef = self.running.coef
         batch = self.estimate(batch, self.estimator(batch))
-        metrics = self.rollout_metrics(batch) | {"actor/kl_coef": coef}
+        metrics = self.rollout_metrics(batch) | {"actor/kl_coef": self.running.coef}
         if self.trainer.training:
-            self.running.learn(batch, kl=metrics.get("actor/kl"))
+            moves = self.global_step >= self.critic_warmup_steps  # else no divergence is the actor's doing
+            self.running.learn(batch, kl=metrics.get("actor/kl") if moves else None)
         return batch, Metrics.of(metrics)
 
     def estimator(self, batch: Batch) -> Estimator:

@@ -65,15 +65,16 @@ class SafeRLHF(PPO):
         return metrics
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Move the multiplier after the mean cost, then weigh reward against cost with it."""
+        """Move the multiplier after the mean cost if the actor learns; weigh reward against cost with it."""
         costs = batch["costs"].double().sum(dim=1)
         if self.trainer.training and len(costs):
             last = self.get_buffer("costs")
             last.copy_(torch.cat([last, costs])[-self.window :])
-            excess = float(last.nanmean()) - self.threshold
-            log = self.get_buffer("log_multiplier")
-            log += self.multiplier_lr * excess * log.exp()
-            log.clamp_(max=math.log(self.multiplier_max))
+            if self.global_step >= self.critic_warmup_steps:
+                excess = float(last.nanmean()) - self.threshold
+                log = self.get_buffer("log_multiplier")
+                log += self.multiplier_lr * excess * log.exp()
+                log.clamp_(max=math.log(self.multiplier_max))
         batch, metrics = super().compute_advantage(batch)
         found = {"cost/multiplier": float(self.get_buffer("log_multiplier").exp())}
         if len(costs):

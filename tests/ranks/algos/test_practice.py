@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev
 
 import lightning.pytorch as pl
 import pytest
@@ -31,7 +31,7 @@ from rlhf_lightning.functional import (
 from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Critic, Reference, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
 from tests.unit.algos.small import run, write_rows
 
 FAST = OptimizerSpec(lr=1e-3)
@@ -189,6 +189,24 @@ def test_only_the_critic_learns_at_first(model: str) -> None:
     )
     assert torch.equal(first, fresh)
     assert not torch.equal(last, fresh)
+
+
+def test_what_steers_the_actor_waits_until_it_learns(model: str) -> None:
+    algorithm = SafeRLHF(
+        actor=actor(model),
+        reward=Reward(functions="length"),
+        cost=Cost(functions={"length": 1.0}),
+        kl=KLPenalty(target=1e-3, horizon=100.0),
+        critic_warmup_steps=2,
+    )
+    told = run(algorithm, data(), steps=4).numbers
+    assert ["actor/loss" in numbers for numbers in told] == [False, False, True, True]
+    assert [numbers["actor/kl_coef"] for numbers in told[:3]] == pytest.approx([0.05, 0.05, 0.05])
+    assert told[3]["actor/kl_coef"] == pytest.approx(0.05 * (1 - 0.2 * 6 / 100))
+    assert [numbers["cost/multiplier"] for numbers in told[:2]] == [1.0, 1.0]
+    costs = fmean(numbers["cost/mean"] for numbers in told[:3])  # those of the warm-up count
+    assert costs > 0
+    assert told[2]["cost/multiplier"] == pytest.approx(math.exp(0.1 * costs))
 
 
 def test_the_critic_begins_as_the_reward_model(model: str, tmp_path: Path) -> None:
