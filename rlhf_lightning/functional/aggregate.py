@@ -20,6 +20,7 @@ from rlhf_lightning.functional.masked import masked_mean, masked_sum
 from rlhf_lightning.functional.reading import reading
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+_NORMED: Aggregation = "seq-mean-token-sum-norm"
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, hor
     Raises:
         ValueError: unknown mode, or no horizon where one is needed.
     """
-    check_aggregation(mode, horizon)
+    check_aggregation(mode, horizon if mode == _NORMED else 0)
     sequences = max(counts.sequences, 1)
     if mode == "token-mean":
         return masked_sum(x, mask) / max(counts.tokens, 1)
@@ -169,16 +170,21 @@ def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, hor
 
 
 def check_aggregation(mode: Aggregation, horizon: int) -> None:
-    """Refuse an unknown mode and a missing horizon.
+    """Refuse an unknown mode, and a horizon that is missing or that nothing reads.
 
     Raises:
-        ValueError: the mode is unknown, or needs a horizon of at least 1.
+        ValueError: the mode is unknown, needs a horizon of at least 1, or has none.
     """
     known = get_args(Aggregation)
     if mode not in known:
         raise ValueError(f"aggregation={mode!r}: unknown mode. Try one of {', '.join(known)}.")
-    if mode == "seq-mean-token-sum-norm" and horizon < 1:
+    if mode != _NORMED and horizon:
         raise ValueError(
-            f"aggregation='seq-mean-token-sum-norm' with horizon={horizon}: the sum is divided by a constant "
+            f"horizon={horizon} with aggregation={mode!r}: nothing reads it, only {_NORMED!r} divides by a "
+            "constant length. Take that aggregation, or leave horizon at 0."
+        )
+    if mode == _NORMED and horizon < 1:
+        raise ValueError(
+            f"aggregation={mode!r} with horizon={horizon}: the sum is divided by a constant "
             "length. Set horizon to sampling.max_new_tokens, for given answers to data.max_response_tokens."
         )

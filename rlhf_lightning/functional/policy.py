@@ -8,7 +8,7 @@ the mask. Other surrogates are subclasses, a file each: sequence_policy, geometr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -95,6 +95,7 @@ class PolicyLoss(Loss):
         check_types(self)
         check_aggregation(self.aggregation, self.horizon)
         self.check_clip()
+        self._check_kl()
 
     def check_clip(self) -> None:
         """Refuse limits that the surrogate cannot have.
@@ -112,6 +113,15 @@ class PolicyLoss(Loss):
             raise ValueError(
                 f"{type(self).__name__}(dual_clip={self.dual_clip}): must be above 1. Try 3.0 or None."
             )
+
+    def _check_kl(self) -> None:
+        for field in fields(self):
+            value, reads_kl = getattr(self, field.name), field.name in ("kl_estimator", "kl_weighted")
+            if reads_kl and value != field.default and not self.kl_coef:
+                raise ValueError(
+                    f"{type(self).__name__}({field.name}={value!r}): nothing reads it, since kl_coef is 0. "
+                    f"Give kl_coef a weight, such as 0.001, or leave {field.name} out."
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:

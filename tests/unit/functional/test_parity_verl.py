@@ -98,7 +98,8 @@ def aggregated(batch: Batch, *, mode: Aggregation) -> Found:
 
 
 def dual_clip(mode: Aggregation) -> PolicyLoss:
-    return PolicyLoss(clip_high=0.28, dual_clip=1.5, aggregation=mode, horizon=cases.HORIZON)
+    horizon = cases.HORIZON if mode == "seq-mean-token-sum-norm" else 0
+    return PolicyLoss(clip_high=0.28, dual_clip=1.5, aggregation=mode, horizon=horizon)
 
 
 def terms(mode: Aggregation, kind: KLKind) -> PolicyLoss:

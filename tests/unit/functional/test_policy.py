@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from rlhf_lightning.functional import Counts, OffPolicyCorrection, PolicyLoss, clipped_policy_loss
+from rlhf_lightning.algos.grpo import grpo_loss
+from rlhf_lightning.functional import Counts, KLKind, OffPolicyCorrection, PolicyLoss, clipped_policy_loss
 from tests.unit.functional.cases import close, mask_of, valid
 from tests.unit.functional.rows import batch_of
 
@@ -93,6 +95,8 @@ def test_columns() -> None:
         ({"clip_low": 1.5}, r"clip_low=1\.5.*Try 0\.2"),
         ({"clip_high": -0.1}, r"clip_high=-0\.1.*Try 0\.2"),
         ({"dual_clip": 1.0}, r"dual_clip=1\.0.*Try 3\.0 or None"),
+        ({"kl_estimator": "k3+"}, r"^PolicyLoss\(kl_estimator='k3\+'\): nothing reads it, since kl_"),
+        ({"kl_weighted": True}, r"^PolicyLoss\(kl_weighted=True\): .* 0\.001, or leave kl_weighted out\.$"),
     ],
 )
 def test_policy_loss_refuses(fields: dict[str, float], message: str) -> None:
@@ -100,9 +104,27 @@ def test_policy_loss_refuses(fields: dict[str, float], message: str) -> None:
         PolicyLoss(**fields)  # type: ignore[arg-type]
 
 
-def test_missing_horizon_is_refused() -> None:
+def test_a_horizon_that_is_missing_or_unread_is_refused() -> None:
     with pytest.raises(ValueError, match="Set horizon"):
         PolicyLoss(aggregation="seq-mean-token-sum-norm")
+    with pytest.raises(ValueError, match=r"^horizon=8 with aggregation='token-mean': nothing reads it, only"):
+        PolicyLoss(horizon=8)
+    with pytest.raises(ValueError, match=r"-mean': .* Take that aggregation, or leave horizon at 0\.$"):
+        replace(grpo_loss(), horizon=-8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnesOwn(PolicyLoss):
+    """Has another estimate by default."""
+
+    kl_estimator: KLKind = "k1+"
+
+
+def test_defaults_that_nothing_reads_are_accepted() -> None:
+    assert replace(grpo_loss(), kl_coef=0.0).columns == ("log_probs", "advantages")
+    assert OnesOwn().kl_coef == 0
+    with pytest.raises(ValueError, match=r"^OnesOwn\(kl_estimator='k3'\): nothing reads it"):
+        OnesOwn(kl_estimator="k3")
 
 
 def test_a_correction_reads_the_rollout() -> None:

@@ -41,6 +41,8 @@ def test_right_tokens_are_not_made_unlikely(coef: float) -> None:
         SFTLoss(coef=coef)
 
 
-def test_missing_horizon_is_refused() -> None:
+def test_a_horizon_that_is_missing_or_unread_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Set horizon .* for given answers to data\.max_response_tokens"):
         SFTLoss(aggregation="seq-mean-token-sum-norm")
+    with pytest.raises(ValueError, match=r"^horizon=4 with aggregation='token-mean': nothing reads it"):
+        SFTLoss(horizon=4)
