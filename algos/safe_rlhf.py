@@ -28,7 +28,7 @@ class SafeRLHF(PPO):
     multiplier_max: float = 5.0
     """The most that it may weigh."""
     multiplier_lr: float = 0.1
-    """Rate at which it follows the excess of the cost."""
+    """Rate at which it follows the excess of the cost; 0 leaves it as it is."""
     window: int = 128
     """Answers over which the mean cost is taken."""
     whiten: bool = False

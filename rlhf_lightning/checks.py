@@ -56,8 +56,12 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
         ("epochs", 1, "nothing would be learned"),
         ("mini_batch_size", 0, "nothing would be learned"),
         ("critic_warmup_steps", 0, "is no number of iterations"),
+        ("reward_kl_coef", 0, "what leaves the reference would be rewarded"),
+        ("stop_kl", 0, "no divergence is below 0, so the actor would pause after each first step"),
+        ("multiplier_lr", 0, "the cost would weigh less where it is too high"),
     ):
-        if (given := vars(algorithm).get(name, least)) < least:
+        given = vars(algorithm).get(name)
+        if given is not None and given < least:
             raise ValueError(f"{name}={given}: {why}. Give at least {least}.")
 
 

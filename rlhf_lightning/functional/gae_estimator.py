@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import Gap, bootstrap_truncated, check_discounts, gae
 from rlhf_lightning.functional.kl import penalized_rewards
@@ -53,7 +52,7 @@ class GAEEstimator(PenalizedEstimator):
     """Return that one unit of the critic's value stands for."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_discounts("GAEEstimator", gamma=self.gamma, lam=self.lam)
         if self.score_clip is not None and self.score_clip <= 0:
             raise ValueError(f"GAEEstimator(score_clip={self.score_clip}): must be above 0. Try 5.0 or None.")

@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import check_discounts
 from rlhf_lightning.functional.kl import penalized_rewards
@@ -36,7 +35,7 @@ class GreedyEstimator(PenalizedEstimator):
     limit."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_discounts("GreedyEstimator", gamma=self.gamma)
         if self.clip is not None and (self.clip <= 0 or self.form == "verl"):
             raise ValueError(

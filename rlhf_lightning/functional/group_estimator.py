@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.groups import (
     Scale,
@@ -54,7 +53,7 @@ class GroupEstimator(PenalizedEstimator):
     """Penalty for responses near the length limit, added to their outcome; None is none."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         if self.group_size < 1:
             raise ValueError(f"GroupEstimator(group_size={self.group_size}): must be at least 1. Try 8.")
         if self.eps < 0:

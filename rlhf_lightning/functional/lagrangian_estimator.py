@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import Gap, check_discounts, gae
 from rlhf_lightning.functional.kl import penalized_rewards
@@ -50,7 +49,7 @@ class LagrangianEstimator(PenalizedEstimator):
     """Give the advantages of the whole batch mean 0 and variance 1."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_discounts("LagrangianEstimator", gamma=self.gamma, lam=self.lam)
         if self.multiplier < 0:
             raise ValueError(f"LagrangianEstimator(multiplier={self.multiplier}): must not be below 0.")

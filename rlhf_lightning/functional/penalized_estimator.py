@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Estimator
 from rlhf_lightning.functional.kl import KLKind, kl_columns, kl_estimate
 from rlhf_lightning.functional.rollout import row_totals
@@ -19,12 +20,23 @@ class PenalizedEstimator(Estimator):
 
     Reads response_mask and scores, and where it measures the divergence log_probs and ref_log_probs. Makes
     `advantages` [B, R] float32, what `row_totals` has, and with the divergence `kl` [B, R] and `row_kl` [B].
+
+    Raises:
+        ValueError: a value is outside its range.
     """
 
     kl_coef: float = 0.0
     """Weight of the KL penalty in the reward; with 0 most estimators do not read the reference."""
     kl_estimator: KLKind = "k1"
     """Which estimate of the divergence, as in `kl_estimate`."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.kl_coef < 0:
+            raise ValueError(
+                f"{type(self).__name__}(kl_coef={self.kl_coef}): a penalty is not negative. "
+                "Try 0.05, or 0 for none."
+            )
 
     @property
     def measures_kl(self) -> bool:

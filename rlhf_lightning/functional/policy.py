@@ -115,6 +115,11 @@ class PolicyLoss(Loss):
             )
 
     def _check_kl(self) -> None:
+        if self.kl_coef < 0:
+            raise ValueError(
+                f"{type(self).__name__}(kl_coef={self.kl_coef}): a penalty is not negative. "
+                "Try 0.001, or 0 for none."
+            )
         for field in fields(self):
             value, reads_kl = getattr(self, field.name), field.name in ("kl_estimator", "kl_weighted")
             if reads_kl and value != field.default and not self.kl_coef:

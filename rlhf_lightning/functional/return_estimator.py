@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import check_discounts
 from rlhf_lightning.functional.groups import Single, group_advantages, neighbour_groups, spread
@@ -47,7 +46,7 @@ class ReturnEstimator(PenalizedEstimator):
     """Give a token the rewards from it on, or the response's whole sum (verl's baseline variant)."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_discounts("ReturnEstimator", gamma=self.gamma)
         if self.group_size < 1:
             raise ValueError(

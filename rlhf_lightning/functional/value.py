@@ -52,11 +52,16 @@ class ValueLoss(Loss):
     clip: float | None = 0.2
     """How far a value may move from that of the rollout; None is no clip."""
     coef: float = 1.0
-    """Weight of the loss."""
+    """Weight of the loss, above 0."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"ValueLoss(clip={self.clip}): must be above 0. Try 0.2, or None for no clip.")
+        if not float(self.coef) > 0:
+            raise ValueError(
+                f"ValueLoss(coef={self.coef}): must be above 0. Try 1.0; a critic that is to stay as it is "
+                "has an optimizer.lr of 0."
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -158,6 +158,12 @@ def test_a_word_is_no_number(name: str) -> None:
         replace(cast(Any, ESTIMATORS[name]), kl_coef="0.1")
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_what_leaves_the_reference_is_not_rewarded(name: str) -> None:
+    with pytest.raises(ValueError, match=r"Estimator\(kl_coef=-0\.1\): a penalty is not negative\. Try 0\."):
+        replace(cast(Any, ESTIMATORS[name]), kl_coef=-0.1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mine(Estimator):
     """A user's own, with what is wrong in it."""

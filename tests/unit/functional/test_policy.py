@@ -96,6 +96,7 @@ def test_columns() -> None:
         ({"clip_high": -0.1}, r"clip_high=-0\.1.*Try 0\.2"),
         ({"dual_clip": 1.0}, r"dual_clip=1\.0.*Try 3\.0 or None"),
         ({"kl_estimator": "k3+"}, r"^PolicyLoss\(kl_estimator='k3\+'\): nothing reads it, since kl_"),
+        ({"kl_coef": -0.001}, r"kl_coef=-0\.001\): a penalty is not negative\. Try 0\.001, or 0 for none\.$"),
         ({"kl_weighted": True}, r"^PolicyLoss\(kl_weighted=True\): .* 0\.001, or leave kl_weighted out\.$"),
     ],
 )

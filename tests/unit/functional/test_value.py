@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -46,3 +48,9 @@ def test_value_loss_against_python(case: str, dtype: torch.dtype) -> None:
 def test_missing_clip_is_refused() -> None:
     with pytest.raises(ValueError, match=r"clip=0\.0.*None for no clip"):
         ValueLoss(clip=0.0)
+
+
+@pytest.mark.parametrize("coef", [-1.0, 0.0, math.nan])
+def test_values_are_drawn_to_the_returns(coef: float) -> None:
+    with pytest.raises(ValueError, match=rf"^ValueLoss\(coef={coef}\): must be above 0\. Try 1\.0; a critic"):
+        ValueLoss(coef=coef)
