@@ -38,6 +38,11 @@ class KLPenalty:
         if self.coef < 0:
             raise ValueError(f"kl.coef={self.coef}: a penalty is not negative. Try 0.05, or 0 for none.")
         if self.target is not None:
+            if not self.coef:
+                raise ValueError(
+                    f"kl.target={self.target} with kl.coef={self.coef}: the weight adapts by a factor, and "
+                    "0 stays 0. Try kl.coef 0.05, or leave kl.target out."
+                )
             self.adapted(self.coef, current=self.target, num_rows=1)
 
     def adapted(self, coef: float, *, current: float, num_rows: int) -> float:
@@ -90,8 +95,8 @@ class Running(nn.Module):
 
     @property
     def coef(self) -> float:
-        """The current KL weight; if it is fixed, that of the option, whatever a checkpoint holds."""
-        return self._kl.coef if self._kl.target is None else float(self.kl_coef)
+        """The current KL weight; that of the option if it is fixed, or was 0 in the checkpoint."""
+        return self._kl.coef if self._kl.target is None else float(self.kl_coef) or self._kl.coef
 
     def fitted(self, estimator: GAEEstimator, batch: Batch, *, learn: bool) -> GAEEstimator:
         """The estimator with the current KL weight and normalisation.

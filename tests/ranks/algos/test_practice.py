@@ -268,6 +268,11 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
         KLPenalty(coef=-1)
     with pytest.raises(ValueError, match="must be above 0"):
         KLPenalty(target=0.0)
+    with pytest.raises(
+        ValueError, match=r"^kl\.target=0\.1 with kl\.coef=0: .* 0 stays 0\. Try kl\.coef 0\."
+    ):
+        KLPenalty(coef=0, target=0.1)
+    assert KLPenalty(coef=0.0).coef == 0
     with pytest.raises(ValueError, match="reward_clip=0"):
         Scaling(reward_clip=0.0)
     with pytest.raises(ValueError, match=r"reference\.decay=2"):
@@ -312,6 +317,17 @@ def test_a_weight_that_does_not_adapt_is_that_of_the_options() -> None:
     for now in (fixed, adapted):
         now.load_state_dict(before.state_dict())
     assert [fixed.coef, adapted.coef] == pytest.approx([0.2, 0.05])
+
+
+def test_a_weight_that_was_0_adapts_from_that_of_the_options() -> None:
+    without = Running(KLPenalty(coef=0.0), Scaling())
+    rows = Batch.of({"scores": torch.zeros(10, 1)})
+    without.learn(rows, kl=3.0)
+    now = Running(KLPenalty(coef=0.2, target=1.0), Scaling())
+    now.load_state_dict(without.state_dict())
+    assert now.coef == 0.2
+    now.learn(rows, kl=3.0)
+    assert now.coef == pytest.approx(0.2 * (1 + 0.2 * 10 / 10_000))
 
 
 def test_units_are_those_of_all_rows_so_far_but_for_what_is_only_told() -> None:
