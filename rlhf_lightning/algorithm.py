@@ -274,13 +274,14 @@ class RLHFAlgorithm(LightningModule):
             what: begins the message; what needs answers that differ.
 
         Raises:
-            ValueError: the actor's temperature is 0.
+            ValueError: the actor's temperature is 0, or its sampling keeps the likeliest token alone.
         """
-        if self.main_actor.sampling.temperature == 0:
-            raise ValueError(
-                f"{what}, with actor.sampling.temperature=0: greedy generation gives the same answer every "
-                "time. Try temperature 1.0."
-            )
+        for name, greedy, drawn in (("temperature", 0, 1.0), ("top_k", 1, 0), ("min_p", 1, 0.0)):
+            if (given := getattr(self.main_actor.sampling, name)) == greedy:
+                raise ValueError(
+                    f"{what}, with actor.sampling.{name}={given}: greedy generation gives the same answer "
+                    f"every time. Try {name} {drawn}."
+                )
 
     # ---- for `step` ----------------------------------------------------------------------------------------
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:

@@ -282,7 +282,12 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
             Reference(**options)
 
 
-GREEDY = Actor(path="embedded", sampling=Sampling(temperature=0))
+def drawing(**options: float) -> Actor:
+    """One whose answers are drawn so."""
+    return Actor(path="embedded", sampling=Sampling(**options))  # type: ignore[arg-type]
+
+
+GREEDY = drawing(temperature=0)
 SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
 
 
@@ -299,6 +304,11 @@ SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
         (lambda: ReinforcePP(actor=GREEDY, group_size=2), rf"^group_size=2, {SAME}"),
         (lambda: ReMax(actor=GREEDY), rf"^ReMax compares drawn answers with the greedy one, {SAME}"),
         (lambda: OnlineDPO(actor=GREEDY), rf"^OnlineDPO compares two answers, {SAME}"),
+        (
+            lambda: GRPO(actor=drawing(top_k=1)),
+            r"^group_size=8, with actor\.sampling\.top_k=1: .* Try top_k 0\.$",
+        ),
+        (lambda: OnlineDPO(actor=drawing(min_p=1.0)), r"min_p=1\.0: greedy .* Try min_p 0\.0\.$"),
         (lambda: SafeRLHF(multiplier=0), r"multiplier=0, multiplier_max=5\.0"),
         (lambda: SafeRLHF(multiplier=6), r"multiplier=6, multiplier_max=5\.0"),
         (lambda: SafeRLHF(window=0), "window=0"),
@@ -308,6 +318,11 @@ SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
 def test_what_no_estimator_takes_is_refused_at_once(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_what_keeps_more_than_the_likeliest_token_is_taken() -> None:
+    for options in ({"top_k": 2}, {"min_p": 0.99}, {"top_p": 0.01}, {"temperature": 0.01}):
+        assert GRPO(actor=drawing(**options)).group_size == 8
 
 
 def test_a_weight_that_does_not_adapt_is_that_of_the_options() -> None:
