@@ -34,7 +34,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.output import keep_tables
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import ParallelLayout, subgroups
 from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
@@ -279,7 +279,8 @@ class Strategy(SingleDeviceStrategy):
             for name in pool.roles:
                 role, settings = dataclasses.replace(roles[name]), self.settings_of(name)
                 layout = self.layout(roles[name], name, pool.num_devices)
-                groups += settings.training.groups(layout, members)
+                grouped = settings.training.groups if role.path and role.divided else subgroups
+                groups += grouped(layout, members)
                 placements[name] = Placement(role, layout, members, settings)
             first += pool.num_devices
         links = self.links({name: placement.devices for name, placement in placements.items()})

@@ -6,11 +6,12 @@ train (p=1, t=4, d=2), generate (1, 2)        tensor 0123 4567        generation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from rlhf_lightning.parallel.layout import ParallelLayout
 
@@ -85,6 +86,14 @@ def all_ranks(layout: ParallelLayout) -> list[Ranks]:
     """The members of every group of a layout, each once, in an order that all ranks share."""
     every = (tuple(ranks) for groups in named_groups(layout).values() for ranks in groups)
     return list(dict.fromkeys(every))
+
+
+def joined(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """The group of these global ranks that this process has joined; of several the last."""
+    every = reversed(distributed_c10d._world.pg_group_ranks.items())
+    found = next((group for group, members in every if sorted(members) == sorted(ranks)), None)
+    assert found is not None, f"the job has made no group of the ranks {ranks}"
+    return found
 
 
 def meet(group: dist.ProcessGroup, device: torch.device) -> None:

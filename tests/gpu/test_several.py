@@ -34,6 +34,7 @@ def learned(device: torch.device, *, spec: ModelSpec, t: int, config: FSDP) -> d
     """What one rank says and becomes."""
     layout = ParallelLayout(t=t, d=dist.get_world_size() // t)
     groups, own = ModelGroups.create_all(layout), dist.get_rank() // t
+    tiny.make_groups(config, layout)
     engine = FSDPEngine(spec, group=groups.data, tensor=groups.tensor, device=device, config=config)
     return said(engine, tiny.rows()[own :: layout.d], device)
 

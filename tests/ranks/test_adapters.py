@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator, check_adapters
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.huggingface.adapters import saved_lora
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit import spmd
 from tests.unit.engines import tiny
@@ -133,7 +134,10 @@ def test_gradients_of_the_factors_follow_from_that_of_the_product(
 
 def trained(group: dist.ProcessGroup | None, spec: ModelSpec, shard: int = 0) -> dict[str, Tensor]:
     """Three steps; the factors, the merged weights, what it answers, and what it would without adapters."""
-    engine = FSDPEngine(spec, group=group, config=FSDP(max_tokens_per_micro_batch=20, shard=shard))
+    config = FSDP(max_tokens_per_micro_batch=20, shard=shard)
+    if group is not None:
+        tiny.make_groups(config, ParallelLayout(d=group.size()))
+    engine = FSDPEngine(spec, group=group, config=config)
     for _ in range(3):
         step(engine, group)
     with engine.gathered() as module:

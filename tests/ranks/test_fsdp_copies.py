@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, optimizer
 from rlhf_lightning.engines.fsdp.mesh import model_mesh
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Dtype, Fit
+
+
+def engine_of(
+    group: dist.ProcessGroup | None, spec: ModelSpec, config: FSDP, head: Head = "lm"
+) -> FSDPEngine:
+    """The engine of one rank, and before it the groups that a job makes for it."""
+    if group is not None:
+        tiny.make_groups(config, ParallelLayout(d=group.size()))
+    return FSDPEngine(spec, head=head, group=group, config=config)
 
 
 def step(engine: FSDPEngine, group: dist.ProcessGroup | None) -> list[float]:
@@ -36,7 +44,7 @@ def trained(
     group: dist.ProcessGroup | None, spec: ModelSpec, head: Head, config: FSDP
 ) -> tuple[list[list[float]], Tensor, Tensor, int]:
     """Three steps: what they report, the weights, those of the gathered module, and bytes of the moments."""
-    engine = FSDPEngine(spec, head=head, group=group, config=config)
+    engine = engine_of(group, spec, config, head)
     reports = [step(engine, group) for _ in range(3)]
     with engine.gathered() as module:
         vector = torch.cat([p.flatten() for p in module.parameters()])
@@ -67,7 +75,7 @@ def test_copies_learn_what_one_division_over_all_learns(
 
 
 def saved(group: dist.ProcessGroup, spec: ModelSpec, directory: Path, shard: int) -> tuple[Tensor, Tensor]:
-    engine = FSDPEngine(spec, group=group, config=FSDP(shard=shard))
+    engine = engine_of(group, spec, FSDP(shard=shard))
     step(engine, group)
     engine.save(directory / "checkpoint")
     engine.export(directory / "export")
@@ -79,7 +87,7 @@ def saved(group: dist.ProcessGroup, spec: ModelSpec, directory: Path, shard: int
 def continued(
     group: dist.ProcessGroup | None, spec: ModelSpec, directory: Path, shard: int
 ) -> tuple[Tensor, Tensor]:
-    engine = FSDPEngine(spec, group=group, config=FSDP(shard=shard))
+    engine = engine_of(group, spec, FSDP(shard=shard))
     engine.load(directory / "checkpoint")
     before = weights(engine)
     step(engine, group)
@@ -102,7 +110,7 @@ def test_a_checkpoint_of_copies_continues_elsewhere(
 
 
 def followed(group: dist.ProcessGroup, spec: ModelSpec, given: Tensor, shard: int) -> Tensor:
-    engine = FSDPEngine(spec, group=group, config=FSDP(shard=shard))
+    engine = engine_of(group, spec, FSDP(shard=shard))
     engine.follow_weights(given, decay=0.25)
     return engine.give_weights()
 
@@ -122,7 +130,7 @@ def uneven(
     """Three steps in which the first rank has all rows but one, which the last has; the others have none."""
     optimizer._BUCKET_BYTES = bucket_bytes
     config = FSDP(max_tokens_per_micro_batch=20, shard=1)
-    engine = FSDPEngine(replace(spec, dtype=dtype), group=group, config=config)
+    engine = engine_of(group, replace(spec, dtype=dtype), config)
     first, last = group.rank() == 0, group.rank() == group.size() - 1
     rows = tiny.rows()[: -1 if first else None][slice(None) if first else slice(-1 if last else 99, None)]
     reports = []
@@ -154,7 +162,7 @@ def test_copies_with_different_numbers_of_micro_batches_stay_equal(
 
 def norm(group: dist.ProcessGroup, spec: ModelSpec) -> float:
     """By which a rank clips where the second copy has other gradients, as rounding might do."""
-    engine = FSDPEngine(spec, group=group, config=FSDP(shard=2))
+    engine = engine_of(group, spec, FSDP(shard=2))
     engine.accumulate(tiny.rows()[group.rank() :: group.size()], Fit(), tiny.counts(), temperature=1.0)
     for master in engine._weights.masters.values():
         assert master.grad is not None
@@ -168,18 +176,6 @@ def test_copies_clip_by_one_norm(paths: dict[str, Path]) -> None:
     found = spmd.run(4, norm, spec)
     assert len(set(found)) == 1
     assert found[0] == pytest.approx(alone * 2.5**0.5, rel=1e-5)  # half of 1 and half of 2 squared
-
-
-def met(group: dist.ProcessGroup, spec: ModelSpec) -> list[list[int]]:
-    """Ranks of the groups that communicate as an engine is made."""
-    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as made:
-        FSDPEngine(spec, group=group, config=FSDP(shard=2))
-    return [dist.get_process_group_ranks(call.kwargs["group"]) for call in made.call_args_list]
-
-
-def test_groups_that_an_engine_makes_meet_at_once(paths: dict[str, Path]) -> None:
-    found = spmd.run(4, met, tiny.spec(paths["lm"]))
-    assert found == [[[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]]]
 
 
 def test_a_division_that_leaves_ranks_over_is_refused() -> None:
@@ -200,24 +196,24 @@ def groups_of(group: dist.ProcessGroup, shard: int) -> list[str]:
     return [each.group_name for each in (*axes, mesh.everyone)]
 
 
-def two_worlds(group: dist.ProcessGroup, directory: Path) -> tuple[list[list[str]], float]:
-    """The groups of three models, and what the ranks of the last add up in the next world."""
-    found = [groups_of(group, shard) for shard in (2, 2, 1)]
-    rank, size = group.rank(), group.size()
-    dist.destroy_process_group()
-    store = FileStore(str(directory / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    group = dist.new_group(list(range(size)))
-    mesh = model_mesh(group, None, shard=2, device=torch.device("cpu"))
-    number = torch.tensor(float(rank))
-    dist.all_reduce(number, group=mesh.data.get_group("shard"))
-    dist.all_reduce(number, group=mesh.data.get_group("copy"))
-    return found, float(number)
+def three_models(group: dist.ProcessGroup) -> list[list[str]]:
+    """The groups of three models, for which the job makes those of the first."""
+    tiny.make_groups(FSDP(shard=2), ParallelLayout(d=group.size()))
+    return [groups_of(group, shard) for shard in (2, 2, 4)]
 
 
-def test_models_on_the_same_ranks_share_their_groups(tmp_path: Path) -> None:
-    for (first, second, alone), added in spmd.run(4, two_worlds, tmp_path):
+def test_models_on_the_same_ranks_share_the_groups_of_their_job() -> None:
+    for first, second, whole in spmd.run(4, three_models):
         assert first == second
         assert len(set(first)) == 3
-        assert alone[-1] == first[-1]
-        assert added == 6
+        assert whole == [first[-1]] * 2
+
+
+def lacking(group: dist.ProcessGroup) -> None:
+    """A mesh without the groups that a job makes."""
+    with pytest.raises(AssertionError, match=r"^the job has made no group of the ranks \[[01], [23]\]$"):
+        model_mesh(group, None, shard=2, device=torch.device("cpu"))
+
+
+def test_a_group_that_nobody_has_made_is_not_waited_for() -> None:
+    spmd.run(4, lacking)

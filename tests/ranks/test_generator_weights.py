@@ -10,13 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig
 
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.controller.call import Call
+from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.device import Device, Placement
-from rlhf_lightning.engines import FSDPEngine
+from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.parallel import Link, ParallelLayout, World
 from rlhf_lightning.spec import ModelSpec
-from rlhf_lightning.workers import Actor, Generator, Settings
+from rlhf_lightning.strategies import OpenRLHF
+from rlhf_lightning.workers import Actor, Generator, Role, Settings
 from tests.unit import spmd
 from tests.unit.algos import small
 
@@ -48,6 +51,30 @@ def test_the_generator_names_the_parameter_and_both_shapes(tmp_path: Path) -> No
     assert said.startswith("generator[rank 0, node ")
     what = "model.layers.0.mlp.gate_proj.weight (48, 32) and has (64, 32). Sender and receiver must be"
     assert f"].receive_weights: {generator}: was sent {what}" in said
+
+
+def joined(group: dist.ProcessGroup, model: str, train: FSDP) -> Tensor:
+    """Weights of an actor that four devices divide, or of the generator on the fifth, as their job starts."""
+    strategy, rank = OpenRLHF(settings=Settings(train=train)), group.rank()
+    strategy.connect(GRPO(actor=Actor(path=model, init_seed=3)))
+    pools = [ResourcePool(name, n, (name,)) for name, n in (("actor", 4), ("generator", 1))]
+    placements, groups = strategy.placements(strategy.models(), pools)
+    device, name = Device(rank), "actor" if rank < 4 else "generator"
+    made = {ranks: dist.new_group(list(ranks)) for ranks in dict.fromkeys(groups)}
+    device.world = World(rank, torch.device("cpu"), made)
+    device.host(name, placements[name])
+    method = "send_weights" if rank < 4 else "receive_weights"
+    device.call(Call(name, method, rank % 4, rank, (), {}, ()))
+    role = placements[name].role
+    assert isinstance(role, Role)
+    return role.engine.give_weights()
+
+
+@pytest.mark.parametrize("train", [FSDP(shard=2), FSDP(tensor=2)], ids=["copies", "tensor"])
+def test_an_actor_that_its_devices_divide_has_a_link_as_well(train: FSDP, tmp_path: Path) -> None:
+    """Only one of its devices is in the link, so they are in different numbers of groups."""
+    *actor, generator = spmd.run(5, joined, small.write_model(tmp_path), train)
+    assert all(torch.equal(part, generator) for part in actor)
 
 
 def sent(group: dist.ProcessGroup, model: str) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_lightning.engines.fsdp.compilation import check_compiler
+from rlhf_lightning.engines.fsdp.mesh import mesh_groups
 from rlhf_lightning.engines.fsdp.shards import Schedule
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.architecture import check_tensor_parallel
@@ -79,8 +80,10 @@ class FSDP(TrainConfig):
         return ParallelLayout(t=self.tensor, d=devices // self.tensor, generation=Generation())
 
     def groups(self, layout: ParallelLayout, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """See `TrainConfig.groups`; without tensor ranks, only groups of several ranks."""
-        return subgroups(layout, members) if layout.t == 1 else super().groups(layout, members)
+        """See `TrainConfig.groups`; those of the model's mesh too. Without tensor ranks, none of one rank."""
+        found = subgroups(layout, members) if layout.t == 1 else super().groups(layout, members)
+        ranks = [[members[rank] for rank in row] for row in layout.groups("t")]
+        return list(dict.fromkeys([*found, *mesh_groups(ranks, shard=self.shard)]))
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
         """See `TrainConfig.check`: the layout must be that of these options, and must divide the layers."""

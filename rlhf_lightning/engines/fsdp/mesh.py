@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlhf_lightning.parallel.groups import meet
+from rlhf_lightning.parallel.groups import joined
 
 _AXES = ("copy", "shard", "tensor")
-
-_made = WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]]()
-"""The groups made so far in this process's world, by their ranks: models on the same devices share them."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,22 @@ class Mesh:
     """All ranks of the model."""
 
 
+def mesh_groups(ranks: Sequence[Sequence[int]], *, shard: int) -> list[tuple[int, ...]]:
+    """The groups of several ranks that a model's mesh has, which the job makes beforehand.
+
+    Args:
+        ranks: the model's, [d, t].
+        shard: as for `model_mesh`.
+    """
+    grid = _grid(torch.tensor(ranks), shard)
+    lines = [line for lines in _lines(grid).values() for line in lines]
+    return [tuple(line) for line in [*lines, grid.flatten().tolist()] if len(line) > 1]
+
+
 def model_mesh(
     data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None, *, shard: int, device: torch.device
 ) -> Mesh:
-    """Arrange the ranks of a model, and make the groups that no model has yet; all its ranks call it.
+    """Arrange the ranks of a model in the groups that the job has made for it; all its ranks call it.
 
     Args:
         data: ranks with rows of their own; None for one.
@@ -48,22 +56,30 @@ def model_mesh(
         device: of this rank.
     """
     known = [group for group in (data, tensor) if group is not None]
-    rows = _rows(data, tensor)
-    grid = rows.view(-1, shard if len(rows) > 1 and shard else len(rows), rows.shape[1])
-    axes = [axis for axis, name in enumerate(_AXES) if name == "shard" or grid.shape[axis] > 1]
-    names = tuple(_AXES[axis] for axis in axes)
-    lines = [grid.movedim(axis, -1).flatten(0, 1).tolist() for axis in axes]
+    grid = _grid(_rows(data, tensor), shard)
+    lines = _lines(grid)
     mesh = DeviceMesh.from_group(
-        [_group(line, known, device) for line in lines],
+        [_group(found, known) for found in lines.values()],
         device.type,
-        mesh=grid.view([grid.shape[axis] for axis in axes]),
-        mesh_dim_names=names,
+        mesh=grid.view([grid.shape[_AXES.index(name)] for name in lines]),
+        mesh_dim_names=tuple(lines),
     )
     return Mesh(
-        data=mesh["copy", "shard"] if "copy" in names else mesh["shard"],
-        tensor=mesh["tensor"] if "tensor" in names else None,
-        everyone=_group([grid.flatten().tolist()], known, device),
+        data=mesh["copy", "shard"] if "copy" in lines else mesh["shard"],
+        tensor=mesh["tensor"] if "tensor" in lines else None,
+        everyone=_group([grid.flatten().tolist()], known),
     )
+
+
+def _grid(ranks: Tensor, shard: int) -> Tensor:
+    """Ranks [d, t] as [copy, shard, tensor]."""
+    return ranks.view(-1, shard if len(ranks) > 1 and shard else len(ranks), ranks.shape[1])
+
+
+def _lines(grid: Tensor) -> dict[str, list[list[int]]]:
+    """The lines of ranks along each axis of a model's mesh, which has that of shards and all above 1."""
+    axes = {name: axis for axis, name in enumerate(_AXES) if name == "shard" or grid.shape[axis] > 1}
+    return {name: grid.movedim(axis, -1).flatten(0, 1).tolist() for name, axis in axes.items()}
 
 
 def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Tensor:
@@ -78,21 +94,8 @@ def _rows(data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> T
     return torch.tensor(rows)
 
 
-def _group(
-    lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup], device: torch.device
-) -> dist.ProcessGroup:
-    """The group of that line of ranks which has this one: a known group, an earlier model's, or a new one."""
+def _group(lines: Sequence[list[int]], known: Sequence[dist.ProcessGroup]) -> dist.ProcessGroup:
+    """The group of that line of ranks which has this one: a known one, or another that the job has made."""
     line = next(line for line in lines if dist.get_rank() in line)
-    for group in known:
-        if dist.get_process_group_ranks(group) == line:
-            return group
-    world = dist.group.WORLD
-    assert world is not None
-    made, ranks = _made.setdefault(world, {}), tuple(line)
-    if ranks not in made:
-        # Only members make it, so ranks of other models need not take part. Time-out as of the known ones.
-        options = [group._get_backend(torch.device("cpu")).options for group in known]
-        timeout = options[0]._timeout if options else None
-        made[ranks] = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
-        meet(made[ranks], device)
-    return made[ranks]
+    given = (group for group in known if dist.get_process_group_ranks(group) == line)
+    return next(given, None) or joined(line)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 from transformers import (
@@ -22,7 +23,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rlhf_lightning.engines import FSDP
 from rlhf_lightning.functional.aggregate import Counts, Loss
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 
 Dtype = Literal["float32", "bfloat16"]
@@ -55,6 +58,12 @@ def config(
     )
     settings.num_labels = num_labels
     return settings
+
+
+def make_groups(config: FSDP, layout: ParallelLayout) -> None:
+    """Make the groups of a model on all ranks of the world, as a job does before it builds its engines."""
+    for ranks in config.groups(layout, range(layout.num_ranks)):
+        dist.new_group(list(ranks))
 
 
 def write_causal(directory: Path, *, intermediate_size: int = 96, tie: bool = False) -> Path:

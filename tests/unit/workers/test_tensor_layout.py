@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config
 
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
@@ -83,9 +85,22 @@ def test_a_strategy_with_layouts_of_its_own_refuses_it(path: str) -> None:
     Actor(path=path).check_layout(layout, replace(SETTINGS, engine="megatron"))
 
 
+def test_what_is_never_divided_has_no_groups_of_shards(path: str) -> None:
+    """A generator of three devices, beside an actor in two copies of two shards."""
+    strategy = OpenRLHF(settings=Settings(train=FSDP(shard=2)))
+    strategy.connect(GRPO(actor=Actor(path=path)))
+    pools = [ResourcePool(name, n, (name,)) for name, n in (("actor", 4), ("generator", 3))]
+    _, groups = strategy.placements(strategy.models(), pools)
+    link = (0, 4, 5, 6)
+    assert groups == [(0, 1, 2, 3), (0, 2), (1, 3), (0, 1), (2, 3), (4, 5, 6), link, link]
+
+
 def test_groups_that_a_model_computes_in() -> None:
     whole, divided = ParallelLayout(d=2), ParallelLayout(t=2)
     assert FSDP().groups(whole, (4, 5)) == [(4, 5)]
     assert FSDP().groups(ParallelLayout(), (4,)) == []
     assert {(4, 5), (4,), (5,)} == set(FSDP(tensor=2).groups(divided, (4, 5)))
+    assert FSDP(shard=2).groups(ParallelLayout(d=4), (4, 5, 6, 7))[1:] == [(4, 6), (5, 7), (4, 5), (6, 7)]
+    assert FSDP(shard=1).groups(ParallelLayout(d=4), (4, 5, 6, 7)) == [(4, 5, 6, 7)]
+    assert (4, 5, 6, 7) in FSDP(tensor=2).groups(ParallelLayout(t=2, d=2), (4, 5, 6, 7))
     assert set(Megatron().groups(whole, (4, 5))) == set(ZeRO().groups(whole, (4, 5))) == {(4, 5), (4,), (5,)}
