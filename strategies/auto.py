@@ -126,8 +126,9 @@ class Auto(Strategy):
         """Search for the best mapping of the trainer's algorithm and data, and say which, once.
 
         Raises:
-            ValueError: the models do not fit.
+            ValueError: the models do not fit, or vLLM is to keep the memory that the search counts as free.
         """
+        _check_sleep(self.settings)
         frees = self.offload and num_gpus() > 0  # on a CPU what is sent away stays where it is
         workload = read_workload(self.algorithm, self.settings, offload=frees)
         flow, shapes = read_dataflow(self.algorithm, workload.batch), read_shapes(self.algorithm)
@@ -177,6 +178,20 @@ class Auto(Strategy):
             )
         self._sizes = {name: sizes for pool in pools for name, sizes in pool.sizes.items()}
         return [ResourcePool(pool.roles[0], pool.devices, pool.roles) for pool in pools if pool.roles]
+
+
+def _check_sleep(settings: Settings) -> None:
+    """Refuse vLLM that stays awake on a GPU: the search gives its share to the models that train.
+
+    Raises:
+        ValueError: vLLM generates on GPUs, without `sleep`.
+    """
+    if num_gpus() and settings.generator == "vllm" and not settings.vllm.sleep:
+        raise ValueError(
+            "strategy.settings.vllm.sleep=false with --strategy auto: vLLM would keep its share of each GPU "
+            "while models train, which the search counts as free. Leave it out, give the placement "
+            "(--strategy.mapping.pools), or take another strategy."
+        )
 
 
 def _sizes(found: DeviceMapping) -> dict[str, RoleSizes]:

@@ -127,7 +127,7 @@ def kv_limit(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, d
         workload: the work.
         device: bytes of a device's memory.
     """
-    if workload.generation_share == 1 and not workload.kv_limit:
+    if workload.generation_share == 1 and not workload.kv_limit and not workload.reserves:
         return math.inf
     left = workload.generation_share * device - generation(shape, layout, workload).total
     if left <= 0 and not workload.kv_limit:

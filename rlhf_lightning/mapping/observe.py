@@ -73,6 +73,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         held_once=training.held_once and not (vllm and copies),
         kv_limit=limit,
         generation_share=settings.vllm.gpu_memory_utilization if vllm and not limit else 1.0,
+        reserves=vllm and not on_cpu,
         one_stage=vllm,
         reshards=training.reshards(on_cpu=on_cpu),
         defers=training.defers(on_cpu=on_cpu),

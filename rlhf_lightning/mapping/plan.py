@@ -14,6 +14,7 @@ from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
 from rlhf_lightning.mapping.search import DeviceKind, DeviceMapping, Pool, Search, Sets
 from rlhf_lightning.mapping.simulated import WAVES, SimulatedCosts
+from rlhf_lightning.mapping.workload import Workload
 
 LARGEST = 4096
 """Devices of the largest cluster that is searched, or suggested for models that do not fit."""
@@ -178,7 +179,8 @@ def check_devices(costs: SimulatedCosts, devices: int, *, among: int = 1) -> Non
 def _missing(costs: SimulatedCosts, devices: int, sizes: Sequence[int]) -> str:
     """The error for models that do not fit: how much memory is missing, and which cluster would do."""
     node = costs.hardware.gpus_per_node
-    unlimited = AutoParallel(_on(costs, dataclasses.replace(costs.hardware, memory_bytes=1e30)))
+    vast = dataclasses.replace(costs.hardware, memory_bytes=1e30, usable_memory=1.0)
+    unlimited = AutoParallel(_on(costs, vast))
     needed, most = min((unlimited.min_bytes(costs.dataflow.roles, size), -size) for size in sizes)
     has = costs.capacity
     lead = f"{', '.join(costs.dataflow.roles)} do not fit on {devices} x {costs.hardware.name}"
@@ -188,18 +190,32 @@ def _missing(costs: SimulatedCosts, devices: int, sizes: Sequence[int]) -> str:
             f"divides some model over {devices} devices; {_smallest(costs)}."
         )
     if needed <= has:
-        share, wider = costs.workload.generation_share, ""
-        if share < 1:
-            wider = f"a larger strategy.settings.vllm.gpu_memory_utilization than {share:g}, "
-        return (
-            f"{lead}: beside them there is no room for keys and values, of even 1 / {WAVES[-1]} of the rows "
-            f"that a replica answers. Try {wider}more devices, a smaller batch or shorter responses."
-        )
+        return f"{lead}: {_no_room(costs.workload)}"
     return (
         f"{lead}: together they need at least {needed / 1e9:.1f} GB on each device and {has / 1e9:.1f} GB of "
         f"{costs.hardware.memory_bytes / 1e9:.3g} GB are usable, so that {(needed - has) / 1e9:.1f} GB a "
         f"device ({-most * (needed - has) / 1e9:,.0f} GB in all) are missing; {_smallest(costs)}."
     )
+
+
+def _no_room(workload: Workload) -> str:
+    """The rest of that error where the models fit, and what generation needs beside them does not."""
+    if not workload.reserves:
+        return (
+            f"beside them there is no room for keys and values, of even 1 / {WAVES[-1]} of the rows that a "
+            "replica answers. Try more devices, a smaller batch or shorter responses."
+        )
+    if workload.kv_limit:
+        asked = f"{workload.kv_limit / 2**30:g} GiB of keys and values"
+        other = "a smaller strategy.settings.vllm.kv_cache_gib"
+    else:
+        share = workload.generation_share
+        asked = f"{share:g} of each device, into which weights, keys and values have to fit"
+        other = (
+            f"another strategy.settings.vllm.gpu_memory_utilization than {share:g} (smaller where models "
+            "leave less free, larger where weights fill it)"
+        )
+    return f"beside them vLLM does not start: it takes {asked}. Try {other}, or more devices."
 
 
 def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]], each: Sequence[str]) -> str:

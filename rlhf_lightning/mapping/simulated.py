@@ -188,9 +188,11 @@ class SimulatedCosts:
         return whole.total, rest.total
 
     def used(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
-        """Bytes of the model while it does a piece of work; a generation uses what is free."""
+        """Bytes of the model while it does a piece of work; a generation uses what is free, or its share."""
         if work.kind == "generate":
             own = self.resident(role, layout) + self._room(role, layout, work)[0]
+            if self._models[role].recipe.reserves:
+                return own + self._limit(role, layout, work)
             return own + self.kv_bytes(role, layout, work, free)
         return self._peak(role, layout, work)
 
@@ -225,11 +227,17 @@ class SimulatedCosts:
         return next((needed / wave for wave in WAVES if needed / wave <= left), 0.0)
 
     def _left(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
-        """Bytes of the free ones that the engine gives keys and values."""
-        known, buffers = self._models[role], self._room(role, layout, work)[0]
+        """Bytes of the free ones that the engine gives keys and values; 0 where it does not start."""
+        left, limit = free - self._room(role, layout, work)[0], self._limit(role, layout, work)
+        if not self._models[role].recipe.reserves:
+            return min(left, limit)
+        return limit if left >= limit * (1 - 1e-8) else 0.0
+
+    def _limit(self, role: str, layout: ParallelLayout, work: Work) -> float:
+        """Most bytes that the engine gives keys and values; slightly more, for rounding as in `kv_bytes`."""
+        known = self._models[role]
         at = (known.shape, layout, known.workloads[work])
-        limit = memory.kv_limit(*at, device=self.hardware.memory_bytes)
-        return min(free - buffers, limit * (1 + 1e-9))
+        return memory.kv_limit(*at, device=self.hardware.memory_bytes) * (1 + 1e-9)
 
     def rows_at_once(self, role: str, layout: ParallelLayout, work: Work, free: float) -> int:
         """Rows of a replica that a generation decodes at once; 0: all of them."""

@@ -57,6 +57,9 @@ class Workload:
     """Most bytes of keys and values on a device; 0: what is free, within `generation_share`."""
     generation_share: float = 1.0
     """Share of a device's memory that weights, buffers, keys and values of a generation may take together."""
+    reserves: bool = False
+    """Whether the generation engine takes that share, or `kv_limit`, at once and whole, as vLLM on a GPU,
+    which does not start where less is free; else what its rows fill."""
     reshards: bool = True
     """With sharding `full`: whether a layer is freed after its forward pass, and gathered again for the
     backward pass. Else it stays until then, or in scoring to the end."""
