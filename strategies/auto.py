@@ -62,8 +62,8 @@ class Auto(Strategy):
 
     It decides which models share devices, and how many; with `settings.engine=megatron` also each model's
     (p, t, d) and the actor's (pg, tg). The other engines take replicas only here, so that the search leaves
-    shards and stages out for them. Roles without a model, and those that no step calls, stand with the first.
-    Without `devices` it takes all GPUs, or a device for each core of the CPU.
+    shards and stages out for them. Roles without a model stand with the first; those that no step calls take
+    memory. Without `devices` it takes all GPUs, or a device for each core of the CPU.
     """
 
     strategy_name = "auto"
@@ -91,10 +91,8 @@ class Auto(Strategy):
         tasks = [task for pool in found.pools for task in plans.tasks(pool)]
         self._slots = {task.role: task.rows_at_once for task in tasks if task.rows_at_once}
         pools = [list(pool.roles) for pool in found.pools]
-        placed, lead = {role for pool in pools for role in pool}, self._sizes[pools[0][0]]
+        placed = {role for pool in pools for role in pool}
         pools[0] += [role for role in roles if role not in placed]
-        uncalled = [role for role in read_shapes(self.algorithm) if role not in placed]
-        self._sizes |= dict.fromkeys(uncalled, RoleSizes(p=lead.p, t=lead.t))
         return [
             ResourcePool(members[0], pool.devices, tuple(role for role in roles if role in members))
             for members, pool in zip(pools, found.pools, strict=True)

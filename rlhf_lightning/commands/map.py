@@ -137,9 +137,8 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         (SimulatedCosts(on, flow, loaded, workload=workload, data_parallel_only=whole), devices)
         for on, devices in kinds
     ]
-    return plan(
-        *every[0], baselines=baselines(flow.roles), count=max(options.top, options.pick), others=every[1:]
-    )
+    compared, most = baselines(every[0][0].roles), max(options.top, options.pick)
+    return plan(*every[0], baselines=compared, count=most, others=every[1:])
 
 
 def with_updates(flow: Dataflow, updates: int) -> Dataflow:

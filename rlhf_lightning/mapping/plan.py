@@ -122,8 +122,8 @@ def plan(
             what is missing.
     """
     started = time.perf_counter()
-    roles = costs.dataflow.roles
-    if not roles:
+    roles = costs.roles
+    if not costs.dataflow.roles:
         raise ValueError("the algorithm's step calls no model, so that there is nothing to place.")
     clusters = ((costs, devices), *others)
     if (total := sum(number for _, number in clusters)) > LARGEST:
@@ -181,9 +181,9 @@ def _missing(costs: SimulatedCosts, devices: int, sizes: Sequence[int]) -> str:
     node = costs.hardware.gpus_per_node
     vast = dataclasses.replace(costs.hardware, memory_bytes=1e30, usable_memory=1.0)
     unlimited = AutoParallel(_on(costs, vast))
-    needed, most = min((unlimited.min_bytes(costs.dataflow.roles, size), -size) for size in sizes)
+    needed, most = min((unlimited.min_bytes(costs.roles, size), -size) for size in sizes)
     has = costs.capacity
-    lead = f"{', '.join(costs.dataflow.roles)} do not fit on {devices} x {costs.hardware.name}"
+    lead = f"{', '.join(costs.roles)} do not fit on {devices} x {costs.hardware.name}"
     if not math.isfinite(needed):
         return (
             f"{lead}: no layout of tensor shards (within nodes of {node}), pipeline stages and replicas "
@@ -252,10 +252,10 @@ def smallest_cluster(costs: SimulatedCosts) -> int | None:
             needs[key] = next(fits, None)
         return needs[key]
 
-    together = need(costs.dataflow.roles)
+    together = need(costs.roles)
     found = [together] if together is not None else []
     if together is None or together > 1:
-        for sets in set_partitions(costs.dataflow.roles):
+        for sets in set_partitions(costs.roles):
             counts = [n for n in map(need, sets) if n is not None]
             if len(counts) == len(sets):
                 found.append(next((n for n in sizes if n >= sum(counts)), LARGEST + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlhf_lightning.mapping.plan import Plan, Task
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
@@ -82,9 +82,9 @@ def as_text(plan: Plan, request: Request) -> str:
     workload, flow = plan.costs.workload, plan.costs.dataflow
     lines = [
         f"{request.algorithm} on {plan.cluster}: "
-        + ", ".join(f"{role} {plan.costs.shapes[role].name}" for role in flow.roles),
+        + ", ".join(f"{role} {plan.costs.shapes[role].name}" for role in plan.costs.roles),
         f"{flow.rows} rows of {workload.prompt} + {workload.response} tokens; "
-        f"searched {len(flow.roles)} models in {plan.search_s:.2f} s",
+        f"searched {len(plan.costs.roles)} models in {plan.search_s:.2f} s",
     ]
     lines += [replicas] if (replicas := only_replicas(plan)) else []
     for rank, mapping in enumerate(plan.mappings, start=1):
@@ -130,7 +130,19 @@ def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:
                 f"{layout_text(at[task.role], generating=task.work.kind == 'generate'):<28}"
                 f"{digits(task.seconds):>8}{task.memory_bytes / GB:>11.1f}  {task.bound}"
             )
+    lines += [text for pool in mapping.pools for text in _uncalled(plan, pool)]
     return lines + [f"    {text} stay idle" for text in _idle(plan, mapping)]
+
+
+def _uncalled(plan: Plan, pool: Pool) -> list[str]:
+    """Lines of the models that no step calls: they take memory alone."""
+    costs, _ = plan.clusters[pool.kind]
+    return [
+        f"    {role}, which no step calls, takes {costs.resident(role, layout) / GB:.1f} GB on each of "
+        f"{_devices(plan, pool)} devices ({layout.sizes})"
+        for role, layout in zip(pool.roles, pool.layouts, strict=True)
+        if role not in costs.dataflow.roles
+    ]
 
 
 def _devices(plan: Plan, pool: Pool) -> str:
@@ -189,15 +201,12 @@ def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]
     lines += [f"    settings: {{{', '.join(settings)}}}", "    mapping:", "      pools:"]
     placed = {role for pool in mapping.pools for role in pool.roles}
     for pool in mapping.pools:
-        # Roles that no step calls, or that have no model (a reward of functions), join the first pool.
+        # Roles that have no model (a reward of functions) join the first pool.
         others = [r for r in request.models if r not in placed and pool is mapping.pools[0]]
         roles = [*(role for role in request.models if role in pool.roles), *others]
         where = f"  # {plan.hardware(pool)}" if len(plan.clusters) > 1 else ""
         lines += [f"        - roles: [{', '.join(roles)}]", f"          devices: {pool.devices}{where}"]
         divided = {r: at for r, at in zip(pool.roles, pool.layouts, strict=True) if _is_divided(at)}
-        if _is_divided(pool.layouts[0]):
-            same = replace(pool.layouts[0], generation=None)
-            divided |= {role: same for role in others if request.models[role]}
         lines += ["          sizes:"] if divided else []
         lines += [f"            {role}: {_sizes(layout)}" for role, layout in divided.items()]
     return lines

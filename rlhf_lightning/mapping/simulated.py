@@ -56,7 +56,7 @@ class SimulatedCosts:
     Args:
         hardware: the cluster.
         dataflow: of the algorithm.
-        shapes: sizes of its models.
+        shapes: sizes of the models: of those that it calls, and of others that are placed all the same.
         workload: of an iteration; rows and updates are taken from the dataflow.
         recipes: the workload of each role whose model computes in another way.
         data_parallel_only: consider replicas only, no tensor shards and pipeline stages.
@@ -77,7 +77,9 @@ class SimulatedCosts:
         self.data_parallel_only = data_parallel_only
         self.allows: Callable[[ParallelLayout, int], bool] | None = None
         """Whether the engine's options take a layout of a model of so many layers; None: they take all."""
-        self._models = {role: self._know(role, shapes[role]) for role in dataflow.roles}
+        self.roles = (*dataflow.roles, *(role for role in shapes if role not in dataflow.roles))
+        """The models: those that work, then those that no step calls, which take memory alone."""
+        self._models = {role: self._know(role, shapes[role]) for role in self.roles}
         self._signatures: dict[str, Hashable] = {}
         self._generations: dict[Hashable, Estimate] = {}
         self._profiles: dict[Hashable, _Profile] = {}
@@ -123,7 +125,7 @@ class SimulatedCosts:
         """Tensor shards in a node that divide a model, equal stages, replicas with rows, as `allows` says."""
         known = self._models[role]
         shape = known.shape
-        rows = min(w.batch // w.mini_batches for w in known.workloads.values())
+        rows = min((w.batch // w.mini_batches for w in known.workloads.values()), default=devices)
         widest = 1 if self.data_parallel_only else math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
         found: list[ParallelLayout] = []
         for t in filter(shape.divides, divisors(widest)):
@@ -176,7 +178,8 @@ class SimulatedCosts:
                 else:
                     fixed[stage] += self.estimate(role, layout, work, 0.0).seconds
         _, resident = self._footprint(role, layout)
-        working = max(self._peak(role, layout, work) for work in known.workloads) - resident
+        peaks = (self._peak(role, layout, work) for work in known.workloads)
+        working = max(peaks, default=resident) - resident
         return _Profile(resident, working, tuple(fixed), tuple(generations))
 
     def _footprint(self, role: str, layout: ParallelLayout) -> tuple[float, float]:

@@ -1,0 +1,71 @@
+"""A model that no step calls takes memory, and sizes of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from rlhf_lightning.algos import DAPO
+from rlhf_lightning.mapping import hardware, report, shapes
+from rlhf_lightning.mapping.plan import plan
+from rlhf_lightning.mapping.report import Request
+from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.strategies import Auto
+from rlhf_lightning.strategies.auto import MappingOption
+from rlhf_lightning.workers import Settings
+from tests.unit.mapping.test_search_auto import attached
+from tests.unit.mapping.test_search_plan import SEVEN, flow_of
+
+
+def test_a_model_that_no_step_calls_takes_memory_and_sizes_of_its_own() -> None:
+    """13B beside 7B on two devices: 13.5 GB more than there are, though it has nothing to do."""
+    flow, alone = flow_of(64, roles=("actor",)), {"actor": SEVEN}
+    idle = alone | {"reference": replace(shapes.load("llama-13b"), heads=5, kv_heads=5)}
+    without, with_it = (
+        SimulatedCosts(hardware.A100, flow, models, workload=Workload()) for models in (alone, idle)
+    )
+    assert plan(without, 2, sizes=(2,)).mappings
+    with pytest.raises(ValueError, match=r"^actor, reference do not fit on 2 x .* are missing"):
+        plan(with_it, 2, sizes=(2,))
+    (pool,) = plan(with_it, 4, sizes=(4,)).mappings[0].pools
+    at = dict(zip(pool.roles, pool.layouts, strict=True))
+    assert at["actor"].p * at["actor"].t > 1
+    assert at["reference"] == ParallelLayout(p=4)
+    assert with_it.resident("reference", at["reference"]) > 6e9
+
+
+def test_a_model_that_no_step_calls_is_placed_by_the_search(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DAPO has no KL: its reference takes memory alone, and has the sizes that the search counts."""
+    file = tmp_path / "machine.yaml"
+    cramped = replace(hardware.CPU, memory_bytes=90e6, gpus_per_node=4, intra_bandwidth=1e12)
+    hardware.save(cramped, file)
+    strategy = attached(
+        Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=Settings(engine="megatron")),
+        DAPO(group_size=2),
+    )
+    (placed,) = strategy.place(("actor", "reference", "reward"), 4)
+    assert placed.roles == ("actor", "reference", "reward")
+    found, roles = strategy.plan(4), strategy.algorithm.roles()
+    (pool,) = found.mappings[0].pools
+    at = dict(zip(pool.roles, pool.layouts, strict=True))
+    for name in ("actor", "reference"):
+        layout = strategy.layout(roles[name], name, 4)
+        assert (layout.p, layout.t, layout.d) == (at[name].p, at[name].t, at[name].d)
+    kept = sum(found.costs.resident(name, layout) for name, layout in at.items())
+    assert min(task.memory_bytes for task in found.tasks(pool)) > kept
+    assert kept > found.costs.resident("actor", at["actor"]) > 0
+    assert "reference, which no step calls, takes" in caplog.text
+    asked = Request("dapo", {"actor": "here", "reference": "here", "reward": ""}, "auto")
+    written = yaml.safe_load(report.as_yaml(found, found.mappings[0], asked))
+    (option,) = written["strategy"]["init_args"]["mapping"]["pools"]
+    assert option["roles"] == ["actor", "reference", "reward"]
+    sizes = {name: (one["p"], one["t"]) for name, one in option["sizes"].items()}
+    assert sizes == {name: (layout.p, layout.t) for name, layout in at.items() if layout.p * layout.t > 1}
+    assert sizes
