@@ -44,8 +44,14 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
     return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
 
 
-def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec, *, fused: bool | None) -> AdamW:
-    """AdamW as a model's options say; without parameters too, which torch refuses in a bare list."""
+def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec, *, fused: bool) -> AdamW:
+    """AdamW as a model's options say; without parameters too, which torch refuses in a bare list.
+
+    Args:
+        parameters: to step.
+        spec: the options.
+        fused: whether one kernel steps all of them, or the parameters are stepped one after the other.
+    """
     return AdamW(
         [{"params": list(parameters)}],
         lr=spec.lr,

@@ -95,6 +95,28 @@ def test_bfloat16_is_near_float32(tmp_path: Path, gpu: torch.device) -> None:
     assert 0 < float((found["again"] - found["drawn"]).abs().max()) < 0.1
 
 
+def step_bytes(device: torch.device, *, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """What a step takes beside what is there, once there are moments; and the bytes of the masters."""
+    layout = ParallelLayout()
+    seat = Seat(0, layout, device, None, ModelGroups.create_all(layout))
+    engine = MegatronEngine(spec, head="lm", seat=seat, config=Megatron())
+    for _ in range(2):
+        engine.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        engine.optimizer_step()
+    taken = torch.cuda.max_memory_allocated() - before
+    masters = 4 * sum(parameter.numel() for parameter in engine.shards.values())
+    return {"taken": torch.tensor(taken), "masters": torch.tensor(masters)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_takes_no_copy_of_the_moments(dtype: tiny.Dtype, tmp_path: Path) -> None:
+    spec = tiny.spec(tiny.write_causal(tmp_path, intermediate_size=4096, num_hidden_layers=8), dtype=dtype)
+    (found,) = ranks.run(1, partial(step_bytes, spec=spec))
+    assert found["taken"] < found["masters"] / 4
+
+
 @pytest.mark.parametrize(("train", "generate"), PAIRS, ids=str)
 def test_every_layout_learns_and_says_what_one_cpu_does(
     train: tuple[int, int, int], generate: tuple[int, int], tmp_path: Path

@@ -191,7 +191,9 @@ class ShardedAdamW:
         """Wrap AdamW without Megatron's collective calls over all ranks of the job: some lack the model."""
         half = self.copies
         config = OptimizerConfig(bf16=half, use_distributed_optimizer=self._distributed)
-        inner = adamw(self._parameters.values(), self.spec, fused=None)
+        # Not fused, which needs moments of the parameters' strides, and generation changes those; nor what
+        # torch chooses on a GPU by itself, which makes roots of all moments at once, 4 bytes a parameter.
+        inner = adamw(self._parameters.values(), self.spec, fused=False)
         if self._distributed:
             return DistributedOptimizer(
                 inner,

@@ -66,9 +66,11 @@ def make_groups(config: FSDP, layout: ParallelLayout) -> None:
         dist.new_group(list(ranks))
 
 
-def write_causal(directory: Path, *, intermediate_size: int = 96, tie: bool = False) -> Path:
+def write_causal(
+    directory: Path, *, intermediate_size: int = 96, num_hidden_layers: int = 2, tie: bool = False
+) -> Path:
     """Save a causal language model with random weights."""
-    settings = config(intermediate_size=intermediate_size, tie=tie)
+    settings = config(intermediate_size=intermediate_size, num_hidden_layers=num_hidden_layers, tie=tie)
     return _write(directory, lambda: AutoModelForCausalLM.from_config(settings))
 
 
