@@ -55,7 +55,10 @@ def test_defaults_suit_the_device() -> None:
     whole = VLLM(gpu_memory_utilization=1.0)
     assert [whole.kv_cache_bytes(on_cpu=on_cpu) for on_cpu in (True, False)] == [2**30, None]
     assert [whole.eager(on_cpu=on_cpu) for on_cpu in (True, False)] == [True, False]
-    assert VLLM(kv_cache_gib=0.5).kv_cache_bytes(on_cpu=False) == 2**29
+    sized = VLLM(gpu_memory_utilization=0.9, kv_cache_gib=0.5)
+    assert sized.kv_cache_bytes(on_cpu=False) == 2**29
+    assert sized.share(on_cpu=False) == 0.01, "vLLM would start only where 0.9 of the GPU is free"
+    assert [whole.share(on_cpu=on_cpu) for on_cpu in (True, False)] == [0.01, 1.0]
     assert VLLM(enforce_eager=True).eager(on_cpu=False)
     assert [VLLM(max_num_batched_tokens=at_once).rows_at_once for at_once in (0, 8, 900)] == [256, 8, 256]
 

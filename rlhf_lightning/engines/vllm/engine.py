@@ -234,7 +234,7 @@ class VLLMEngine(GenerationEngine):
             # The others of a GPU lay out weights anew as they start, and would be given plain ones later.
             moe_backend="auto" if self._on_cpu else "triton",
             enable_flashinfer_autotune=False,  # it waits for all ranks of the job, also those without vLLM
-            gpu_memory_utilization=config.gpu_memory_utilization,
+            gpu_memory_utilization=config.share(on_cpu=self._on_cpu),
             kv_cache_memory_bytes=config.kv_cache_bytes(on_cpu=self._on_cpu),
             max_num_seqs=config.rows_at_once,  # vLLM refuses more than the tokens of a pass
             max_num_batched_tokens=config.max_num_batched_tokens or None,
