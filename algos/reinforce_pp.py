@@ -56,6 +56,10 @@ class ReinforcePP(RLHFAlgorithm):
             metrics |= self.actor.update_actor(mini, loss=self.policy_loss)
         return metrics
 
+    def uncalled(self) -> tuple[str, ...]:
+        """A reference that neither the estimator nor the loss reads."""
+        return () if reads_reference(self.estimator(), self.policy_loss) else ("reference",)
+
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: the return from each token on, whitened over the batch."""
         batch = self.estimate(batch, self.estimator())

@@ -57,6 +57,10 @@ class ReMax(RLHFAlgorithm):
         batch |= self.actor.generate_sequences(batch, greedy=True)
         return Batch.of({"greedy_scores": self.reward.compute_reward(batch)["scores"].sum(dim=1)})
 
+    def uncalled(self) -> tuple[str, ...]:
+        """A reference that neither the estimator nor the loss reads."""
+        return () if reads_reference(self.estimator(), self.policy_loss) else ("reference",)
+
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: each answer's distance from the greedy one."""
         batch = self.estimate(batch, self.estimator())

@@ -127,6 +127,10 @@ class RLHFAlgorithm(LightningModule):
         found = {f.name: self.__dict__.get(f.name) for f in fields}
         return {name: role for name, role in found.items() if isinstance(role, Role)}
 
+    def uncalled(self) -> tuple[str, ...]:
+        """Roles that no step calls with these options, so that they need no devices of their own: none."""
+        return ()
+
     def bind(self, roles: Mapping[str, Role]) -> None:
         """Replace roles: by completed ones, or by handles, whose methods run on the workers."""
         for name, role in roles.items():

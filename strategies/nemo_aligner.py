@@ -9,6 +9,7 @@ from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.strategies.hybrid3d import HybridEngine3D, Parallel3D, Sizes
 from rlhf_lightning.strategies.split import ACTOR_SIDE, two_sides
+from rlhf_lightning.strategies.standalone import models_of
 
 
 class NeMoAligner(HybridEngine3D):
@@ -28,14 +29,13 @@ class NeMoAligner(HybridEngine3D):
         self.parallel = Parallel3D(p=p, t=t, generate=Generation(p, t))
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
-        """Halve the devices, where there are roles of both sides.
+        """Halve the devices, where both sides have models.
 
         Raises:
             ValueError: they are not two equal halves, or no whole copies of the models fit there.
         """
-        name, each = type(self).__name__, self._fewest_devices(roles)
-        sides = len({role in ACTOR_SIDE for role in roles})
-        fewest = each * sides
+        name, each, models = type(self).__name__, self._fewest_devices(roles), models_of(self, roles)
+        fewest = each * len({model in ACTOR_SIDE for model in models})
         total = devices or fewest
         if total % fewest:
             raise ValueError(
@@ -43,4 +43,4 @@ class NeMoAligner(HybridEngine3D):
                 f"replica want a multiple of {fewest} devices, the same number on each side. "
                 f"Try devices={max(1, total // fewest) * fewest}."
             )
-        return two_sides(roles, total, actor_devices=total // 2, name=name)
+        return two_sides(roles, total, models=models, actor_devices=total // 2, name=name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.strategies.standalone import one_each, refuse_offload
+from rlhf_lightning.strategies.standalone import models_of, one_each, refuse_offload
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
 
@@ -21,14 +21,17 @@ GENERATOR = "generator"
 
 
 class OpenRLHF(Strategy):
-    """One pool a role, and one for the generator, which is sent the actor's weights after every update."""
+    """One pool a model, and one for the generator, which is sent the actor's weights after every update.
+
+    Functions, and models that no step calls, stand with the first.
+    """
 
     strategy_name = "openrlhf"
     of_generation: ClassVar[tuple[str, ...]] = ("generator_devices",)
     """Options that are read only where an actor generates, and refused elsewhere."""
 
     generator_devices: int | None = None
-    """Devices of the generator, out of `devices`; by default as many as each other role has."""
+    """Devices of the generator, out of `devices`; by default as many as each other model has."""
 
     def __post_init__(self) -> None:
         """Refuse offloading.
@@ -69,10 +72,11 @@ class OpenRLHF(Strategy):
         """
         if GENERATOR not in roles:
             self._refuse_unread(roles)
-        wanted = self.generator_devices
+        wanted, name, models = self.generator_devices, type(self).__name__, self.apart(roles)
+        others = [model for model in models if model != GENERATOR]
         if wanted is None:
-            return one_each(roles, devices, name=type(self).__name__)
-        others = [role for role in roles if role != GENERATOR]
+            instead = _rest(len(others), devices or 0) if GENERATOR in roles else ""
+            return one_each(roles, devices, models=models, name=name, instead=instead)
         total = wanted + len(others) if devices is None else devices
         each, over = divmod(total - wanted, len(others))
         if wanted < 1 or each < 1 or over:
@@ -80,12 +84,17 @@ class OpenRLHF(Strategy):
             kept = total - len(others) * max(1, (total - least) // len(others))
             instead = f"generator_devices={kept}, or " if kept > 0 else ""
             raise ValueError(
-                f"{type(self).__name__}(devices={total}, generator_devices={wanted}): {total - wanted} are "
-                f"left for {len(others)} roles, which have equally many each. Try {instead}"
+                f"{name}(devices={total}, generator_devices={wanted}): {total - wanted} are "
+                f"left for {len(others)} models, which have equally many each. Try {instead}"
                 f"devices={least + len(others) * max(1, each)} with generator_devices={least}."
             )
-        pools = one_each(others, total - wanted, name=type(self).__name__)
+        placed = [role for role in roles if role != GENERATOR]
+        pools = one_each(placed, total - wanted, models=others, name=name)
         return [*pools, ResourcePool(GENERATOR, wanted, (GENERATOR,))]
+
+    def apart(self, roles: Sequence[str]) -> tuple[str, ...]:
+        """Those of the roles that have devices of their own; the others stand with the first."""
+        return models_of(self, roles)
 
     def _refuse_unread(self, roles: Sequence[str]) -> None:
         """Refuse options of generation where nothing generates.
@@ -136,6 +145,12 @@ class OpenRLHF(Strategy):
     ) -> SeparateGeneration:
         """Make what receives the calls on the actor's handle."""
         return SeparateGeneration(actor, generator, recompute_log_probs=recompute_log_probs)
+
+
+def _rest(others: int, devices: int) -> str:
+    """What to type for a generator on all devices that equal others leave; empty where there are too few."""
+    each = devices // (others + 1)
+    return f", or generator_devices={devices - each * others}" if each else ""
 
 
 def _refuse_own_generation(actor: Actor, *, strategy: str) -> None:

@@ -53,13 +53,19 @@ class Pipelined(OpenRLHF):
         Raises:
             ValueError: models would share devices, on which nothing overlaps.
         """
-        if devices is not None and devices < len(roles):
+        models = self.apart(roles)
+        if devices is not None and devices < len(models):
             raise ValueError(
-                f"{type(self).__name__}(devices={devices}): {len(roles)} models ({', '.join(roles)}) would "
-                f"share {devices} devices, and on one device they take turns. Try devices={len(roles)}, or "
+                f"{type(self).__name__}(devices={devices}): {len(models)} models ({', '.join(models)}) would "
+                f"share {devices} devices, and on one device they take turns. Try devices={len(models)}, or "
                 f"--strategy colocated --strategy.devices {devices}."
             )
         return super().place(roles, devices)
+
+    def apart(self, roles: Sequence[str]) -> tuple[str, ...]:
+        """See `OpenRLHF.apart`; functions too: behind another role they would wait for the last part."""
+        uncalled = self.algorithm.uncalled()
+        return tuple(role for role in roles if role not in uncalled)
 
     def make_generation(
         self, actor: Caller, generator: Caller, *, recompute_log_probs: bool

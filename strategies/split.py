@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.strategies.standalone import models_of
 from rlhf_lightning.strategy import Strategy
 
 ACTOR_SIDE = ("actor", "reference")
 
 
 class Split(Strategy):
-    """Two pools: {actor, reference} and {everything else}, which work side by side."""
+    """Two pools: {actor, reference} and {everything else}, which work side by side.
+
+    One, where everything else are functions.
+    """
 
     strategy_name = "split"
 
@@ -25,23 +29,30 @@ class Split(Strategy):
             ValueError: a side would have no device, the halves would differ and none was asked for, or one
                 was asked for where there are no sides.
         """
-        pools = two_sides(roles, devices, actor_devices=self.actor_devices, name=type(self).__name__)
+        name, models = type(self).__name__, models_of(self, roles)
+        pools = two_sides(roles, devices, models=models, actor_devices=self.actor_devices, name=name)
         if self.actor_devices is not None and len(pools) == 1:
             raise ValueError(
-                f"{type(self).__name__}(actor_devices={self.actor_devices}): nothing reads it, since the "
-                f"algorithm has one side alone ({', '.join(roles)}), on all devices. Leave it out."
+                f"{name}(actor_devices={self.actor_devices}): nothing reads it, since the algorithm has "
+                f"models of one side alone ({', '.join(models)}), on all devices. Leave it out."
             )
         return pools
 
 
 def two_sides(
-    roles: Sequence[str], devices: int | None, *, actor_devices: int | None, name: str
+    roles: Sequence[str],
+    devices: int | None,
+    *,
+    models: Sequence[str],
+    actor_devices: int | None,
+    name: str,
 ) -> list[ResourcePool]:
-    """The pools of {actor, reference} and of {everything else}.
+    """The pools of {actor, reference} and of {everything else}; one, where only one of them has models.
 
     Args:
         roles: names of all roles.
         devices: devices there are; None takes as few as it can.
+        models: those of the roles that need devices, see `models_of`.
         actor_devices: devices of the first pool; half of all where None.
         name: of the strategy, for errors.
 
@@ -50,7 +61,7 @@ def two_sides(
     """
     first = tuple(role for role in roles if role in ACTOR_SIDE)
     second = tuple(role for role in roles if role not in ACTOR_SIDE)
-    if not first or not second:
+    if len({model in ACTOR_SIDE for model in models}) < 2:
         return [ResourcePool("all", devices or 1, tuple(roles))]
     total = devices if devices is not None else 2 * (actor_devices or 1)
     actor = actor_devices if actor_devices is not None else total // 2

@@ -9,7 +9,7 @@ from rlhf_lightning.strategy import Strategy
 
 
 class Standalone(Strategy):
-    """One pool a role, equal in size."""
+    """One pool a model, equal in size; functions, and models that no step calls, stand with the first."""
 
     strategy_name = "standalone"
 
@@ -23,33 +23,52 @@ class Standalone(Strategy):
         refuse_offload(self)
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
-        """Divide the devices evenly, or give each role one.
+        """Divide the devices evenly, or give each model one.
 
         Raises:
-            ValueError: the devices do not divide by the number of roles.
+            ValueError: the devices do not divide by the number of models.
         """
-        return one_each(roles, devices, name=type(self).__name__)
+        return one_each(roles, devices, models=models_of(self, roles), name=type(self).__name__)
 
 
-def one_each(roles: Sequence[str], devices: int | None, *, name: str) -> list[ResourcePool]:
-    """A pool for each role, all of one size.
+def models_of(strategy: Strategy, roles: Sequence[str]) -> tuple[str, ...]:
+    """The roles with a model that steps call; the others need no devices of their own.
 
     Args:
-        roles: names of the roles.
-        devices: to divide; None gives each role one.
+        strategy: that places them; as long as it has no algorithm, all roles pass for such models.
+        roles: names of all roles.
+    """
+    if strategy.lightning_module is None:
+        return tuple(roles)
+    known, uncalled = strategy.models(), strategy.algorithm.uncalled()
+    return tuple(role for role in roles if known[role].path and role not in uncalled) or tuple(roles)
+
+
+def one_each(
+    roles: Sequence[str], devices: int | None, *, models: Sequence[str], name: str, instead: str = ""
+) -> list[ResourcePool]:
+    """A pool for each model, all of one size; all other roles stand with the first.
+
+    Args:
+        roles: names of all roles.
+        devices: to divide; None gives each model one.
+        models: those of the roles that have pools, see `models_of`.
         name: of the strategy, for errors.
+        instead: what else to type where the devices do not divide, begun by a comma.
 
     Raises:
-        ValueError: the devices do not divide by the number of roles.
+        ValueError: the devices do not divide by the number of models.
     """
-    total = devices if devices is not None else len(roles)
-    if total % len(roles) or total < len(roles):
-        nearest = max(1, total // len(roles)) * len(roles)
+    total = devices if devices is not None else len(models)
+    if total % len(models) or total < len(models):
+        nearest = max(1, total // len(models)) * len(models)
         raise ValueError(
-            f"{name}(devices={total}): {total} devices cannot be divided over {len(roles)} roles "
-            f"({', '.join(roles)}). Try devices={nearest}."
+            f"{name}(devices={total}): {total} devices cannot be divided over {len(models)} models "
+            f"({', '.join(models)}). Try devices={nearest}{instead}."
         )
-    return [ResourcePool(role, total // len(roles), (role,)) for role in roles]
+    first = tuple(role for role in roles if role == models[0] or role not in models)
+    sets = [first, *((model,) for model in models[1:])]
+    return [ResourcePool(model, total // len(models), s) for model, s in zip(models, sets, strict=True)]
 
 
 def refuse_offload(strategy: Strategy) -> None:

@@ -22,7 +22,7 @@ OTHERS: dict[str, Callable[[], Strategy]] = {
     "two copies of two shards": lambda: Colocated(
         devices=4, settings=Settings(train=FSDP(shard=2)), offload=True
     ),
-    "separate generator": lambda: OpenRLHF(devices=5),
+    "separate generator": lambda: OpenRLHF(devices=4),
 }
 
 

@@ -22,7 +22,7 @@ TENSOR = Settings(train=FSDP(tensor=2, max_tokens_per_micro_batch=40))
 OTHERS: dict[str, Callable[[], Strategy]] = {
     "colocated-2": lambda: Colocated(devices=2),
     "split-2": lambda: Split(devices=2),
-    "standalone-4": lambda: Standalone(devices=4),
+    "standalone-3": lambda: Standalone(devices=3),
     "advantages-on-workers": lambda: Colocated(devices=2, settings=Settings(advantages="workers")),
     "micro-batches": lambda: Colocated(devices=1, settings=SMALL, offload=True),
     "tensor-2": lambda: Colocated(devices=2, settings=TENSOR),

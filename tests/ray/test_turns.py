@@ -29,7 +29,7 @@ def three_d(generate: tuple[int, int]) -> HybridEngine3D:
 
 @pytest.mark.parametrize(
     "strategy",
-    [Colocated(devices=2), three_d((1, 2)), three_d((1, 1)), OpenRLHF(devices=4)],
+    [Colocated(devices=2), three_d((1, 2)), three_d((1, 1)), OpenRLHF(devices=3)],
     ids=["data", "tensor", "micro", "apart"],
 )
 def test_turns_are_those_of_one_process(
@@ -44,6 +44,6 @@ def test_turns_are_those_of_one_process(
 
 
 def test_one_step_off(alone: tuple[list[Batch], list[str]], tiny: Path, tmp_path: Path, cluster: str) -> None:
-    batches, _ = learn(OneStepOff(devices=4), tiny, tmp_path)
+    batches, _ = learn(OneStepOff(devices=3), tiny, tmp_path)
     assert torch.equal(batches[0]["response_ids"], alone[0][0]["response_ids"])
     assert [len(batch) for batch in batches] == [8] * STEPS

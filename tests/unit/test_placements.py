@@ -55,25 +55,34 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         (Split(devices=3), "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
         (NeMoAligner(devices=3), "a multiple of 2 devices, the same number on each side. Try devices=2"),
         (
-            OpenRLHF(devices=8, generator_devices=2),
-            "OpenRLHF(devices=8, generator_devices=2): 6 are left for 4 roles, which have equally many each. "
-            "Try generator_devices=4, or devices=6 with generator_devices=2",
+            OpenRLHF(devices=9, generator_devices=2),
+            "OpenRLHF(devices=9, generator_devices=2): 7 are left for 3 models, which have equally many "
+            "each. Try generator_devices=3, or devices=8 with generator_devices=2",
         ),
-        (OpenRLHF(devices=8, generator_devices=0), "devices=4, or devices=9 with generator_devices=1"),
+        (OpenRLHF(devices=8, generator_devices=0), "devices=2, or devices=7 with generator_devices=1"),
         (
-            OpenRLHF(devices=4, generator_devices=3),
-            "4 roles, which have equally many each. Try devices=7 with",
+            OpenRLHF(devices=3, generator_devices=3),
+            "3 models, which have equally many each. Try devices=6 with",
         ),
-        (OpenRLHF(devices=3), "OpenRLHF(devices=3): 3 devices cannot be divided over 5 roles"),
-        (Pipelined(devices=8), "Pipelined(devices=8): 8 devices cannot be divided over 5 roles"),
+        (
+            OpenRLHF(devices=3),
+            "OpenRLHF(devices=3): 3 devices cannot be divided over 4 models (actor, critic, reference, "
+            "generator). Try devices=4.",
+        ),
+        (
+            Pipelined(devices=8),
+            "Pipelined(devices=8): 8 devices cannot be divided over 5 models (actor, critic, reference, "
+            "reward, generator). Try devices=5, or generator_devices=4.",
+        ),
         (
             Pipelined(devices=2),
-            "would share 2 devices, and on one device they take turns. Try devices=5, or --st",
+            "5 models (actor, critic, reference, reward, generator) would share 2 devices, and on one device "
+            "they take turns. Try devices=5, or --strategy colocated",
         ),
-        (OneStepOff(devices=3), "OneStepOff(devices=3): 3 devices cannot be divided over 5 roles"),
+        (OneStepOff(devices=3), "OneStepOff(devices=3): 3 devices cannot be divided over 4 models"),
         (
-            Standalone(devices=6),
-            "6 devices cannot be divided over 4 roles (actor, critic, reference, reward)",
+            Standalone(devices=4),
+            "4 devices cannot be divided over 3 models (actor, critic, reference). Try devices=3.",
         ),
     ],
 )
@@ -146,7 +155,8 @@ def test_what_is_advised_for_a_generator_can_be_placed(devices: int, generator: 
     [
         (
             Split(actor_devices=1),
-            "Split(actor_devices=1): nothing reads it, since the algorithm has one side alone (reward), on",
+            "Split(actor_devices=1): nothing reads it, since the algorithm has models of one side alone "
+            "(reward), on all devices. Leave it out.",
         ),
         (
             OpenRLHF(devices=4, generator_devices=3),

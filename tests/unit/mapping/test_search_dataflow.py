@@ -21,7 +21,7 @@ from rlhf_lightning.functional import PolicyLoss, SequencePolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import Actor, Cost, Critic, Reward
+from rlhf_lightning.workers import Actor, Cost, Critic, Judge, Reward
 
 Read = dict[str, set[tuple[str, str, int, int]]]
 
@@ -68,8 +68,10 @@ def test_the_reference_is_asked_only_where_a_divergence_counts(
     name: str, in_loss: float, in_reward: float
 ) -> None:
     options = {"policy_loss": PolicyLoss(kl_coef=in_loss), "reward_kl_coef": in_reward}
-    flow = read_dataflow(getattr(algos, name)(**options), 16)
+    algorithm = getattr(algos, name)(**options)
+    flow = read_dataflow(algorithm, 16)
     assert ("reference" in flow.roles) is bool(in_loss or in_reward)
+    assert algorithm.uncalled() == (() if in_loss or in_reward else ("reference",))
 
 
 def test_an_actor_that_scores_its_answers_again() -> None:
@@ -101,7 +103,10 @@ def test_answers_to_other_prompts() -> None:
 @pytest.mark.parametrize("name", algos.__all__)
 def test_every_algorithm_can_be_read(name: str) -> None:
     options = {"cost": Cost(functions="too_long")} if name == "SafeRLHF" else {}
-    flow = read_dataflow(getattr(algos, name)(**options), 16)
+    algorithm = getattr(algos, name)(**options)
+    flow = read_dataflow(algorithm, 16)
+    models = [role for role, model in algorithm.roles().items() if not isinstance(model, Judge)]
+    assert [role for role in models if role not in flow.roles] == [*algorithm.uncalled()]
     assert [stage.name for stage in flow.stages][-1].startswith("training")
     assert {w.role for w in flow.stages[-1].work} >= ({"actor"} if "actor" in flow.roles else {flow.roles[0]})
 

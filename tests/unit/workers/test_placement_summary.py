@@ -32,8 +32,12 @@ def summary(strategy: Strategy, algorithm: PPO | GRPO, *, gpu: bool, nodes: str 
     [
         (
             Split(devices=4),
-            GRPO(),
-            ["4 CPUs, engine fsdp, generator native", "  0-1: actor d2, reference d2", "  2-3: reward"],
+            PPO(),
+            [
+                "4 CPUs, engine fsdp, generator native",
+                "  0-1: actor d2, reference d2",
+                "  2-3: critic d2, reward",
+            ],
         ),
         (
             HybridEngine3D(devices=8, parallel=DIVIDED),
@@ -55,12 +59,12 @@ def test_each_pool_is_a_line_with_its_models_and_their_sizes(
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        ("aaaa", ["  0-1: actor d2, reference d2", "  2-3: reward"]),
-        ("aaab", ["  0-1 (a): actor d2, reference d2", "  2-3 (2 a, 3 b): reward"]),
+        ("aaaa", ["  0-1: actor d2, reference d2", "  2-3: critic d2, reward"]),
+        ("aaab", ["  0-1 (a): actor d2, reference d2", "  2-3 (2 a, 3 b): critic d2, reward"]),
     ],
 )
 def test_of_several_nodes_each_pool_names_its_own(nodes: str, said: list[str]) -> None:
-    assert summary(Split(devices=4), GRPO(), gpu=False, nodes=nodes)[1:] == said
+    assert summary(Split(devices=4), PPO(), gpu=False, nodes=nodes)[1:] == said
 
 
 def test_of_many_nodes_the_first_and_the_last_are_named() -> None:
@@ -95,6 +99,6 @@ def test_a_run_says_where_its_models_stand(tmp_path: Path, caplog: pytest.LogCap
 
 def test_models_without_weights_are_named(tmp_path: Path) -> None:
     algorithm = PPO(actor=Actor(path=write_model(tmp_path)), critic=Critic(path="embedded"))
-    found = summary(OneStepOff(devices=5), algorithm, gpu=False)
-    assert "  4: generator d1" in found, "whose weights are the actor's"
+    found = summary(OneStepOff(devices=4), algorithm, gpu=False)
+    assert "  3: generator d1" in found, "whose weights are the actor's"
     assert found[-1] == "  fresh weights, as their directories hold a config.json alone: actor, reference"

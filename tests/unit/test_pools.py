@@ -1,0 +1,94 @@
+"""Functions, and a reference that nothing reads, have no devices of their own; a reward with a model has.
+
+Functions have some where parts of a batch are scored as they come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import DAPO, GRPO, PPO
+from rlhf_lightning.strategies import NeMoAligner, OneStepOff, OpenRLHF, Pipelined, Split, Standalone
+from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.workers import Reward
+
+Pools = list[tuple[int, tuple[str, ...]]]
+"""Of each the devices and the roles."""
+LEARNER, UNREAD = ("actor", "reward"), ("actor", "reference", "reward")
+"""The first pool where the reference is read, and where it is not."""
+
+
+def judged() -> GRPO:
+    """With a reward that adds up a model's score and a function's."""
+    return GRPO(reward=Reward(path="any", functions="length"))
+
+
+def placed(strategy: Strategy, algorithm: RLHFAlgorithm, devices: int | None) -> Pools:
+    strategy.connect(algorithm)
+    return [(pool.num_devices, pool.roles) for pool in strategy.place(tuple(strategy.models()), devices)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "algorithm", "devices", "pools"),
+    [
+        (Standalone(), GRPO, 8, [(4, LEARNER), (4, ("reference",))]),
+        (Standalone(), PPO, None, [(1, LEARNER), (1, ("critic",)), (1, ("reference",))]),
+        (Standalone(), judged, 6, [(2, ("actor",)), (2, ("reference",)), (2, ("reward",))]),
+        (
+            OpenRLHF(),
+            PPO,
+            8,
+            [(2, LEARNER), (2, ("critic",)), (2, ("reference",)), (2, ("generator",))],
+        ),
+        (
+            OneStepOff(generator_devices=4),
+            GRPO,
+            8,
+            [(2, LEARNER), (2, ("reference",)), (4, ("generator",))],
+        ),
+        (
+            Pipelined(),
+            GRPO,
+            4,
+            [(1, ("actor",)), (1, ("reference",)), (1, ("reward",)), (1, ("generator",))],
+        ),
+        (Pipelined(), DAPO, 3, [(1, ("actor", "reference")), (1, ("reward",)), (1, ("generator",))]),
+        (Split(), GRPO, 3, [(3, ("actor", "reference", "reward"))]),
+        (Split(), judged, 4, [(2, ("actor", "reference")), (2, ("reward",))]),
+        (Split(), PPO, 4, [(2, ("actor", "reference")), (2, ("critic", "reward"))]),
+        (Standalone(), DAPO, 2, [(2, UNREAD)]),
+        (OneStepOff(), DAPO, 8, [(4, UNREAD), (4, ("generator",))]),
+        (Split(), DAPO, 2, [(2, UNREAD)]),
+        (NeMoAligner(), GRPO, 3, [(3, ("actor", "reference", "reward"))]),
+        (NeMoAligner(), judged, 2, [(1, ("actor", "reference")), (1, ("reward",))]),
+    ],
+    ids=lambda value: value.strategy_name if isinstance(value, Strategy) else None,
+)
+def test_devices_are_divided_over_what_computes_there(
+    strategy: Strategy, algorithm: Callable[[], RLHFAlgorithm], devices: int | None, pools: Pools
+) -> None:
+    assert placed(strategy, algorithm(), devices) == pools
+
+
+def test_the_actors_side_is_not_chosen_where_the_other_has_functions_alone() -> None:
+    said = (
+        "Split(actor_devices=2): nothing reads it, since the algorithm has models of one side alone (actor, "
+        "reference), on all devices. Leave it out."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        placed(Split(actor_devices=2), GRPO(), 4)
+
+
+@pytest.mark.parametrize("devices", range(3, 13))
+def test_what_is_advised_where_models_and_generator_cannot_be_equal_can_be_placed(devices: int) -> None:
+    try:
+        placed(OpenRLHF(), GRPO(), devices)
+    except ValueError as err:
+        advice = re.search(r"Try devices=(\d+), or generator_devices=(\d+)\.$", str(err))
+        assert advice is not None
+        placed(OpenRLHF(), GRPO(), int(advice[1]))
+        placed(OpenRLHF(generator_devices=int(advice[2])), GRPO(), devices)
