@@ -18,8 +18,8 @@ from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
 
 logger = logging.getLogger(__name__)
 
-_STALENESS = "max_staleness"
-"""Key of a checkpoint under which the option stands that decides how many rows are in flight."""
+_STALENESS, _BATCH_SIZE = "max_staleness", "batch_size_in_flight"
+"""Keys of a checkpoint under which the options stand that decide how many rows are in flight."""
 
 
 class OneStepOff(OpenRLHF):
@@ -54,6 +54,7 @@ class OneStepOff(OpenRLHF):
             )
         self.generation: Ahead | None = None
         self._restored: Batch | None = None
+        self._batch_size: int | None = None
 
     def setup(self, trainer: Trainer) -> None:
         """See `Strategy.setup`.
@@ -72,6 +73,7 @@ class OneStepOff(OpenRLHF):
 
     def _check_batches(self, trainer: Trainer) -> None:
         data = row_data(trainer)
+        self._batch_size = None if data is None else data.batch_size
         generates = not self.algorithm.reads_only
         if trainer.state.fn == "fit" and generates and data is not None:
             whole, rest = divmod(len(data.train_rows), data.batch_rows)
@@ -147,7 +149,8 @@ class OneStepOff(OpenRLHF):
     def in_flight(self) -> dict[str, object]:
         """See `Strategy.in_flight`; nothing of prompts with columns that a checkpoint cannot hold."""
         rows = None if self.generation is None else self.generation.in_flight
-        return {IN_FLIGHT: columns_of(rows, what="prompts in flight"), _STALENESS: self.max_staleness}
+        options = {_STALENESS: self.max_staleness, _BATCH_SIZE: self._batch_size}
+        return {IN_FLIGHT: columns_of(rows, what="prompts in flight"), **options}
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
@@ -165,10 +168,13 @@ class OneStepOff(OpenRLHF):
     def _check_in_flight(self, path: str | Path, state: Mapping[str, object], *, rows: int) -> None:
         saved = cast("Mapping[str, object]", state.get("hyper_parameters", {})).get("group_size")
         staleness, group_size = state.get(_STALENESS), self.algorithm.hparams.get("group_size")
+        data, batch_size = row_data(self.algorithm.trainer), state.get(_BATCH_SIZE)
         if self.max_staleness == 1 and staleness not in (None, 1):
             name, own, there = "strategy.max_staleness", cast(object, self.max_staleness), staleness
         elif None not in (group_size, saved) and group_size != saved:  # without one, the rows will show it
             name, own, there = "algo.group_size", group_size, saved
+        elif data is not None and batch_size not in (None, data.batch_size):
+            name, own, there = f"{data.typed}.batch_size", data.batch_size, batch_size
         else:
             return
         raise ValueError(

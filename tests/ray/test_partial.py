@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lightning import checkpoint as files
 from rlhf_lightning.engines import Native
 from rlhf_lightning.strategies import OneStepOff
 from rlhf_lightning.workers import Settings
@@ -28,6 +29,7 @@ def test_no_prompt_is_lost_over_a_checkpoint(max_staleness: int, tiny: Path, tmp
     before, after = watched(tiny, tmp_path / "before"), watched(tiny, tmp_path / "after")
     run(before, OneStepOff(max_staleness=max_staleness), steps=2)
     saved = str(tmp_path / "before" / "last.ckpt")
+    assert files.read_state(Path(saved))["batch_size_in_flight"] == SIZE
     run(after, OneStepOff(max_staleness=max_staleness), steps=5, ckpt_path=saved)
     seen = [row for batch in (*before.batches, *after.batches) for row in batch["row_ids"].tolist()]
     assert len(seen) == len(set(seen)) == 5 * SIZE * GROUP

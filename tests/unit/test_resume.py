@@ -33,14 +33,18 @@ def rows(**options: object) -> TaskData:
     return TaskData(**{**usual, **options})  # type: ignore[arg-type]
 
 
+def checkpoint(root: Path, *, steps: int) -> Path:
+    """That of a run of so many iterations."""
+    own = LastCheckpoint(root)
+    run = trainer(Local(), root, steps=steps, callbacks=[own], enable_checkpointing=True)
+    run.fit(grpo(), datamodule=rows())
+    return own.path
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of one of three iterations."""
-    root = tmp_path_factory.mktemp("run")
-    own = LastCheckpoint(root)
-    run = trainer(Local(), root, callbacks=[own], enable_checkpointing=True)
-    run.fit(grpo(), datamodule=rows())
-    return own.path
+    return checkpoint(tmp_path_factory.mktemp("run"), steps=1)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +135,14 @@ def ahead(written: Path, tmp_path: Path) -> Path:
     """A checkpoint with eight prompts in flight, of partial rollouts."""
     path = tmp_path / "ahead.ckpt"
     shutil.copytree(written, path)
+    return with_prompts_in_flight(path)
+
+
+def with_prompts_in_flight(path: Path) -> Path:
+    """The checkpoint, as partial rollouts would have written it with batches of two prompts."""
     flying = Batch.of({"prompt_ids": torch.ones(8, 1, dtype=torch.long)})
-    files.write_state(
-        path, {**files.read_state(path), "in_flight": columns_of(flying, what="x"), "max_staleness": 2}
-    )
+    own = {"in_flight": columns_of(flying, what="x"), "max_staleness": 2, "batch_size_in_flight": 2}
+    files.write_state(path, {**files.read_state(path), **own})
     return path
 
 
@@ -166,6 +174,18 @@ def test_other_prompts_than_those_in_flight(
     run = trainer(StartedAhead(max_staleness=max_staleness), tmp_path, steps=3)
     with pytest.raises((ValueError, RuntimeError), match=says):
         run.fit(algorithm, datamodule=rows(), ckpt_path=ahead)
+
+
+def test_prompts_in_flight_keep_the_batch_size_over_a_complete_epoch(tmp_path: Path) -> None:
+    """The rows and all other options are those of now."""
+    path = with_prompts_in_flight(checkpoint(tmp_path, steps=3))
+    for options, says in (
+        ({"batch_size": 3}, r"^data\.batch_size=3: .* with 2, .* 8 rows .*Type --data\.batch_size 2\.$"),
+        ({"num_rows": 8, "shuffle": False}, "started"),
+    ):
+        run = trainer(StartedAhead(max_staleness=2), tmp_path, steps=5)
+        with pytest.raises((ValueError, RuntimeError), match=says):
+            run.fit(grpo(), datamodule=rows(**options), ckpt_path=path)
 
 
 @pytest.mark.parametrize(
