@@ -19,7 +19,7 @@ from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Critic, Reference
+from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 
 Parameters = Mapping[str, torch.Tensor]
 Dtype = Literal["float32", "bfloat16"]
@@ -27,6 +27,10 @@ STEPS = 3
 """Iterations of the run that others are compared with."""
 ROWS = 7
 """Prompts of an iteration: they divide by neither the devices nor the mini-batches."""
+ENDS = tuple(range(40))
+"""Tokens that end an answer: most of them are shorter than they may be, and rows differ in length."""
+SCORES = {"length": 100.0}
+"""What scores answers: an untrained model is right about nothing, and nothing would be learned from zeros."""
 
 
 def write_tiny(directory: Path) -> None:
@@ -64,10 +68,12 @@ class Export(Callback):
 def ppo(path: Path, *, dtype: Dtype = "float32") -> PPO:
     """A fresh algorithm: two mini-batches of unequal size an iteration, and a KL coefficient that adapts."""
     optimizer = OptimizerSpec(lr=1e-4)
+    sampling = Sampling(max_new_tokens=6, stop_token_ids=ENDS)
     return PPO(
-        actor=Actor(path=str(path), dtype=dtype, optimizer=optimizer, sampling=Sampling(max_new_tokens=6)),
+        actor=Actor(path=str(path), dtype=dtype, optimizer=optimizer, sampling=sampling),
         critic=Critic(dtype=dtype, optimizer=optimizer),
         reference=Reference(dtype=dtype, decay=0.5),
+        reward=Reward(functions=SCORES),
         mini_batch_size=4,
         kl=KLPenalty(target=1.0, horizon=100.0),
     )

@@ -16,7 +16,7 @@ from typing import Self
 import yaml  # type: ignore[import-untyped]
 
 from tests.leaks import MARK, Status, ancestors, process_table
-from tests.ray.model import ROWS, STEPS
+from tests.ray.model import ENDS, ROWS, SCORES, STEPS
 
 RUN = "RLHF_LIGHTNING_TEST_RUN"
 """Environment variable by which the processes of one run are known."""
@@ -30,15 +30,16 @@ PATIENCE_S = 180.0
 
 def write_config(directory: Path, model: Path) -> Path:
     """The run of `model.ppo` as a configuration, with a checkpoint after every iteration."""
-    optimizer = {"lr": 1e-4}
+    optimizer, sampling = {"lr": 1e-4}, {"max_new_tokens": 6, "stop_token_ids": list(ENDS)}
     checkpoint = {"dirpath": str(directory / "checkpoints"), "filename": "last", "every_n_train_steps": 1}
     config = {
         "algo": {
             "class_path": "ppo",
             "init_args": {
-                "actor": {"path": str(model), "optimizer": optimizer, "sampling": {"max_new_tokens": 6}},
+                "actor": {"path": str(model), "optimizer": optimizer, "sampling": sampling},
                 "critic": {"optimizer": optimizer},
                 "reference": {"decay": 0.5},
+                "reward": {"functions": SCORES},
                 "mini_batch_size": 4,
                 "kl": {"target": 1.0, "horizon": 100.0},
             },

@@ -11,12 +11,13 @@ from lightning.pytorch.callbacks import Callback
 from ray.cluster_utils import Cluster
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.engines import Transition
+from rlhf_lightning.engines import FSDPEngine, Transition
 from rlhf_lightning.parallel import Generation, ParallelLayout
+from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategies import Auto, Colocated, HybridEngine3D, NeMoAligner
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.workers import Reward, Settings
 from tests.ray.conftest import NODE
 from tests.ray.model import Parameters, fit, furthest, ppo
 
@@ -32,9 +33,30 @@ def eight(nodes: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def one(cluster: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+def judge(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Reward:
+    """A reward model, which stages and shards divide as they do the actor, and a function beside it."""
+    directory = tmp_path_factory.mktemp("judge")
+    FSDPEngine(ModelSpec(path=str(tiny), init_seed=1), head="reward").export(directory)
+    return Reward(path=str(directory), functions={"length": 10.0})
+
+
+def judged(tiny: Path, judge: Reward) -> PPO:
+    """PPO that learns from what the model says too."""
+    algorithm = ppo(tiny)
+    algorithm.reward = judge
+    return algorithm
+
+
+@pytest.fixture(scope="module")
+def one(cluster: str, tiny: Path, judge: Reward, tmp_path_factory: pytest.TempPathFactory) -> Parameters:
     """What one device learns."""
-    return fit(ppo(tiny), Colocated(devices=1), tmp_path_factory.mktemp("one"), steps=STEPS)
+    return fit(judged(tiny, judge), Colocated(devices=1), tmp_path_factory.mktemp("one"), steps=STEPS)
+
+
+@pytest.fixture
+def algorithm(tiny: Path, judge: Reward) -> PPO:
+    """What learns elsewhere."""
+    return judged(tiny, judge)
 
 
 class Watch(Callback):
@@ -57,9 +79,9 @@ class Watch(Callback):
 )
 def test_parameters_are_those_of_one_device(
     one: Parameters,
+    algorithm: PPO,
     train: tuple[int, int, int],
     generate: tuple[int, int],
-    tiny: Path,
     tmp_path: Path,
 ) -> None:
     p, t, d = train
@@ -67,7 +89,7 @@ def test_parameters_are_those_of_one_device(
     strategy = HybridEngine3D(
         parallel=Parallel3D(p=p, t=t, generate=Generation(*generate)), devices=p * t * d
     )
-    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
+    learned = fit(algorithm, strategy, tmp_path, steps=STEPS, callbacks=[watch])
     assert furthest(one, learned) < 1e-4
     layout = ParallelLayout(p, t, d, generation=Generation(*generate))
     assert len(watch.found) == layout.num_ranks
@@ -77,29 +99,29 @@ def test_parameters_are_those_of_one_device(
 
 @pytest.mark.usefixtures("eight")
 def test_each_role_has_sizes_of_its_own_and_the_actor_another_rule(
-    one: Parameters, tiny: Path, tmp_path: Path
+    one: Parameters, algorithm: PPO, tmp_path: Path
 ) -> None:
-    roles = {"critic": Sizes(p=2), "reference": Sizes()}
+    roles = {"critic": Sizes(p=2), "reference": Sizes(), "reward": Sizes(p=2)}
     sizes = Parallel3D(t=2, generate=Generation(1, 1, "vanilla"), roles=roles)
     strategy = HybridEngine3D(parallel=sizes, devices=2, offload=True)
-    assert furthest(one, fit(ppo(tiny), strategy, tmp_path, steps=STEPS)) < 1e-4
+    assert furthest(one, fit(algorithm, strategy, tmp_path, steps=STEPS)) < 1e-4
 
 
-def test_two_sides_that_generate_as_they_train(one: Parameters, tiny: Path, tmp_path: Path) -> None:
+def test_two_sides_that_generate_as_they_train(one: Parameters, algorithm: PPO, tmp_path: Path) -> None:
     watch, strategy = Watch(), NeMoAligner(parallel=Sizes(t=2))
-    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
+    learned = fit(algorithm, strategy, tmp_path, steps=STEPS, callbacks=[watch])
     assert furthest(one, learned) < 1e-4
     assert [found.received_bytes for found in watch.found] == [0, 0]
 
 
-def test_a_mapping_runs_in_its_layouts(one: Parameters, tiny: Path, tmp_path: Path) -> None:
+def test_a_mapping_runs_in_its_layouts(one: Parameters, algorithm: PPO, tmp_path: Path) -> None:
     watch = Watch()
     pools = (
         PoolOption(roles=("actor", "reward"), devices=2, sizes={"actor": RoleSizes(t=2)}),
         PoolOption(roles=("critic", "reference"), devices=2, sizes={"critic": RoleSizes(p=2)}),
     )
     strategy = Auto(mapping=MappingOption(pools=pools), settings=Settings(engine="megatron"))
-    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[watch])
+    learned = fit(algorithm, strategy, tmp_path, steps=STEPS, callbacks=[watch])
     assert furthest(one, learned) < 1e-4
     assert len(watch.found) == 2
     assert all(found.received_bytes > 0 for found in watch.found)

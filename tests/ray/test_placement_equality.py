@@ -31,8 +31,11 @@ OTHERS: dict[str, Callable[[], Strategy]] = {
 }
 
 
-def test_it_learned(alone: tuple[PPO, Parameters], tiny: Path) -> None:
-    _, learned = alone
+def test_it_learned_from_scores_of_answers_of_many_lengths(alone: tuple[PPO, Parameters], tiny: Path) -> None:
+    algorithm, learned = alone
+    last = {name: float(value) for name, value in algorithm.trainer.callback_metrics.items()}
+    assert 0 < last["reward/min"] < last["reward/mean"]
+    assert last["response/length_mean"] < last["response/length_max"]
     fresh: dict[str, torch.Tensor] = load_causal_lm(ModelSpec(path=str(tiny))).state_dict()
     assert furthest(learned, {name: fresh[name] for name in learned}) > 1e-4
 

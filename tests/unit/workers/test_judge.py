@@ -344,11 +344,23 @@ def test_options_that_do_not_go_together() -> None:
 
 
 @pytest.mark.parametrize("kind", [Reward, Cost])
-def test_functions_are_asked_once_a_replica(kind: type[Reward] | type[Cost]) -> None:
-    role = kind(functions="length", tokenizer="embedded")
-    seat = Worker(1, ParallelLayout(t=2), torch.device("cpu"), None, None, settings=Settings())
-    role.build(seat)
-    rows = TensorDict(batch(), batch_size=len(RESPONSES))  # without what functions read
-    found = role.compute_reward(rows) if isinstance(role, Reward) else role.compute_cost(rows)
-    assert isinstance(found, TensorDict)
-    assert not any(column.any() for column in found.values())
+@pytest.mark.parametrize(
+    ("layout", "answers"),
+    [(ParallelLayout(t=2), [True, False]), (ParallelLayout(2, 2, 1), [False, False, True, False])],
+    ids=["shards", "stages"],
+)
+def test_functions_are_asked_once_a_replica(
+    kind: type[Reward] | type[Cost], layout: ParallelLayout, answers: list[bool]
+) -> None:
+    """On the first shard of the last stage: there a model has its numbers."""
+    found, raw = [], NonTensorStack(*[{"prompt": PROMPT}] * len(RESPONSES))
+    for rank in range(layout.num_ranks):
+        role = kind(functions="length", tokenizer="embedded")
+        role.build(Worker(rank, layout, torch.device("cpu"), None, None, settings=Settings()))
+        rows = TensorDict(batch(), batch_size=len(RESPONSES))
+        if answers[rank]:  # the others are not given what functions read
+            rows["rows"] = raw
+        scores = role.compute_reward(rows) if isinstance(role, Reward) else role.compute_cost(rows)
+        assert isinstance(scores, TensorDict)
+        found.append(any(column.any() for column in scores.values()))
+    assert found == answers
