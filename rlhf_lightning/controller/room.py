@@ -1,14 +1,42 @@
-"""How many devices the nodes of a cluster have room for, and what to type where those are too few."""
+"""What the nodes of a cluster have room for, what to type where that is too little, and their GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import ray
 from ray._private import state
 
 BUNDLES: Mapping[str, dict[str, float]] = {"CPU": {"CPU": 1.0}, "GPU": {"CPU": 1.0, "GPU": 1.0}}
 """What a device of each kind takes of its node."""
+
+
+_KIND = "accelerator_type:"
+"""How Ray's name for a node's GPUs begins among its resources."""
+
+
+@dataclass(frozen=True)
+class NodeGPUs:
+    """The GPUs of one node."""
+
+    host: str
+    """Its name."""
+    count: int
+    """How many there are."""
+    kind: str
+    """As Ray calls them, such as `A100`; empty where it does not know."""
+
+
+def gpus_by_node() -> list[NodeGPUs]:
+    """Those of the cluster that is connected, node by node; nothing where none is, or none has a GPU."""
+    found = []
+    for node in ray.nodes() if ray.is_initialized() else ():
+        has = node["Resources"]
+        if node["Alive"] and (count := int(has.get("GPU", 0))):
+            kinds = (name.removeprefix(_KIND) for name in has if name.startswith(_KIND))
+            found.append(NodeGPUs(node["NodeManagerHostname"], count, next(kinds, "")))
+    return found
 
 
 def check_room(needed: int, kind: str) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.hardware import Hardware
+
+if TYPE_CHECKING:
+    from rlhf_lightning.controller.room import NodeGPUs
 
 
 def this_machine(devices: int) -> Hardware:
@@ -38,24 +44,47 @@ def this_machine(devices: int) -> Hardware:
 def of_a_run(named: str, devices: int, *, option: str) -> Hardware:
     """The hardware of a run: what is named, or else this machine.
 
+    Its nodes are those of the cluster that is connected: tensor shards stay inside, so a node counts with
+    what divides the GPUs of each.
+
     Args:
         named: a known name, a file, or empty.
         devices: see `this_machine`.
         option: what names it, for messages.
 
     Raises:
-        ValueError: nothing is named, and the GPUs are of an unknown kind, or not on this machine.
+        ValueError: nothing is named, and the GPUs are of an unknown kind, of several, or not on this machine.
     """
-    if named:
-        return hardware.load(named)
+    from rlhf_lightning.controller.room import gpus_by_node  # noqa: PLC0415
+
+    nodes = gpus_by_node()
+    found = hardware.load(named) if named else _unnamed(devices, nodes, option=option)
+    node = math.gcd(*(node.count for node in nodes)) or found.gpus_per_node
+    return dataclasses.replace(found, gpus_per_node=node)
+
+
+def _unnamed(devices: int, nodes: Sequence[NodeGPUs], *, option: str) -> Hardware:
+    """This machine, where the GPUs of the cluster are like its own.
+
+    Raises:
+        ValueError: it has none, or the nodes have several kinds.
+    """
     import torch  # noqa: PLC0415
 
     from rlhf_lightning.controller.cluster import num_gpus  # noqa: PLC0415
 
+    known = f"{', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`"
     if num_gpus() and not torch.cuda.is_available():
         raise ValueError(
             f"{option}: the cluster has {num_gpus()} GPUs, and this process sees none. Say of which kind "
-            f"they are: {', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`."
+            f"they are: {known}."
+        )
+    hosts = {node.kind: node.host for node in nodes if node.kind}
+    if len(hosts) > 1:
+        every = ", ".join(f"{kind} on {host}" for kind, host in hosts.items())
+        raise ValueError(
+            f"{option}: the cluster has GPUs of several kinds, {every}, and a run cannot ask for one. Say "
+            f"which to count on, such as that with the least memory: {known}."
         )
     return this_machine(devices)
 
