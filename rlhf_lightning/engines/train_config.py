@@ -128,6 +128,11 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return False
 
     @property
+    def chunks(self) -> int:
+        """Runs of layers in a pipeline stage."""
+        return 1
+
+    @property
     def held_once(self) -> bool:
         """Whether an actor's training shard is a part of its generation shard."""
         return True

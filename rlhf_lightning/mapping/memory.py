@@ -13,8 +13,8 @@ By `Workload.sharding` the d data-parallel ranks divide masters and states (`sta
 (`gradients`), or everything (`full`), which has no second copy in the computation's type and gathers a layer
 at a time, or all layers where it does not reshard. Gradients that it defers are whole until they are reduced.
 Activations: Korthikanti 2022 (see `layers.activation_bytes`) for the min(p, m) micro-batches in flight on
-the first stage (Narayanan 2021, section 2.2.1), or with recomputation the inputs of its layers and one layer
-whole.
+the first stage (Narayanan 2021, section 2.2.1; see `_in_flight`), or with recomputation the inputs of its
+layers and one layer whole.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
     count, size = workload.micro_batches(layout.d, parts=workload.mini_batches)
     tokens = size * workload.row_tokens
     whole = activation_bytes(shape, layout, workload) * tokens
-    in_flight = min(layout.p, count)
+    in_flight = _in_flight(layout.p, count, workload.chunks)
     depth = stage_layers(shape, layout.p)
     if workload.recompute:
         inputs = workload.element * shape.hidden * tokens
@@ -212,6 +212,16 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
     else:
         kept = whole * depth * in_flight
     return max(kept, _kept(shape, layout, workload)) + _logits(shape, layout, workload, tokens)
+
+
+def _in_flight(p: int, count: int, chunks: int) -> float:
+    """Micro-batches whose activations the first stage holds; an interleaved schedule counts runs of layers.
+
+    It is (p - 1) 2 + (chunks - 1) p of them ahead, and computes one (Narayanan 2021, section 2.2.2).
+    """
+    if chunks == 1 or p == 1:
+        return min(p, count)
+    return min(((p - 1) * 2 + (chunks - 1) * p + 1) / chunks, count)
 
 
 def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:

@@ -68,6 +68,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         kept_tokens=training.kept_tokens if role.trains else 0,
         recompute=role.gradient_checkpointing,
         sequence_parallel=training.sequence_parallel,
+        chunks=training.chunks,
         sharding="none" if isinstance(role, Generator) else training.sharding,
         shared_by=training.shared_by,
         held_once=training.held_once and not (vllm and copies),

@@ -44,6 +44,8 @@ class Workload:
     """Whether the backward pass computes the activations of each layer again."""
     sequence_parallel: bool = False
     """Whether tensor shards also share the activations between their matrix products."""
+    chunks: int = 1
+    """Runs of layers in a pipeline stage; of several, the schedule is interleaved."""
     fused_attention: bool = True
     """Whether attention keeps its scores out of memory."""
     sharding: Sharding = "states"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.engines import FSDP, NativeGenerator
+from rlhf_lightning.engines import FSDP, Megatron, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.native.cache import Cache
@@ -138,6 +138,22 @@ def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages(*, recompute: b
     # Without logits the first stage is the largest, which has the embedding.
     scoring = memory.inference(shape.with_head("scalar"), ParallelLayout(p=4), work)
     assert scoring.parameters == 2 * (8 * shape.layer_parameters + 32000 * 4096 + 4096)
+
+
+@pytest.mark.parametrize(
+    ("p", "chunks", "rows", "runs"), [(4, 1, 64, 4), (4, 2, 64, 11 / 2), (2, 3, 64, 7 / 3), (4, 2, 5, 5)]
+)
+def test_an_interleaved_pipeline_holds_more(p: int, chunks: int, rows: int, runs: float) -> None:
+    """Runs on the first stage, of a part of its layers each, but no more than there are micro-batches."""
+    shape = shapes.load("llama-7b")
+    work = Workload(batch=rows, mini_batches=1, micro_batch_tokens=2048, recompute=False, chunks=chunks)
+    logits = 2048 * shape.vocab * 10
+    one = memory.training(shape, ONE, dataclasses.replace(work, chunks=1)).activations - logits
+    staged = memory.training(shape, ParallelLayout(p=p), work).activations - logits
+    assert staged == pytest.approx(one / p * runs)
+    settings = Settings(engine="megatron", megatron=Megatron(chunks=chunks))
+    assert recipe(Actor(), settings).chunks == chunks
+    assert recipe(Actor(), Settings()).chunks == 1
 
 
 def test_kept_passes_rest_on_the_device_until_the_update() -> None:
