@@ -7,6 +7,7 @@ from dataclasses import field
 from itertools import cycle
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.balance import in_balance
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import Estimator, GAEEstimator, PolicyLoss, SFTLoss, ValueLoss
 from rlhf_lightning.running import KLPenalty, Running, Scaling, drifted
@@ -91,8 +92,7 @@ class PPO(RLHFAlgorithm):
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
         """See `RLHFAlgorithm.mini_batches`; also resets what `update_actor` carries between mini-batches."""
         self.actor_paused = self.global_step < self.critic_warmup_steps
-        groups = batch.num_groups(together)
-        self.ptx_batches = self.split_ptx(steps=-(-groups // (size or groups or 1)))
+        self.ptx_batches = self.split_ptx(steps=-(-batch.num_groups(together) // (size or len(batch) or 1)))
         return super().mini_batches(batch, size=size, epochs=epochs, together=together)
 
     def update_actor(self, mini: Batch) -> Metrics:
@@ -110,11 +110,11 @@ class PPO(RLHFAlgorithm):
         """The pre-training rows, divided among the optimizer steps of an epoch, again in each epoch."""
         if not self.ptx_loss.coef or not self.trainer.training:
             return iter(())
-        return cycle(self.required_ptx_batch.split(min(steps, len(self.required_ptx_batch))))
+        parts = self.required_ptx_batch.split(min(steps, len(self.required_ptx_batch)))
+        return cycle([in_balance(part) for part in parts])
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""
         batch |= self.actor.compute_log_prob(batch)  # greedy answers have those of temperature 0
-        batch |= self.critic.compute_values(batch)
-        batch |= self.reference.compute_ref_log_prob(batch)
+        batch |= self.critic.compute_values(batch) | self.reference.compute_ref_log_prob(batch)
         return self.compute_advantage(batch)[0]

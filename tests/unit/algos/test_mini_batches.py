@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from rlhf_lightning.algos import DPO, GRPO, KTO, PPO, SFT, ProcessRewardModel, RewardModel, SimPO
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.transport import Future
+from rlhf_lightning.functional import SFTLoss
 from tests.unit.controller.devices import Devices
 
 
@@ -150,6 +152,17 @@ def test_passes_over_given_answers_are_balanced_too(
     assert len(actor.halves) == len(reference.halves) == calls
     for first, second in actor.halves + reference.halves:
         assert abs(first - second) <= 20
+
+
+def test_texts_beside_ppo_are_balanced_within_each_step() -> None:
+    ppo = PPO(ptx_loss=SFTLoss(coef=1.0))
+    ppo.trainer = pl.Trainer(accelerator="cpu", logger=False)
+    ppo.trainer.training = True
+    ppo.ptx_batch = given([100, 90, 10, 20, 70, 60, 30, 20])
+    texts = list(islice(ppo.split_ptx(steps=2), 4))
+    assert [sorted(part["row_ids"].tolist()) for part in texts] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    masks = [part["response_mask"] for whole in texts for part in whole.split(2)]
+    assert [int(mask.sum()) for mask in masks] == [110, 110, 90, 90] * 2
 
 
 class Unfetched(Devices):
