@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -17,7 +20,7 @@ from rlhf_lightning.rewards.costly import (
 from rlhf_lightning.rewards.functions import prompt_beginning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Verifier: TypeAlias = Callable[[str, dict[str, object]], float]
 
@@ -38,6 +41,8 @@ UNASKED: dict[str, Callable[[str], bool]] = {
 }
 """Tasks, and over which answers their verifiers are not asked: they could take for ever, run code, or find
 right what is no number."""
+TIMEOUT_S = 10.0
+"""Longest verification of one answer; it ends by a signal, so in the main thread only."""
 KEPT = 128
 """Verifiers that a process keeps; the library has about a hundred tasks."""
 
@@ -46,7 +51,8 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
     The task has the options of the row's `task_options`, else its defaults. The score is 0 where the verifier
-    fails over an answer, and where it would evaluate one that could take for ever, or is a program.
+    fails over an answer or takes too long, and where it would evaluate one that could take for ever, or is a
+    program.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.
@@ -76,11 +82,38 @@ def _own(row: dict[str, object]) -> str:
     return str(row.get("answer") or "")
 
 
+class _TimedOut(BaseException):
+    """No Exception, since verifiers catch those."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """End what takes longer than TIMEOUT_S, again each second in case that a library catches everything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise _TimedOut
+
+    before = signal.signal(signal.SIGALRM, end)
+    left = signal.setitimer(signal.ITIMER_REAL, TIMEOUT_S, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)
+
+
 def _verified(verify: Verifier, response: str, row: dict[str, object]) -> float:
     """The verifier's score; 0 where it fails over a response, but not over the row's own answer."""
     own = _own(row)
     try:
-        return float(verify(response, row))
+        with _limited():
+            return float(verify(response, row))
+    except _TimedOut:
+        return 0.0
     # A model may write anything, and a task that is not in UNASKED may evaluate `exit()`.
     except (Exception, SystemExit):
         if response == own:  # the row is not the task's

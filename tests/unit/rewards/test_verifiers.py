@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
 
-from rlhf_lightning.rewards import PREFLIGHT_RESPONSE
+from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, verifiers
 from rlhf_lightning.rewards.verifiers import UNASKED, reasoning_gym
 
 
@@ -70,6 +72,26 @@ def test_what_has_no_end_is_not_evaluated() -> None:
     command = [sys.executable, "-c", CODE, json.dumps(ENDLESS)]
     done = subprocess.run(command, check=True, timeout=50, capture_output=True, text=True)
     assert done.stdout.split() == [*ENDLESS]
+
+
+@pytest.mark.parametrize(
+    ("task", "endless"),
+    [("n_queens", "sum(1 for x in range(10**12))"), ("intermediate_integration", "x**9999*(x+1)**20")],
+)
+def test_a_verification_that_takes_too_long_is_ended(
+    task: str, endless: str, gym: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that catches all errors, as the second does."""
+    row = dict(gym.create_dataset(task, size=1, seed=0)[0])
+    answer = row["answer"] or row["metadata"]["valid_answers"][0]
+    assert run([answer], **row) == [1]
+    monkeypatch.setattr(verifiers, "TIMEOUT_S", 2)
+    monkeypatch.delitem(UNASKED, task)
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    start = time.monotonic()
+    assert run([endless, answer], **row) == [0, 1]
+    assert time.monotonic() - start < 20, "even on a busy machine"
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0) == before
 
 
 def test_polynomials_of_many_powers_are_evaluated(gym: ModuleType) -> None:
