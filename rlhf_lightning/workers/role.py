@@ -101,7 +101,7 @@ class Settings:
                 if changed is None:
                     continue
                 instead = f"Leave it out, or add --strategy.settings.{side} {kind}"
-                if hasattr(getattr(self, names[chosen]), changed[0]):
+                if changed[0] in {option.name for option in fields(getattr(self, names[chosen]))}:
                     instead = f"Type --strategy.settings.{names[chosen]}.{changed[0]}"
                 raise ValueError(
                     f"strategy.settings.{name}.{changed[0]}={changed[1]}: nothing reads it, since {chosen} "
