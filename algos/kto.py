@@ -7,7 +7,7 @@ from dataclasses import field
 import torch
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.balance import in_balance
+from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import row_data
 from rlhf_lightning.engines import max_positions
@@ -63,7 +63,7 @@ class KTO(RLHFAlgorithm):
 
     def step(self, batch: Batch) -> Metrics:
         """One pass over a batch of labelled answers."""
-        metrics, batch = Metrics(), in_balance(batch)
+        metrics, batch = Metrics(), balanced(batch)
         batch |= self.reference.compute_ref_log_prob(batch)
         for mini in self.mini_batches(batch, size=self.mini_batch_size):
             metrics |= self.actor.update_actor(mini | self.baseline(mini), loss=self.loss)
@@ -82,7 +82,7 @@ class KTO(RLHFAlgorithm):
             room = self.positions - batch["prompt_mask"].sum(dim=1, keepdim=True)
             mask = answers["response_mask"] & (torch.arange(answers["response_mask"].shape[1]) < room)
             mismatched |= {"response_mask": mask}
-        mismatched = in_balance(mismatched)
+        mismatched = balanced(mismatched)
         mismatched |= self.reference.compute_ref_log_prob(mismatched)
         mismatched |= self.actor.read_log_prob(mismatched)
         found = (mismatched[name] for name in ("log_probs", "ref_log_probs", "response_mask"))

@@ -7,7 +7,7 @@ from dataclasses import field
 from itertools import cycle
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.balance import in_balance
+from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import Estimator, GAEEstimator, PolicyLoss, SFTLoss, ValueLoss
 from rlhf_lightning.running import KLPenalty, Running, Scaling, drifted
@@ -111,7 +111,7 @@ class PPO(RLHFAlgorithm):
         if not self.ptx_loss.coef or not self.trainer.training:
             return iter(())
         parts = self.required_ptx_batch.split(min(steps, len(self.required_ptx_batch)))
-        return cycle([in_balance(part) for part in parts])
+        return cycle([balanced(part) for part in parts])
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning import checks, data_checks, reporting, resume
-from rlhf_lightning.balance import balanced, tokens_of
+from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import load_tokenizer
 from rlhf_lightning.data.sampler import permutation
@@ -306,15 +306,13 @@ class RLHFAlgorithm(LightningModule):
         """
         if not (groups := batch.num_groups(together)):
             return
-        tokens = tokens_of(batch)
         if size <= 0 or size >= groups:
-            yield from [batch if self.rows_stay else balanced(batch, tokens, together=together)] * epochs
+            yield from [batch if self.rows_stay else balanced(batch, together=together)] * epochs
             return
         for epoch in range(epochs):
             order = permutation(groups, run_seed(), self.global_step, epoch)
             for part in rows_of_groups(order, size=together).split(size * together):
-                spent = None if tokens is None else tokens[part]
-                yield balanced(batch.take(part.numpy()), spent, together=together)
+                yield balanced(batch.take(part.numpy()), together=together)
 
     def answers_to(self, batch: Batch, times: int) -> Batch:
         """Repeat each prompt, so that `generate_sequences` gives several answers to it.

@@ -11,7 +11,7 @@ from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.parallel.shares import evened
 
 
-def tokens_of(batch: Batch) -> Tensor | None:
+def _tokens_of(batch: Batch) -> Tensor | None:
     """Tokens of each row that an update computes, prompt and response: [B] int64; None where not known.
 
     Args:
@@ -30,7 +30,7 @@ def tokens_of(batch: Batch) -> Tensor | None:
     return (ends + batch["prompt_mask"].sum(dim=1)) * (ends > 0)
 
 
-def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch:
+def balanced(batch: Batch, *, together: int = 1) -> Batch:
     """Order rows so that contiguous shares with equal numbers of rows have about equally many tokens.
 
     Answers to one prompt stay side by side, since a device computes their prompt once. Nothing moves where
@@ -38,9 +38,9 @@ def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch
 
     Args:
         batch: with `group_ids` [B] int64 where several rows answer a prompt.
-        tokens: tokens of each row, as from `tokens_of`.
         together: rows of a group, neighbours that stay side by side.
     """
+    tokens = _tokens_of(batch)
     if tokens is None or len(batch) % together:
         return batch
     if GROUPS in batch:
@@ -50,8 +50,3 @@ def balanced(batch: Batch, tokens: Tensor | None, *, together: int = 1) -> Batch
     if groups == sorted(groups):
         return batch
     return batch.take(rows_of_groups(torch.tensor(groups), size=together).numpy())
-
-
-def in_balance(batch: Batch, *, together: int = 1) -> Batch:
-    """Order rows, before a pass over all of them, by the tokens that are known of each; see `balanced`."""
-    return balanced(batch, tokens_of(batch), together=together)

@@ -102,7 +102,7 @@ def test_ones_own_advantages_learn_text_and_begin_each_iteration_anew(
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")  # under which no two iterations happen to agree
     plain = ppo(model, 1.0)
     mine = Mine(**{field.name: getattr(plain, field.name) for field in fields(plain)})
-    mine.stop_kl, mine.mini_batch_size = -1.0, 3
+    mine.stop_kl, mine.mini_batch_size = 0.0, 3
     kept = run(mine, mixed(tmp_path), steps=3)
     for name in ("ptx/loss", "actor/loss"):
         assert len({numbers[name] for numbers in kept.numbers}) == 3, name
