@@ -84,6 +84,13 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **{**options, "allow_abbrev": False})  # type: ignore[arg-type]
 
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *others: object, **options: object
+    ) -> Namespace:
+        """As jsonargparse does, with None as null, which it hands on to the parsers of parts as None."""
+        words = args and [re.sub(r"(^|=)None$", r"\1null", word) for word in args]
+        return super().parse_args(words, *others, **options)  # type: ignore[arg-type]
+
     def _check_value_key(
         self, action: Action, value: object, key: str, cfg: Namespace | None, append: bool = False
     ) -> object:

@@ -6,6 +6,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from rlhf_lightning.names import choices
 from tests.unit.rlhf import Rlhf
@@ -58,3 +59,18 @@ def test_defaults(rlhf: Rlhf, algorithm: str, strategy: str) -> None:
 )
 def test_options(rlhf: Rlhf, words: tuple[str, ...]) -> None:
     same_again(rlhf, "--algo", "ppo", *words)
+
+
+@pytest.mark.parametrize("null", ["null", "None"])
+def test_null_is_taken_at_every_depth(rlhf: Rlhf, null: str) -> None:
+    options = ("algo.stop_kl", "algo.kl.target", "algo.value_loss.clip", "algo.policy_loss.dual_clip")
+    others = ("algo.actor.dtype", "algo.scaling.reward_clip", "algo.actor.lora")
+    words = [word for option in options + others for word in (f"--{option}", null)]
+    code, out, err = rlhf.run("fit", "--algo", "ppo", *words, "--print_config")
+    assert code == 0, err
+    given = yaml.safe_load(out)["algo"]["init_args"]
+    for option in (*options, *others):
+        part = given
+        for name in option.split(".")[1:]:
+            part = part.get("init_args", part)[name]
+        assert part is None, option
