@@ -46,6 +46,12 @@ _PARTS = ("state_dict", "loops", "callbacks", "optimizer_states")
 """Containers in the state without which a fit cannot continue."""
 Column = torch.Tensor | list[object]
 """A column of rows in a checkpoint."""
+_KINDS: dict[str, type[tuple[object, ...] | set[object] | frozenset[object]]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+}
+"""Containers beside lists that JSON lacks, by the key under which their items stand."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk. An error of a device process has only their text in its message."""
 
@@ -336,10 +342,8 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
         return {"$tensor": name}
     if isinstance(value, list | tuple | set | frozenset):
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
-        if isinstance(value, list):
-            return items
-        of_set = "$set" if isinstance(value, set) else "$frozenset"
-        return {"$tuple" if isinstance(value, tuple) else of_set: items}
+        marks = [mark for mark, kind in _KINDS.items() if isinstance(value, kind)]
+        return {marks[0]: items} if marks else items
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     raise TypeError(
@@ -363,7 +367,7 @@ def _decode(value: object, tensors: Mapping[str, torch.Tensor]) -> object:
         return value
     if "$tensor" in value:
         return tensors[value["$tensor"]]
-    for name, kind in (("$tuple", tuple), ("$set", set), ("$frozenset", frozenset)):
+    for name, kind in _KINDS.items():
         if name in value:
             return kind(_decode(item, tensors) for item in value[name])
     if "$items" in value:

@@ -8,7 +8,7 @@ the mask. Other surrogates are subclasses, a file each: sequence_policy, geometr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -120,12 +120,12 @@ class PolicyLoss(Loss):
                 f"{type(self).__name__}(kl_coef={self.kl_coef}): a penalty is not negative. "
                 "Try 0.001, or 0 for none."
             )
-        for field in fields(self):
-            value, reads_kl = getattr(self, field.name), field.name in ("kl_estimator", "kl_weighted")
-            if reads_kl and value != field.default and not self.kl_coef:
+        for name in ("kl_estimator", "kl_weighted"):
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value != default and not self.kl_coef:
                 raise ValueError(
-                    f"{type(self).__name__}({field.name}={value!r}): nothing reads it, since kl_coef is 0. "
-                    f"Give kl_coef a weight, such as 0.001, or leave {field.name} out."
+                    f"{type(self).__name__}({name}={value!r}): nothing reads it, since kl_coef is 0. "
+                    f"Give kl_coef a weight, such as 0.001, or leave {name} out."
                 )
 
     @property

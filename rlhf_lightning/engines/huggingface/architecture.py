@@ -8,7 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
@@ -75,14 +80,13 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
         ValueError: transformers has no head for the model's family, the head has several outputs, or it or
             all weights are missing.
     """
-    if (directory := config_directory(spec)) is not None:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            raise ValueError(
-                f"path={spec.path}: a model of type {config.model_type}, for which transformers has no "
-                "sequence classification, and so no head of one output. Type the path of a model of another "
-                "family, such as Llama, Qwen2, Qwen3, Mistral or Gemma."
-            )
+    config = _known_config(spec)
+    if config is not None and type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(
+            f"path={spec.path}: a model of type {config.model_type}, for which transformers has no "
+            "sequence classification, and so no head of one output. Type the path of a model of another "
+            "family, such as Llama, Qwen2, Qwen3, Mistral or Gemma."
+        )
     if needed and not spec.weights_change and is_fresh(spec):
         raise ValueError(
             f"path={spec.path}: holds a config.json without weights, and a fresh reward or cost model, which "
@@ -119,10 +123,8 @@ def check_packed(spec: ModelSpec) -> None:
     Raises:
         ValueError: it cannot.
     """
-    if (directory := config_directory(spec)) is None:
-        return
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    if reason := why_not_packed(config):
+    config = _known_config(spec)
+    if config is not None and (reason := why_not_packed(config)):
         raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {ADVICE}")
 
 
@@ -134,6 +136,12 @@ def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:
     """
     if t > 1:
         check_plan(_meta_model(spec, head), t)
+
+
+def _known_config(spec: ModelSpec) -> PreTrainedConfig | None:
+    """The model's configuration; None where the hub does not give the name."""
+    directory = config_directory(spec)
+    return None if directory is None else AutoConfig.from_pretrained(directory, local_files_only=True)
 
 
 def _headers(spec: ModelSpec) -> list[dict[str, tuple[int, ...]]]:
