@@ -274,7 +274,8 @@ class GenerationInParts(SeparateGeneration):
         refuse_turns(arguments)
         methods = methods_of(Generator)
         numbered = batch | {NUMBERS: torch.arange(len(batch))}
-        self.generator.call(methods["start_sequences"], numbered, {**arguments, "parts": parts})
+        how = {name: value for name, value in arguments.items() if name != "environment"}  # it is None
+        self.generator.call(methods["start_sequences"], numbered, {**how, "parts": parts})
         found = []
         for index in range(parts):
             part = PartOf(index=index, parts=parts)

@@ -245,7 +245,7 @@ class LastFirst(Noting):
         assert batch is None or "row_numbers" in batch
         found = super().call(method, batch, arguments)
         if batch is not None and method.name == "start_sequences":
-            assert arguments["greedy"]
+            assert arguments == {"greedy": True, "parts": 3}
             self.left = batch["row_numbers"].tolist()[::-1]
         if batch is None or method.name != "next_sequences":
             return found
@@ -262,11 +262,12 @@ def test_answers_in_parts_have_no_environment() -> None:
         separate.call(METHODS["generate_sequences"], batch(70, rows=7), given)
 
 
-def test_answers_in_parts_have_the_order_of_the_batch() -> None:
+@pytest.mark.parametrize("how", [{}, {"environment": None}], ids=["left out", "none"])
+def test_answers_in_parts_have_the_order_of_the_batch(how: dict[str, object]) -> None:
     calls: list[str] = []
     generator = LastFirst("generator", calls)
     separate = GenerationInParts(Noting("actor", calls), generator, recompute_log_probs=False, parts=3)
-    found = separate.call(METHODS["generate_sequences"], batch(70, rows=7), {"greedy": True})
+    found = separate.call(METHODS["generate_sequences"], batch(70, rows=7), {"greedy": True, **how})
     assert isinstance(found, Batch)
     asked = ["generator.start_sequences", *["generator.next_sequences"] * 3]
     assert calls == ["actor.send_weights", "generator.receive_weights", *asked]
