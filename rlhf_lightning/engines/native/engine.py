@@ -39,10 +39,9 @@ class NativeEngine(GenerationEngine):
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
-        with self.source.generating() as decoder:
-            yield from self._over(decoder).finished(rows, sampling=sampling, seed=seed, parts=parts)
-            del decoder  # must not outlive the context, which frees its tensors
-        self._version = self.source.version
+        with self.weights_held():
+            assert self._held is not None
+            yield from self._over(self._held).finished(rows, sampling=sampling, seed=seed, parts=parts)
 
     def resume(
         self,

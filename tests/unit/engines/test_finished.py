@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +14,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
+from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
+from tests.unit.engines import tiny
 from tests.unit.engines.decoders import decoder, token_lists
 from tests.unit.engines.test_native import LENGTHS, PAD, STOPS, same, table
 
@@ -81,3 +90,33 @@ def test_parts_of_no_rows_are_empty() -> None:
     which, answers = finished(generator(), table([]), 2)
     assert which == [[], []]
     assert [part["response_ids"].shape for part in answers] == [(0, 13), (0, 13)]
+
+
+class Watched(FSDPEngine):
+    """An engine that looks, as generation ends, whether its decoder is held still."""
+
+    held: bool | None = None
+
+    @contextmanager
+    def generating(self) -> Iterator[Decoder]:
+        """See `TrainEngine.generating`."""
+        with super().generating() as decoder:
+            alive = weakref.ref(decoder)
+            try:
+                yield decoder
+            finally:
+                del decoder
+                self.held = alive() is not None
+
+
+@pytest.mark.parametrize("parts_read", [1, 3])
+def test_nothing_holds_the_decoder_where_a_generation_is_left(tmp_path: Path, parts_read: int) -> None:
+    source = Watched(tiny.spec(tiny.write_causal(tmp_path)))
+    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+    ends = Ends(pad_token_id=PAD, eos_token_ids=STOPS)
+    native = NativeEngine(source, seat=seat, ends=ends, config=Native())
+    going = native.finished(table(token_lists(LENGTHS)), sampling=SAMPLING, seed=5, parts=3)
+    for _ in range(parts_read):
+        next(going)
+    del going  # closes it
+    assert source.held is False
