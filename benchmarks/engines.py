@@ -28,7 +28,7 @@ from benchmarks import environments
 from benchmarks.spread import Spread, machine, spread
 from rlhf_lightning.engines import FSDP, FSDPEngine, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.training import PARTS
+from rlhf_lightning.engines.offload import PARTS
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.spec import ModelSpec, Sampling
 

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 from benchmarks.engines import SIZES, Bench, measure, opened, record, show
 from benchmarks.spread import Spread, spread
-from rlhf_lightning.engines.training import PARTS
+from rlhf_lightning.engines.offload import PARTS
 
 
 def eager_s(model: str, device: torch.device, rounds: int) -> Spread:

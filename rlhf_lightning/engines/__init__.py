@@ -36,8 +36,9 @@ from rlhf_lightning.engines.huggingface.source import (
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
+from rlhf_lightning.engines.offload import PARTS, Part
 from rlhf_lightning.engines.train_config import TrainConfig
-from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition, WeightSource
+from rlhf_lightning.engines.training import TrainEngine, Transition, WeightSource
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
 
 __all__ = [

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.dtensor import local
-from rlhf_lightning.engines.training import PARTS, Part
 
+Part = Literal["parameters", "gradients", "optimizer"]
+"""A part of a model's state that can be offloaded."""
+PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
 _PIECE = 1 << 28
 """Bytes: torch pins powers of two, and would round a large one up to the next."""
 TensorsOf = Callable[[Part], list[Tensor]]

@@ -7,18 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.offload import OffloadedParts, Part
 from rlhf_lightning.functional.aggregate import Counts, Loss
-
-Part = Literal["parameters", "gradients", "optimizer"]
-"""A part of a model's state that can be offloaded."""
-PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +75,15 @@ class TrainEngine(WeightSource):
     `docs/own_algorithm.md` lists.
     """
 
+    accumulated = False
+    """Whether there are gradients that no step has used; `accumulate` and `optimizer_step` set it."""
+    _version = 0
+    """How many times the weights have changed; each engine counts its own changes."""
+    _last = Transition()
+    """What `transition` returns; `generating` sets it."""
+    _offloaded: OffloadedParts
+    """The parts of the model that are off the device; set by each engine that holds a model."""
+
     @abstractmethod
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
@@ -131,9 +136,14 @@ class TrainEngine(WeightSource):
         """
         raise NotImplementedError(f"{type(self).__name__} takes no weights from other engines.")
 
+    @property
+    def version(self) -> int:
+        """How many times the weights have changed."""
+        return self._version
+
     def transition(self) -> Transition:
         """Time and memory of the last `generating` or `lending`; zeros where nothing moves."""
-        return Transition()
+        return self._last
 
     @abstractmethod
     def save(self, directory: Path) -> None:
@@ -179,14 +189,20 @@ class TrainEngine(WeightSource):
         raise NotImplementedError(f"{type(self).__name__} follows no other model.")
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Move these parts off the device until `reload`; does nothing where an engine cannot."""
+        """Move these parts to the host until `reload`; on a CPU nothing moves, but using them is refused.
+
+        From a step to the next micro-batch nobody needs gradients: they are freed, and made anew as zeros.
+        """
+        zeros: tuple[Part, ...] = () if self.accumulated else ("gradients",)
+        self._offloaded.offload(parts, self._tensors, zeros=zeros)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """Bring these parts back to the device; those that are there stay as they are."""
+        self._offloaded.reload(parts)
 
     def reload_bytes(self) -> int:
         """Bytes that `reload` of all parts would bring back to the device."""
-        return 0
+        return self._offloaded.size_bytes
 
     @property
     def memory_owner(self) -> TrainEngine:
@@ -195,4 +211,8 @@ class TrainEngine(WeightSource):
 
     def memory(self) -> dict[str, int]:
         """Bytes of each part that this rank holds on the device, and of all parts offloaded under `host`."""
-        return dict.fromkeys((*PARTS, "host"), 0)
+        return self._offloaded.memory(self._tensors)
+
+    def _tensors(self, part: Part) -> list[Tensor]:
+        """The tensors of a part, of an engine that holds a model."""
+        raise NotImplementedError(f"{type(self).__name__} holds no {part}.")

@@ -136,8 +136,6 @@ class Binding:
     """This rank's part of the model; None where the role has no model."""
     generator: GenerationEngine | None = None
     """What generates on this rank, once it was asked for."""
-    accumulated: bool = False
-    """Whether the engine holds gradients that no optimizer step has used yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +240,8 @@ class Role(ModelSpec, Remote):
             Metrics as from `accumulate`, and `<name>/grad_norm`, `<name>/lr` and `<name>/skipped_steps`.
         """
         metrics = self.accumulate(rows, loss=loss, temperature=temperature)
-        if not self.binding.accumulated:  # without a gradient, Adam's moments would still move the weights
+        if not self.engine.accumulated:  # without a gradient, Adam's moments would still move the weights
             return metrics
-        self.binding.accumulated = False
         report = self.engine.optimizer_step()
         return metrics | {f"{name}/{key}": value for key, value in report.items()}
 
@@ -258,7 +255,6 @@ class Role(ModelSpec, Remote):
         counts = self.count(rows, loss)
         if counts == Counts(0, 0, 0):
             return {}
-        self.binding.accumulated = True
         parts = self.engine.accumulate(rows, loss, counts, temperature=temperature)
         return {key: float(value) * self.worker.layout.d for key, value in parts.items()}
 

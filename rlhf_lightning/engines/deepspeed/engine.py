@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -36,10 +36,10 @@ from rlhf_lightning.engines.huggingface.models import (
 )
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
-from rlhf_lightning.engines.offload import OffloadedParts, size_bytes
+from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part, size_bytes
 from rlhf_lightning.engines.optimizer import Counters, adamw
 from rlhf_lightning.engines.packed.passes import Passes
-from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.training import TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec
@@ -57,9 +57,6 @@ class ZeROEngine(TrainEngine):
     Raises:
         ValueError: the model cannot be loaded, or the layout divides it into stages or tensor shards.
     """
-
-    _accumulated = False
-    """Whether there are gradients that no step has used."""
 
     def __init__(
         self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO | None = None
@@ -85,7 +82,7 @@ class ZeROEngine(TrainEngine):
         self._offloaded = OffloadedParts(model.path, device=self._device)
         if not model.trains:
             self._offloaded.drop("gradients", self._tensors)
-        self._counters, self._version, self._last = Counters(model.optimizer), 0, Transition()
+        self._counters = Counters(model.optimizer)
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
@@ -103,7 +100,7 @@ class ZeROEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
         self._offloaded.refuse(*PARTS[:2])
-        self._accumulated = True
+        self.accumulated = True
         with recomputing(self._module, wanted=self._spec.gradient_checkpointing), self._scope.entered():
             return self._passes.accumulate(
                 rows, loss, counts, temperature=temperature, backward=self._backward
@@ -117,7 +114,7 @@ class ZeROEngine(TrainEngine):
             self._module.step()
         stepped = bool(self._module.was_step_applied())
         self._version += stepped
-        self._accumulated = False
+        self.accumulated = False
         if not stepped:
             self._masters.forget_gradients()
         return self._counters.count(float(self._module.get_global_grad_norm()), stepped=stepped)
@@ -145,15 +142,6 @@ class ZeROEngine(TrainEngine):
         """See `TrainEngine.weights`."""
         self._offloaded.refuse("parameters")
         return self._gathering.whole()
-
-    @property
-    def version(self) -> int:
-        """See `TrainEngine.version`."""
-        return self._version
-
-    def transition(self) -> Transition:
-        """See `TrainEngine.transition`."""
-        return self._last
 
     def save(self, directory: Path) -> None:
         """See `TrainEngine.save`; the files are those of the FSDP engine."""
@@ -191,26 +179,6 @@ class ZeROEngine(TrainEngine):
         for name, part in zip(shapes, parts, strict=True):
             self._masters.lerp(name, part, weight=1 - decay)
         self._changed()
-
-    def offload(self, parts: Iterable[Part]) -> None:
-        """Move parts to the host; on a CPU nothing moves, but using offloaded parts is refused.
-
-        From a step to the next micro-batch, which overwrites them, gradients are freed and allocated anew.
-        """
-        zeros: list[Part] = [] if self._accumulated else ["gradients"]
-        self._offloaded.offload(parts, self._tensors, zeros=zeros)
-
-    def reload(self, parts: Iterable[Part]) -> None:
-        """See `TrainEngine.reload`."""
-        self._offloaded.reload(parts)
-
-    def reload_bytes(self) -> int:
-        """See `TrainEngine.reload_bytes`."""
-        return self._offloaded.size_bytes
-
-    def memory(self) -> dict[str, int]:
-        """See `TrainEngine.memory`; masters count as the optimizer's, buckets do not count."""
-        return self._offloaded.memory(self._tensors)
 
     def _build(self) -> None:
         """Load the model and let DeepSpeed shard it."""
@@ -259,6 +227,7 @@ class ZeROEngine(TrainEngine):
         self._version += 1
 
     def _tensors(self, part: Part) -> list[Tensor]:
+        """See `TrainEngine._tensors`; masters count as the optimizer's, buckets do not count."""
         parameters = self._parameters.values()
         if part == "optimizer":
             return self._masters.tensors()

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.native.decoder import Decoder
-from rlhf_lightning.engines.training import Part, TrainEngine
+from rlhf_lightning.engines.offload import PARTS, Part
+from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec
@@ -96,6 +97,10 @@ class BaseModelEngine(TrainEngine):
     def reload_bytes(self) -> int:
         """See `TrainEngine.reload_bytes`; counts all parts of the adapted model, which is an upper bound."""
         return self._engine.reload_bytes()
+
+    def memory(self) -> dict[str, int]:
+        """See `TrainEngine.memory`: zeros, as the adapted model counts what both compute with."""
+        return dict.fromkeys((*PARTS, "host"), 0)
 
     @property
     def memory_owner(self) -> TrainEngine:

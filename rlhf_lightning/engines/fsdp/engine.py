@@ -48,13 +48,13 @@ from rlhf_lightning.engines.huggingface.models import (
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import can_fuse, decoder_of
-from rlhf_lightning.engines.offload import OffloadedParts
+from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part
 from rlhf_lightning.engines.optimizer import ClippedAdamW
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.last_mlp import shorten_last_mlp
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.packed.record import Record
-from rlhf_lightning.engines.training import PARTS, Part, TrainEngine, Transition
+from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.groups import if_several
 from rlhf_lightning.spec import ModelSpec
@@ -98,7 +98,6 @@ class FSDPEngine(TrainEngine):
         self._record = self._make_record() if mesh is None else None
         self._passes = self._make_passes(data if mesh else None)  # unsharded copies need not wait
         self._offloaded = OffloadedParts(model.path, device=self._device)
-        self._version, self._last = 0, Transition()
 
     def infer(
         self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
@@ -115,6 +114,7 @@ class FSDPEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
         self._offloaded.refuse(*PARTS[:2])
+        self.accumulated = True
         backward = self._weights.backward
         with recomputing(self._root, wanted=self._spec.gradient_checkpointing):
             return self._passes.accumulate(rows, loss, counts, temperature=temperature, backward=backward)
@@ -128,6 +128,7 @@ class FSDPEngine(TrainEngine):
         self._offloaded.refuse(*PARTS)
         self._weights.sync_gradients()
         report = self._optimizer.step()
+        self.accumulated = False
         self._changed()
         return report
 
@@ -141,10 +142,6 @@ class FSDPEngine(TrainEngine):
             self._last = self._weights.transition(time.perf_counter() - started)
             yield decoder_of(module, self._record)
 
-    def transition(self) -> Transition:
-        """See `TrainEngine.transition`."""
-        return self._last
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
         self._offloaded.refuse("parameters")
@@ -157,11 +154,6 @@ class FSDPEngine(TrainEngine):
             raise NotImplementedError("FSDPEngine takes weights from other engines only on one device.")
         copy_weights(self._weights.stored, weights, path=self._spec.path)
         self._changed()
-
-    @property
-    def version(self) -> int:
-        """See `TrainEngine.version`."""
-        return self._version
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """Within this context the base model computes, without adapters."""
@@ -215,21 +207,9 @@ class FSDPEngine(TrainEngine):
         self._changed()
 
     def offload(self, parts: Iterable[Part]) -> None:
-        """Move parts to the host; where the device is the host nothing moves, but using them is refused."""
+        """See `TrainEngine.offload`; also frees what `infer` and a generation kept."""
         self._passes.forget()
-        self._offloaded.offload(parts, self._tensors)
-
-    def reload(self, parts: Iterable[Part]) -> None:
-        """See `TrainEngine.reload`."""
-        self._offloaded.reload(parts)
-
-    def reload_bytes(self) -> int:
-        """See `TrainEngine.reload_bytes`."""
-        return self._offloaded.size_bytes
-
-    def memory(self) -> dict[str, int]:
-        """See `TrainEngine.memory`."""
-        return self._offloaded.memory(self._tensors)
+        super().offload(parts)
 
     def _changed(self) -> None:
         self._passes.forget()

@@ -8,7 +8,7 @@ All ranks of a replica get the same rows; replicas get different rows, any numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,11 @@ from rlhf_lightning.engines.megatron.scope import Scope
 from rlhf_lightning.engines.megatron.state import load, save
 from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.native.decoder import Decoder
-from rlhf_lightning.engines.offload import OffloadedParts
+from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part
 from rlhf_lightning.engines.packed.forward import zero_outputs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack, plan, select
 from rlhf_lightning.engines.packed.vocabulary import parallel_token_log_probs
-from rlhf_lightning.engines.training import PARTS, Part, Shard, TrainEngine, Transition
+from rlhf_lightning.engines.training import Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 from rlhf_lightning.parallel.sharding import even_stages
 from rlhf_lightning.parallel.world import Seat
@@ -84,7 +84,6 @@ class MegatronEngine(TrainEngine):
             self._offloaded.drop("gradients", self._tensors)
         self._weights = Weights(self.conversion, self.stages, seat=seat, optimizer=self._optimizer)
         self._weights.load(model)
-        self._accumulated, self._version, self._last = False, 0, Transition()
         self._hybrid: HybridEngine | None = None
 
     def infer(
@@ -110,7 +109,7 @@ class MegatronEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`; returns metrics only on ranks that give output."""
         self._offloaded.refuse(*PARTS[:2])
-        parts, self._accumulated = self._plan(rows, loss), True
+        parts, self.accumulated = self._plan(rows, loss), True
 
         def loss_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
             outputs = self._outputs(output, packed, temperature=temperature, entropy=loss.needs_entropy)
@@ -138,7 +137,7 @@ class MegatronEngine(TrainEngine):
             report = self._adamw.step()
             for run in self._wrapped:
                 run.zero_grad_buffer()
-        self._accumulated, self._version = False, self._version + 1
+        self.accumulated, self._version = False, self._version + 1
         return report
 
     def generating(self) -> AbstractContextManager[Decoder]:
@@ -177,11 +176,6 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.weights`."""
         self._offloaded.refuse("parameters")
         return self._weights.gathered(lambda name: self.shards[name].detach())
-
-    @property
-    def version(self) -> int:
-        """See `TrainEngine.version`."""
-        return self._version
 
     def transition(self) -> Transition:
         """See `TrainEngine.transition`."""
@@ -233,26 +227,6 @@ class MegatronEngine(TrainEngine):
             self._weights.fill(param, theirs.__getitem__)
             self._optimizer.write(param.name, self._optimizer.read(param.name).lerp(own, decay))
         self._version += 1
-
-    def offload(self, parts: Iterable[Part]) -> None:
-        """Move parts to the host; on a CPU nothing moves, but using offloaded parts is refused.
-
-        Between a step and the next micro-batch gradients are zeros: they are freed and allocated anew.
-        """
-        zeros: list[Part] = [] if self._accumulated else ["gradients"]
-        self._offloaded.offload(parts, self._tensors, zeros=zeros)
-
-    def reload(self, parts: Iterable[Part]) -> None:
-        """See `TrainEngine.reload`."""
-        self._offloaded.reload(parts)
-
-    def reload_bytes(self) -> int:
-        """See `TrainEngine.reload_bytes`."""
-        return self._offloaded.size_bytes
-
-    def memory(self) -> dict[str, int]:
-        """See `TrainEngine.memory`; separate masters count as the optimizer's."""
-        return self._offloaded.memory(self._tensors)
 
     def _build(self) -> None:
         """Make the runs of layers, the buffers of their gradients, the optimizer and the pipeline."""
@@ -332,6 +306,7 @@ class MegatronEngine(TrainEngine):
         return ("parameters", "optimizer") if self._optimizer.copies else ("parameters",)
 
     def _tensors(self, part: Part) -> list[Tensor]:
+        """See `TrainEngine._tensors`; separate masters count as the optimizer's."""
         if part == "parameters":
             return list(self.shards.values())
         if part == "gradients":
