@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> None:
     with files.adding(out, last=CONFIG[alone], replaces=(WEIGHTS[alone], *TOKENIZER_FILES)) as fresh:
         if alone or not export_checkpoint(directory / role, fresh, spec=spec, head=head):
             engine = FSDPEngine(spec, head=head)
-            engine.load_weights(directory / role)
+            engine.load(directory / role, trained=False)
             (engine.export_adapters if alone else engine.export)(fresh)
         source.check()
     sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")

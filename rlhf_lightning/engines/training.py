@@ -150,20 +150,16 @@ class TrainEngine(WeightSource):
         """Write weights, optimizer state and counters, in a form that any number of ranks can load."""
 
     @abstractmethod
-    def load(self, directory: Path) -> None:
-        """Continue from `save`.
+    def load(self, directory: Path, *, trained: bool = True) -> None:
+        """Continue from `save`, of whichever engine and layout.
+
+        Args:
+            directory: what `save` was given.
+            trained: False takes the weights alone, to evaluate them.
 
         Raises:
             ValueError: there is no complete checkpoint, or it is of another model.
         """
-
-    def load_weights(self, directory: Path) -> None:
-        """Take the weights of a checkpoint, to evaluate them; the rest too where an engine reads no less.
-
-        Raises:
-            ValueError: there is no complete checkpoint, or it is of another model.
-        """
-        self.load(directory)
 
     @abstractmethod
     def export(self, directory: Path) -> None:

@@ -313,7 +313,7 @@ class Role(ModelSpec, Remote):
             ValueError: the checkpoint is incomplete or of another model, or this node does not see it.
         """
         require_shared(directory)
-        (self.engine.load if trained else self.engine.load_weights)(directory)
+        self.engine.load(directory, trained=trained)
 
     def export(self, *, directory: Path) -> Gathered[None]:
         """Write a Hugging Face directory, which is made on the controller's disk if it is not there."""

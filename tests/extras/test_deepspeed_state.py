@@ -159,7 +159,7 @@ def loaded(
     for stage in stages:
         engine = zero.zero(group, spec, stage)
         zero.step(engine, zero.own(group))
-        engine.load_weights(directory)
+        engine.load(directory, trained=False)
         alone, moments = engine.give_weights(), engine._masters.moment_steps
         assert torch.equal(torch.cat([weight.flatten() for _, weight in engine.weights()]), alone)
         engine.load(directory)

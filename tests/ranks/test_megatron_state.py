@@ -49,7 +49,7 @@ def lived(group: dist.ProcessGroup, spec: ModelSpec, job: Job) -> tuple[Tensor, 
     replica, d = job.layout.coordinate(group.rank()).d, job.layout.d
     if job.load is not None:
         three_d.step(engine, tiny.rows()[replica::d])
-        engine.load_weights(job.load)
+        engine.load(job.load, trained=False)
         alone, optimizer = engine.give_weights(), engine._optimizer
         assert isinstance(optimizer, ShardedAdamW)
         assert optimizer.moment_steps is None

@@ -50,7 +50,7 @@ def learned(tiny: Path, strategy: Strategy, root: Path) -> tuple[Parameters, Ten
     saving = ModelCheckpoint(dirpath=root, save_last=True)
     exported = fit(algorithm, strategy, root, steps=STEPS, callbacks=[numbers, saving])
     engine = FSDPEngine(ModelSpec(path=str(tiny)))
-    engine.load_weights(root / "last.ckpt" / "actor")
+    engine.load(root / "last.ckpt" / "actor", trained=False)
     return exported, engine.give_weights(), numbers
 
 

@@ -148,16 +148,10 @@ class ZeROEngine(TrainEngine):
         self._offloaded.refuse("parameters", "optimizer")
         save(directory, self._masters, self._counters, group=self._group)
 
-    def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`; also of a checkpoint of another engine or number of ranks."""
+    def load(self, directory: Path, *, trained: bool = True) -> None:
+        """See `TrainEngine.load`."""
         self._offloaded.refuse("parameters", "optimizer")
-        load(directory, self._masters, self._counters)
-        self._changed()
-
-    def load_weights(self, directory: Path) -> None:
-        """See `TrainEngine.load_weights`."""
-        self._offloaded.refuse("parameters", "optimizer")
-        load(directory, self._masters, self._counters, trained=False)
+        load(directory, self._masters, self._counters, trained=trained)
         self._changed()
 
     def export(self, directory: Path) -> None:

@@ -36,7 +36,7 @@ def save(directory: Path, masters: Masters, counters: Counters, *, group: dist.P
     )
 
 
-def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool = True) -> None:
+def load(directory: Path, masters: Masters, counters: Counters, *, trained: bool) -> None:
     """Fill masters and counters, and moments if `trained`; each rank reads one tensor at a time.
 
     Raises:

@@ -78,7 +78,7 @@ class BaseModelEngine(TrainEngine):
         """Refused: its weights are those of its directory."""
         self._refuse()
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, *, trained: bool = True) -> None:
         """Refused: the base model is frozen."""
         self._refuse()
 

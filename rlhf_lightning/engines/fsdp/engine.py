@@ -170,18 +170,14 @@ class FSDPEngine(TrainEngine):
         state = self._optimizer.state() | lora_state(self._spec.lora)
         save_checkpoint(directory, self._saved(), state, group=self._group)
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, *, trained: bool = True) -> None:
         """See `TrainEngine.load`."""
         self._offloaded.refuse("parameters", "optimizer")
-        self._optimizer.restore(self._state_of(directory))
-        CheckpointReader(directory).fill(self._saved(), group=self._group)
-        self._changed()
-
-    def load_weights(self, directory: Path) -> None:
-        """See `TrainEngine.load_weights`."""
-        self._offloaded.refuse("parameters")
-        self._state_of(directory)
-        CheckpointReader(directory).fill(self._saved_weights(), group=self._group)
+        state = self._state_of(directory)
+        if trained:
+            self._optimizer.restore(state)  # makes the moments that are filled
+        tensors = self._saved() if trained else self._saved_weights()
+        CheckpointReader(directory).fill(tensors, group=self._group)
         self._changed()
 
     def export(self, directory: Path) -> None:

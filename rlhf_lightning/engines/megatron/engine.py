@@ -186,16 +186,10 @@ class MegatronEngine(TrainEngine):
         self._offloaded.refuse("parameters", "optimizer")
         save(directory, self._weights, self._adamw, seat=self._seat)
 
-    def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`; also of a checkpoint of another engine or layout."""
+    def load(self, directory: Path, *, trained: bool = True) -> None:
+        """See `TrainEngine.load`."""
         self._offloaded.refuse("parameters", "optimizer")
-        load(directory, self._weights, self._adamw)
-        self._version += 1
-
-    def load_weights(self, directory: Path) -> None:
-        """See `TrainEngine.load_weights`."""
-        self._offloaded.refuse("parameters", "optimizer")
-        load(directory, self._weights, self._adamw, trained=False)
+        load(directory, self._weights, self._adamw, trained=trained)
         self._version += 1
 
     def export(self, directory: Path) -> None:

@@ -40,7 +40,7 @@ def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Se
     )
 
 
-def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained: bool = True) -> None:
+def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained: bool) -> None:
     """Continue from a checkpoint; each rank reads what it needs, and the moments only if `trained`.
 
     Raises:
