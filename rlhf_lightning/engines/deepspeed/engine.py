@@ -27,13 +27,7 @@ from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.exchange import flattened, split_flat
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
-from rlhf_lightning.engines.huggingface.models import (
-    ScalarModel,
-    export_gathered,
-    load_causal_lm,
-    load_scalar,
-    recomputing,
-)
+from rlhf_lightning.engines.huggingface.models import export_gathered, load_model, recomputing
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part, size_bytes
@@ -177,11 +171,8 @@ class ZeROEngine(TrainEngine):
     def _build(self) -> None:
         """Load the model and let DeepSpeed shard it."""
         spec, on_cpu = self._spec, self._device.type == "cpu"
-        root = load_causal_lm(spec) if self._head == "lm" else load_scalar(spec)
-        self._model = model = root.classifier if isinstance(root, ScalarModel) else root
-        if spec.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        root.eval()
+        root, model = load_model(spec, self._head)
+        self._model = model
         if spec.computes_in == "float32":
             root.float()  # DeepSpeed would compute in the dtype of the files
         for buffer in model.buffers():

@@ -38,13 +38,7 @@ from rlhf_lightning.engines.huggingface.adapters import (
     lora_state,
     merged,
 )
-from rlhf_lightning.engines.huggingface.models import (
-    ScalarModel,
-    export_gathered,
-    load_causal_lm,
-    load_scalar,
-    recomputing,
-)
+from rlhf_lightning.engines.huggingface.models import export_gathered, load_model, recomputing
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.fused import can_fuse, decoder_of
@@ -86,9 +80,7 @@ class FSDPEngine(TrainEngine):
     ) -> None:
         self._spec, self._head, self._config = model, head, config or FSDP()
         self._device, data = torch.device(device), if_several(group)
-        self._root = load_causal_lm(model) if head == "lm" else load_scalar(model)
-        self._model = self._root.classifier if isinstance(self._root, ScalarModel) else self._root
-        self._root.eval()
+        self._root, self._model = load_model(model, head)
         self._dtype: torch.dtype = getattr(torch, model.computes_in)
         mesh = self._mesh(data, if_several(tensor))
         self._group = mesh.everyone if mesh else data
@@ -235,8 +227,6 @@ class FSDPEngine(TrainEngine):
             use_host_linears(self._root)
         if not self._spec.weights_change:
             self._root.requires_grad_(False)
-        if self._spec.gradient_checkpointing:
-            self._model.gradient_checkpointing_enable({"use_reentrant": False})
         if mesh is None:
             nn.Module.to(self._root, self._device)
             return Replica(self._model, dtype=self._dtype, copies=data)

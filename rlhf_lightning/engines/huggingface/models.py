@@ -69,6 +69,22 @@ class ScalarModel(nn.Module):
         return cast(Tensor, score(output.last_hidden_state[0, keep]))
 
 
+def load_model(spec: ModelSpec, head: Head) -> tuple[nn.Module, PreTrainedModel]:
+    """Load a model in evaluation mode, with gradient checkpointing where the spec asks for it.
+
+    Returns:
+        What is called, and the Hugging Face model: the same one, or the classifier in a `ScalarModel`.
+
+    Raises:
+        ValueError: as `load_causal_lm`, or as `load_scalar`.
+    """
+    root = load_causal_lm(spec) if head == "lm" else load_scalar(spec)
+    model = root.classifier if isinstance(root, ScalarModel) else root
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return root.eval(), model
+
+
 def load_causal_lm(spec: ModelSpec) -> PreTrainedModel:
     """Load the causal language model of a directory; a fresh one where the directory has only config.json.
 

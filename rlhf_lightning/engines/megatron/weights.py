@@ -13,13 +13,7 @@ from torch import Tensor
 from rlhf_lightning.engines.conversion import OUTPUT, Conversion, Read
 from rlhf_lightning.engines.exchange import split_flat
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD
-from rlhf_lightning.engines.huggingface.models import (
-    empty_model,
-    fresh_head,
-    headless,
-    load_causal_lm,
-    load_scalar,
-)
+from rlhf_lightning.engines.huggingface.models import empty_model, fresh_head, headless, load_model
 from rlhf_lightning.engines.huggingface.source import check_model, resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.parallel.sharding import Sharded, holds
@@ -161,7 +155,7 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
             raise headless(spec)
         head = fresh_head(conversion.config.hidden_size, seed=spec.init_seed or 0)
         return lambda name: head if name == HEAD else _read(files[name], name)
-    model = load_causal_lm(spec) if lm else load_scalar(spec).classifier
+    _, model = load_model(spec, conversion.head)
     loaded = {name: p.detach() for name, p in model.named_parameters()}
     return loaded.__getitem__
 
