@@ -39,8 +39,8 @@ from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part
 from rlhf_lightning.engines.packed.forward import zero_outputs
+from rlhf_lightning.engines.packed.log_probs import parallel_token_log_probs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack, plan, select
-from rlhf_lightning.engines.packed.vocabulary import parallel_token_log_probs
 from rlhf_lightning.engines.training import Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 from rlhf_lightning.parallel.sharding import even_stages

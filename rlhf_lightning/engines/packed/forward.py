@@ -11,10 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.packed.log_probs import token_log_probs
+from rlhf_lightning.engines.packed.log_probs import parallel_token_log_probs, token_log_probs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack
 from rlhf_lightning.engines.packed.record import Record
-from rlhf_lightning.engines.packed.vocabulary import parallel_token_log_probs
 
 
 def forward(

@@ -2,15 +2,23 @@
 
 Both passes work in chunks of tokens, and the gradient overwrites the logits where nothing else reads them.
 
-K is the number of tokens, V the size of the vocabulary.
+Logits may be divided over t tensor ranks by vocabulary:
+
+rank 0: logits of words 0 .. V/t       rank 1: logits of words V/t .. 2 V/t       ...
+
+Ranks exchange four numbers per token and never their logits: the largest logit, the sum of exponentials, the
+target's logit, and for the entropy a sum of products.
+
+K is the number of tokens, V the size of the vocabulary, S = V/t the number of words of a shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -38,8 +46,64 @@ def token_log_probs(
     Returns:
         log_probs [K] and entropy [K], float32, in nats.
     """
+    return _applied(logits, targets, _Options(1.0 / temperature, entropy))
+
+
+def parallel_token_log_probs(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    vocabulary: int,
+    temperature: float,
+    entropy: bool,
+    group: dist.ProcessGroup,
+) -> tuple[Tensor, Tensor]:
+    """As `token_log_probs`, from logits that the ranks of a group hold in shards of equal size.
+
+    Every rank calls it with the same targets and gets the same results, and in the backward pass the gradient
+    of its own logits. All ranks compute the same loss, so no gradient is summed over them.
+
+    Args:
+        logits: [K, S], this rank's words, from word rank * S on; any floating type, the arithmetic is
+            float32.
+        targets: [K] int64, below `vocabulary`.
+        vocabulary: number of words; columns beyond them are padding, which has no probability.
+        temperature: divides the logits.
+        entropy: whether to compute the entropy; else it is 0.
+        group: the ranks, in the order of their shards.
+
+    Returns:
+        log_probs [K] and entropy [K], float32, in nats.
+    """
+    first = group.rank() * logits.shape[1]
+    words = max(0, min(logits.shape[1], vocabulary - first))
+    logits = logits[:, :words]
+    if group.size() == 1:
+        return token_log_probs(logits, targets, temperature=temperature, entropy=entropy)
+    places = targets - first
+    shard = _Shard(group, mine=(places >= 0) & (places < words))
+    return _applied(logits, places.where(shard.mine, 0), _Options(1.0 / temperature, entropy, shard))
+
+
+class _Shard(NamedTuple):
+    """What ranks must know whose logits are those of a part of the words."""
+
+    group: dist.ProcessGroup
+    mine: Tensor
+    """[K] bool, whether a target is among this rank's words; its place is 0 where it is not."""
+
+
+class _Options(NamedTuple):
+    scale: float
+    """Multiplies the logits."""
+    entropy: bool
+    shard: _Shard | None = None
+    """None: the logits are those of all words."""
+
+
+def _applied(logits: Tensor, places: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
     apply = cast(Callable[..., tuple[Tensor, Tensor]], _TokenLogProbs.apply)
-    return apply(logits, targets, 1.0 / temperature, entropy)
+    return apply(logits, places, options)
 
 
 def _can_overwrite(logits: Tensor) -> bool:
@@ -52,38 +116,42 @@ def _can_overwrite(logits: Tensor) -> bool:
 
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, logits: Tensor, targets: Tensor, scale: float, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        norms = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        log_probs, entropies = torch.empty_like(norms), torch.zeros_like(norms)
+    def forward(ctx: FunctionCtx, logits: Tensor, places: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+        """`places` [K]: the targets' columns. All sums are of logits less the token's largest, its `top`."""
+        scale, entropy, shard = options
+        tops = logits.new_full((len(logits),), -torch.inf, dtype=torch.float32)
+        sums = tops.new_zeros(3 if entropy else 2, len(logits))  # exponentials, target's logit, products
         for part in chunks(logits):
             scaled = times(logits[part], scale)
-            tops = scaled.amax(1, keepdim=True)
-            shifted = scaled - tops
-            chosen = shifted.gather(1, targets[part, None])[:, 0]
+            tops[part] = scaled.amax(1)
+            shifted = scaled - tops[part, None]
+            sums[1, part] = shifted.gather(1, places[part, None])[:, 0]
             weights = shifted.exp() if entropy else shifted.exp_()
-            totals = weights.sum(1)
-            norms[part] = tops[:, 0] + totals.log()
-            log_probs[part] = chosen - totals.log()
+            sums[0, part] = weights.sum(1)
             if entropy:
-                entropies[part] = totals.log() - torch.linalg.vecdot(weights, shifted) / totals
+                sums[2, part] = torch.linalg.vecdot(weights, shifted)
+        if shard is not None:
+            tops, sums = _joined(tops, sums, shard)
+        logs = sums[0].log()
+        entropies = logs - sums[2] / sums[0] if entropy else torch.zeros_like(logs)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, targets, norms, entropies)
-        ctx.scale, ctx.entropy = scale, entropy  # type: ignore[attr-defined]
+        ctx.save_for_backward(logits, places, tops + logs, entropies)
+        ctx.options = options  # type: ignore[attr-defined]
         ctx.in_place = _can_overwrite(logits)  # type: ignore[attr-defined]
-        return log_probs, entropies
+        return sums[1] - logs, entropies
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor, None, None]:
         """Gradients: d log p_t / dx = onehot - p and d H / dx = -p (log p + H), both times the scale.
 
+        A rank with a shard has those of its own words.
         An entropy that no loss reads has no gradient (None), and costs nothing here.
         """
-        logits, targets, norms, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
-        scale: float = ctx.scale  # type: ignore[attr-defined]
+        logits, places, norms, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
+        scale, entropy, shard = cast(_Options, ctx.options)  # type: ignore[attr-defined]
         grad_log_probs = torch.zeros_like(norms) if grads[0] is None else grads[0]
-        grad_entropies = grads[1] if ctx.entropy else None  # type: ignore[attr-defined]
+        grad_targets = scale * (grad_log_probs if shard is None else grad_log_probs * shard.mine)
+        grad_entropies = grads[1] if entropy else None
         out = logits.detach() if ctx.in_place else torch.empty_like(logits)  # type: ignore[attr-defined]
         for part in chunks(logits):
             log_p = times(logits[part], scale) - norms[part, None]
@@ -91,9 +159,27 @@ class _TokenLogProbs(torch.autograd.Function):
             if grad_entropies is not None:
                 factor = factor - scale * grad_entropies[part, None] * (log_p + entropies[part, None])
             grad = log_p.exp_().mul_(factor)
-            grad.scatter_add_(1, targets[part, None], scale * grad_log_probs[part, None])
+            grad.scatter_add_(1, places[part, None], grad_targets[part, None])
             out[part] = grad
-        return out, None, None, None
+        return out, None, None
+
+
+def _joined(tops: Tensor, sums: Tensor, shard: _Shard) -> tuple[Tensor, Tensor]:
+    """The tops and sums over all words, from those over this shard's words."""
+    whole = tops.clone()
+    _reduce(whole, dist.ReduceOp.MAX, shard.group)
+    gaps = (tops - whole).clamp(min=torch.finfo(torch.float32).min)  # a shard of padding has no top: -inf
+    totals, chosen, *products = sums
+    parts = [totals * gaps.exp(), (chosen + gaps).where(shard.mine, 0.0)]
+    parts += [(product + gaps * totals) * gaps.exp() for product in products]
+    added = torch.stack(parts)
+    _reduce(added, dist.ReduceOp.SUM, shard.group)
+    return whole, added
+
+
+def _reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
+    if x.numel():
+        dist.all_reduce(x, op=op, group=group)
 
 
 def times(logits: Tensor, scale: float) -> Tensor:
@@ -102,6 +188,8 @@ def times(logits: Tensor, scale: float) -> Tensor:
 
 
 def chunks(logits: Tensor) -> list[slice]:
-    """Slices of the tokens, of about `_CHUNK_ELEMENTS` logits each."""
+    """Slices of the tokens, of about `_CHUNK_ELEMENTS` logits each; none of a shard without words."""
+    if not logits.numel():
+        return []
     size = max(1, _CHUNK_ELEMENTS.get(logits.device.type, 1 << 22) // logits.shape[1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]
