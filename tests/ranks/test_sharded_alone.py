@@ -1,13 +1,12 @@
-"""One rank of a sharded decoder: what its weights are, where they lie, and what it refuses."""
+"""One rank of a sharded decoder: what its weights are, and where they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -15,12 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.kv import Prefill
-from rlhf_lightning.engines.native.ranks import Ranks
-from rlhf_lightning.engines.native.sharded import ShardedDecoder, _Heads
+from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.attention import Packed, use_interface
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from tests.ranks.test_sharded import GREEDY, KINDS, Case, answers, expected, whole
-from tests.unit import spmd
 from tests.unit.engines.decoders import token_lists
 from tests.unit.engines.generation_shard import generation_shard
 
@@ -163,55 +160,3 @@ def test_it_is_captured_where_angles_do_not_depend_on_lengths() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert changed()[1].capturable
     assert not changed(rope_parameters=dynamic)[1].capturable
-
-
-@pytest.mark.parametrize(
-    ("heads", "groups", "t", "right"), [(6, 2, 3, "1 or 2"), (6, 2, 4, "1 or 2"), (4, 4, 3, "1 or 2 or 4")]
-)
-def test_heads_that_do_not_divide_are_refused(heads: int, groups: int, t: int, right: str) -> None:
-    sizes = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": groups}
-    ranks = Ranks(None)
-    ranks.size = t
-    with pytest.raises(ValueError, match=rf"t={t}\): {heads} heads in {groups} groups .* Try t={right}\.$"):
-        _Heads(Conversion(AutoConfig.for_model("llama", **sizes)), ranks)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    case = Case("llama", 1, 1, 1)
-    weights = case.shard(0, 0)
-
-    def make(changed: Mapping[str, Tensor], layers: tuple[tuple[int, ...], ...]) -> None:
-        ShardedDecoder(case.conversion, changed, layers=layers, chunks=1, tensor=None, pipeline=None)
-
-    with pytest.raises(ValueError, match=r"1 stages hold 3 layers, each once"):
-        make(weights, ((0, 1),))
-    with pytest.raises(ValueError, match=r"1 stages hold 3 layers, each once"):
-        make(weights, ((0, 1, 2, 2),))
-    with pytest.raises(
-        ValueError, match=r"layers.1.mlp.linear_fc2.weight has the shape none, not \(32, 48\)"
-    ):
-        make({name: w for name, w in weights.items() if "1.mlp.linear_fc2" not in name}, case.stages)
-    with pytest.raises(ValueError, match=r"word_embeddings.weight has the shape \(71, 32\), not \(70, 32\)"):
-        make(weights | {"embedding.word_embeddings.weight": torch.zeros(71, 32)}, case.stages)
-
-
-def test_layouts_that_do_not_fit_are_refused() -> None:
-    def refused(_: dist.ProcessGroup) -> list[str]:
-        every = dist.new_group([0, 1, 2])
-        case, messages = Case("llama", 1, 1, 1), []
-        for tensor, pipeline, layers in (
-            (every, None, case.stages),
-            (None, every, ((0,), (2,), (1,))),
-            (None, every, ((0, 1), (2,), ())),
-            (None, every, ((1,), (0,), (2,))),
-        ):
-            with pytest.raises(ValueError, match="ShardedDecoder") as caught:
-                ShardedDecoder(case.conversion, {}, layers=layers, chunks=1, tensor=tensor, pipeline=pipeline)
-            messages.append(str(caught.value))
-        return messages
-
-    heads, ends, empty, first = spmd.run(3, refused)[0]
-    assert "generate t=3): 4 heads in 2 groups do not divide. Try t=1 or 2." in heads
-    assert "stage 2, which has the output layer, has layer 2" in ends
-    assert "3 stages hold 3 layers, each once" in empty
-    assert "stage 0, which embeds, has layer 0" in first

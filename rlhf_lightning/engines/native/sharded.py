@@ -36,7 +36,6 @@ from rlhf_lightning.engines.native.ranks import Ranks
 from rlhf_lightning.engines.native.rotary import Angles, Rotary, has_static_angles
 from rlhf_lightning.engines.packed.layer import Layer, window_of
 from rlhf_lightning.engines.packed.record import Product, Record
-from rlhf_lightning.parallel.sharding import holds
 
 
 class ShardedDecoder:
@@ -51,9 +50,6 @@ class ShardedDecoder:
         chunks: k.
         tensor: the tensor ranks of this stage; None for one.
         pipeline: the ranks of the stages, in order; None for one.
-
-    Raises:
-        ValueError: the weights, the layers or the heads do not fit the groups.
     """
 
     record: Record | None = None
@@ -72,9 +68,8 @@ class ShardedDecoder:
         self._config, self._chunks = conversion.config, chunks
         self._tensor, self._pipeline = Ranks(tensor), Ranks(pipeline)
         stage = self._pipeline.index
-        self._runs = _runs(layers, stages=self._pipeline.size, count=self._config.num_hidden_layers)[stage]
+        self._runs = _runs(layers)[stage]
         self._heads = _Heads(conversion, self._tensor)
-        _check(conversion, weights, stages=layers, stage=stage, t=self._tensor.size)
         self._layers = {number: _Weights.of(weights, number) for number in layers[stage]}
         self._embedding, self._norm = weights.get(EMBEDDING), weights.get("decoder.final_layernorm.weight")
         self._output = weights.get(OUTPUT, self._embedding)
@@ -244,11 +239,6 @@ class _Heads:
 
     def __init__(self, conversion: Conversion, tensor: Ranks) -> None:
         heads, groups, t = conversion.heads, conversion.groups, tensor.size
-        if heads % t or (groups % t and t % groups):
-            raise ValueError(
-                f"ShardedDecoder(generate t={t}): {heads} heads in {groups} groups do not divide. "
-                f"Try t={' or '.join(str(n) for n in range(1, heads + 1) if not (heads % n or groups % n))}."
-            )
         self.scaling = conversion.head_size**-0.5
         self._tensor, self._sharing = tensor, max(1, t // groups)
         self._shape = (heads // groups + 2, conversion.head_size)
@@ -277,45 +267,12 @@ def _present(weight: Tensor | None) -> Tensor:
     return weight
 
 
-def _runs(layers: Sequence[Sequence[int]], *, stages: int, count: int) -> list[list[_Run]]:
+def _runs(layers: Sequence[Sequence[int]]) -> list[list[_Run]]:
     """The runs of layers of each stage, in order."""
     owner = {number: stage for stage, numbers in enumerate(layers) for number in numbers}
-    walk = [
-        (stage, tuple(numbers))
-        for stage, numbers in groupby(range(count), lambda number: owner.get(number, -1))
-    ]
-    if sum(map(len, layers)) != count or {s for s, _ in walk} != set(range(stages)):
-        raise ValueError(
-            f"ShardedDecoder(layers={layers}): {stages} stages hold {count} layers, each once. "
-            "Take those of even_stages."
-        )
-    if (walk[0][0], walk[-1][0]) != (0, stages - 1):
-        raise ValueError(
-            f"ShardedDecoder(layers={layers}): stage 0, which embeds, has layer 0, and stage {stages - 1}, "
-            f"which has the output layer, has layer {count - 1}. Take those of even_stages."
-        )
+    walk = [(stage, tuple(numbers)) for stage, numbers in groupby(range(len(owner)), owner.__getitem__)]
     around = [None, *(stage for stage, _ in walk), None]
-    runs: list[list[_Run]] = [[] for _ in range(stages)]
+    runs: list[list[_Run]] = [[] for _ in layers]
     for (stage, numbers), source, target in zip(walk, around[:-2], around[2:], strict=True):
         runs[stage].append(_Run(numbers, source, target))
     return runs
-
-
-def _check(
-    conversion: Conversion,
-    weights: Mapping[str, Tensor],
-    *,
-    stages: Sequence[Sequence[int]],
-    stage: int,
-    t: int,
-) -> None:
-    """Refuse weights that are not the generation shard of this stage."""
-    for param in conversion.parameters:
-        if not holds(param, stages, stage):
-            continue
-        shape = tuple(weights[param.name].shape) if param.name in weights else "none"
-        if shape != param.shard_shape(t):
-            raise ValueError(
-                f"ShardedDecoder(stage={stage}, generate t={t}): {param.name} has the shape {shape}, not "
-                f"{param.shard_shape(t)}. Give the generation shard of this rank."
-            )

@@ -51,9 +51,6 @@ class Packed:
 
     Example:
         `Packed([3, 2]).position_ids` is `[[0, 1, 2, 0, 1]]`.
-
-    Raises:
-        ValueError: a length is below 1.
     """
 
     def __init__(
@@ -62,16 +59,12 @@ class Packed:
         """Plan the groups.
 
         Args:
-            lengths: number of tokens of each sequence.
+            lengths: number of tokens of each sequence; none is 0.
             device: where the tokens are.
             waste: most padding of a group per token of it; None: 0 on a CPU, where calls are cheap and copies
                 are not, and 0.25 elsewhere.
         """
         self.lengths = tuple(int(length) for length in lengths)
-        if min(self.lengths, default=1) < 1:
-            raise ValueError(
-                f"Packed(lengths={self.lengths}): a sequence has at least 1 token. Leave empty rows out."
-            )
         self._device = torch.device(device)
         self.position_ids = _aranges(self.lengths)[None].to(device)
         """[1, T] int64, the position of each token in its sequence."""
@@ -82,8 +75,6 @@ class Packed:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: Layer) -> Tensor:
         """Attend: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
-        if not self.lengths:
-            return query.transpose(1, 2)
         if has_flash_attention(query, value):
             q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
             return self._spans.attend(q, k, v, layer)[None]
@@ -150,7 +141,7 @@ class Packed:
 
 def _aranges(lengths: Sequence[int]) -> Tensor:
     """[3, 2] -> [0, 1, 2, 0, 1]."""
-    return torch.cat([torch.arange(length) for length in (*lengths, 0)])
+    return torch.cat([torch.arange(length) for length in lengths])
 
 
 def _runs(lengths: Sequence[int]) -> list[tuple[int, int]]:

@@ -134,12 +134,6 @@ def test_a_cpu_rounds_what_it_attends_to_once(dtype: torch.dtype, waste: float) 
 
 def test_positions_begin_at_0_in_each_sequence() -> None:
     assert Packed([3, 2]).position_ids.tolist() == [[0, 1, 2, 0, 1]]
-    assert Packed([]).position_ids.shape == (1, 0)
-
-
-def test_no_sequences_give_an_empty_output() -> None:
-    query, key = torch.zeros(1, 4, 0, 8), torch.zeros(1, 2, 0, 8)
-    assert Packed([]).attend(query, key, key, Layer(0, 1.0, 0)).shape == (1, 0, 4, 8)
 
 
 @pytest.mark.parametrize("waste", [0.1, 0.5])
@@ -149,11 +143,6 @@ def test_groups_hold_no_more_padding_than_allowed(waste: float) -> None:
     assert sum(count for count, _ in groups) == len(lengths)
     assert sum(count * length for count, length in groups) <= (1 + waste) * sum(lengths)
     assert len(groups) < len(lengths)
-
-
-def test_empty_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Packed\(lengths=\(3, 0\)\)"):
-        Packed([3, 0])
 
 
 def test_call_without_sequences_is_refused() -> None:
