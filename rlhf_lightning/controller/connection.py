@@ -65,7 +65,7 @@ def check_address(address: str, origin: str = OPTION) -> None:
             "--strategy.address local to use this machine."
         )
     try:
-        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as head:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as head:
             head.sendall(_GREETING)
             answered = _encrypted() or head.recv(4, socket.MSG_WAITALL)[3:] == _SETTINGS
         reason = "" if answered else "what listens there is not Ray"

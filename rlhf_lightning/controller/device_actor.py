@@ -48,10 +48,12 @@ class DeviceActor(Device):
         super().join(spec, num_threads, offload=offload)
 
     def address(self) -> str:
-        """host:port of a port that is free on this node."""
+        """host:port of a port that is free on this node; a host of IPv6 is in brackets."""
+        ip = ray.util.get_node_ip_address()
+        host = f"[{ip}]" if ":" in ip else ip
         with socket.socket() as sock:
             sock.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{sock.getsockname()[1]}"
+            return f"{host}:{sock.getsockname()[1]}"
 
     def submit(self, parcel: bytes, *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
         """Run a call; Ray wants one result bare and several as a tuple.

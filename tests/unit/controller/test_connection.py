@@ -227,6 +227,8 @@ def test_who_answers_as_ray_does_is_believed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
     with listening(SETTINGS) as address:
         check_address(address)
+    with listening(SETTINGS) as address:
+        check_address(address.replace("127.0.0.1", "[127.0.0.1]"))  # as those of IPv6 are written
     check_address("auto")
     said = r"answers there \(what listens there is not Ray\)"
     with listening(b"HTTP/1.1 400 Bad Request\r\n") as address, pytest.raises(ValueError, match=said):

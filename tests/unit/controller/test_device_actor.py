@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import weakref
+from urllib.parse import urlsplit
 
 import pytest
 import ray
@@ -80,6 +81,16 @@ def test_gloo_takes_the_interface_by_which_ray_reaches_the_node(
     spec = WorldSpec(1, "", (), 60.0, spans_nodes=spans)
     DeviceActor(0, gpu=False).join(spec, torch.get_num_threads())
     assert os.environ.get("GLOO_SOCKET_IFNAME") == taken
+
+
+@pytest.mark.parametrize("ip", ["10.0.0.1", "2001:db8::1"])
+def test_the_address_of_a_device_has_its_host_and_port_apart(
+    monkeypatch: pytest.MonkeyPatch, ip: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: ip)
+    found = urlsplit(f"tcp://{DeviceActor(0, gpu=False).address()}")
+    assert (found.hostname, bool(found.port)) == (ip, True)
 
 
 @pytest.mark.parametrize("spans", [False, True])
