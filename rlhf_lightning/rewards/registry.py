@@ -192,7 +192,8 @@ def function_name(function: object, option: str) -> str:
             return short
     module = "__main__" if in_script else getattr(function, "__module__", "")
     name = getattr(function, "__qualname__", "")
-    if module != "__main__" and name and vars(sys.modules[module]).get(name) is function:
+    found = sys.modules.get(module)
+    if module != "__main__" and name and found is not None and vars(found).get(name) is function:
         return f"{module}.{name}"
     why = "in the script itself" if module == "__main__" else "not under its name at the top of a module"
     raise ValueError(

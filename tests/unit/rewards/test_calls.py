@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -44,6 +46,14 @@ def test_a_function_may_write_into_the_rows_of_answers_to_one_prompt() -> None:
         assert told_of == [None, "no", None, "no"]
     assert SHARED["seen"] == []
     assert "parsed" not in SHARED
+
+
+def test_a_function_of_a_file_that_was_run_is_told_to_stand_in_a_module(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(prompts, responses, rows): return [None] * len(rows)\n")
+    told = r"^environment\.function: <function mine .*> is not under its name at the top of a module, so"
+    with pytest.raises(ValueError, match=told):
+        Environment(function=runpy.run_path(str(file))["mine"])
 
 
 def fails_in_the_middle(prompts: list[str], responses: list[str], rows: list[Row]) -> Iterator[float]:
