@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from inspect import getattr_static
 from typing import TYPE_CHECKING, cast
 
-from rlhf_lightning.data import MixedData, row_data
+from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, load_tokenizer, numbered_alike, reads
 from rlhf_lightning.engines import (
@@ -162,7 +162,9 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             with explaining_positions(role):
-                data.check_lengths(positions=positions, new_tokens=new_tokens, generates=generates)
+                for part in filter(None, (data, second_data(algorithm.trainer))):
+                    answers = generates and part is data
+                    part.check_lengths(positions=positions, new_tokens=new_tokens, generates=answers)
                 if generates and algorithm.draws and not predicts:  # the given answers, too
                     data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
 
@@ -214,13 +216,10 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
         ValueError: the actor has another tokenizer than the data, or a model another than the actor, and its
             texts cannot be re-encoded.
     """
-    main, data = algorithm.main_model, row_data(algorithm.trainer)
-    of_data = (
-        {"data.main": data.main, "data.ptx": data.ptx} if isinstance(data, MixedData) else {"data": data}
-    )
-    for option, part in of_data.items():
-        if part is not None and part.tokenizer is not None:
-            _check_data_tokenizer(f"{option}.tokenizer", located(part.tokenizer), main)
+    main, trainer = algorithm.main_model, algorithm.trainer
+    for part in filter(None, (row_data(trainer), second_data(trainer))):
+        if part.tokenizer is not None:
+            _check_data_tokenizer(f"{part.typed}.tokenizer", located(part.tokenizer), main)
     for name, role in algorithm.roles().items():
         if not role.path or reads_ids(role, of=main):
             continue

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.data import MixedData, RowData, TaskData, row_data
+from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import Loss, PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 
@@ -69,7 +69,7 @@ def _is_own(step: Callable[..., object]) -> bool:
     return not step.__module__.startswith(f"{__package__}.")
 
 
-def _check_margins(algorithm: RLHFAlgorithm, data: RowData | MixedData) -> None:
+def _check_margins(algorithm: RLHFAlgorithm, data: RowData) -> None:
     """Refuse a loss that reads margins where the data has none, and warn of margins that no loss reads."""
     losses = {name: value for name, value in vars(algorithm).items() if isinstance(value, Loss)}
     reading = [name for name, loss in losses.items() if "margins" in loss.columns]
@@ -94,7 +94,7 @@ def _check_penalties(algorithm: RLHFAlgorithm, *, rows: int) -> None:
             value.adapted(value.coef, current=value.target, num_rows=rows)
 
 
-def _check_steps(algorithm: RLHFAlgorithm, data: RowData | MixedData) -> None:
+def _check_steps(algorithm: RLHFAlgorithm, data: RowData) -> None:
     """Refuse optimizer steps of more given answers than an iteration reads: they would be of all those.
 
     Not with the embedded task: its configuration has a `mini_batch_size` that nobody has typed.
@@ -115,27 +115,27 @@ def check_ptx(algorithm: RLHFAlgorithm) -> None:
     Raises:
         ValueError: the data yields rows of one kind, or its second rows are pairs or labelled answers.
     """
-    data = row_data(algorithm.trainer)
-    if isinstance(data, RowData):
+    data, second = row_data(algorithm.trainer), second_data(algorithm.trainer)
+    if data is not None and second is None:
         raise ValueError(NO_PTX)
-    if data is not None and data.ptx.marks_bad:
+    if second is not None and second.marks_bad:
         raise ValueError(
-            f"ptx_loss imitates every answer, and data.ptx, {type(data.ptx).__name__}, gives "
-            f"{data.ptx.marks_bad}: the bad ones too. Try --data.ptx rlhf_lightning.data.CompletionData, "
+            f"ptx_loss imitates every answer, and data.ptx, {type(second).__name__}, gives "
+            f"{second.marks_bad}: the bad ones too. Try --data.ptx rlhf_lightning.data.CompletionData, "
             "with --data.ptx.response_field chosen where rows have pairs."
         )
 
 
 def _warn_of_unread_ptx(algorithm: RLHFAlgorithm) -> None:
     """Warn of a second batch from which nothing is learned."""
-    data, loss = row_data(algorithm.trainer), vars(algorithm).get("ptx_loss")
-    if not isinstance(data, MixedData) or (isinstance(loss, SFTLoss) and loss.coef):
+    second, loss = second_data(algorithm.trainer), vars(algorithm).get("ptx_loss")
+    if second is None or (isinstance(loss, SFTLoss) and loss.coef):
         return
     advice = "Type --algo.ptx_loss.coef 0.1" if loss else "Type the class of data.main as --data"
     logger.warning("data.ptx: %s does not learn from these rows. %s.", type(algorithm).__name__, advice)
 
 
-def check_held_out(data: RowData | MixedData, *, what: str) -> None:
+def check_held_out(data: RowData, *, what: str) -> None:
     """Refuse to validate without held-out rows.
 
     Raises:

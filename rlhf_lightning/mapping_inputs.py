@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.data import MixedData, RowData, row_data
+from rlhf_lightning.data import RowData, row_data
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
@@ -49,12 +49,12 @@ def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     return trace(twin, traced_batch(rows, data.train_rows if data else ()))
 
 
-def _data(algorithm: RLHFAlgorithm) -> RowData | MixedData | None:
+def _data(algorithm: RLHFAlgorithm) -> RowData | None:
     """The trainer's data module, set up here: models are placed before Lightning sets it up."""
     trainer = algorithm._trainer
     data = None if trainer is None else row_data(trainer)
     if trainer is not None and data is not None:
-        data.setup(trainer.state.fn or "fit")
+        trainer.datamodule.setup(trainer.state.fn or "fit")  # type: ignore[attr-defined]
     return data
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor, nn
 
 from rlhf_lightning.checkpoint_source import CheckpointSource
-from rlhf_lightning.data import MixedData, row_data
+from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.workers import Role
 
 logger = logging.getLogger(__name__)
@@ -155,17 +155,17 @@ def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     Raises:
         ValueError: the data differs in an option that decides which rows are left.
     """
-    loops, data = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {})), row_data(trainer)
+    loops = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {}))
     fit = loops.get("fit_loop", {})
     begun = fit.get("state_dict", {}).get("combined_loader", [])
-    if data is None or not begun or trainer.limit_train_batches == 0:
+    if row_data(trainer) is None or not begun or trainer.limit_train_batches == 0:
         return
     epochs = fit["epoch_progress"]["total"]
     if epochs["started"] < epochs["ready"]:
-        second = isinstance(data, MixedData) and "ptx" in begun[0]
+        second = second_data(trainer) is not None and "ptx" in begun[0]
         begun = fit["state_dict"]["combined_loader"] = [{"ptx": begun[0]["ptx"]}] if second else []
     if begun:
-        data.train_dataloader().load_state_dict(begun[0])
+        trainer.datamodule.train_dataloader().load_state_dict(begun[0])  # type: ignore[attr-defined]
 
 
 def check_tensors(held: Tensors, own: Tensors, *, source: CheckpointSource | None, name: str) -> None:

@@ -27,7 +27,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from rlhf_lightning.data import MixedData, RowData, row_data
+from rlhf_lightning.data import RowData, row_data
 from rlhf_lightning.output import check_output
 from rlhf_lightning.reporting import validation_interval
 
@@ -330,7 +330,7 @@ def _check_shares(trainer: Trainer) -> None:
                 )
 
 
-def _batches(data: RowData | MixedData, name: str) -> list[int]:
+def _batches(data: RowData, name: str) -> list[int]:
     """The batches of each loader of this name."""
     if name == "train":
         loaders: Sequence[object] = [data.train_dataloader()]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlhf_lightning.data.batch import RowBatch
     from rlhf_lightning.data.completions import CompletionData
     from rlhf_lightning.data.encoding import prompt_columns
-    from rlhf_lightning.data.mixed import MixedData, row_data
+    from rlhf_lightning.data.mixed import MixedData, row_data, second_data
     from rlhf_lightning.data.module import RowData
     from rlhf_lightning.data.preferences import PreferenceData
     from rlhf_lightning.data.prompts import PromptData
@@ -43,6 +43,7 @@ __all__ = [
     "load_tokenizer",
     "prompt_columns",
     "row_data",
+    "second_data",
 ]
 _FILES = {
     "CompletionData": "completions",
@@ -59,6 +60,7 @@ _FILES = {
     "load_tokenizer": "tokenizer",
     "prompt_columns": "encoding",
     "row_data": "mixed",
+    "second_data": "mixed",
 }
 
 

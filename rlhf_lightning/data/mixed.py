@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 from lightning.pytorch import LightningDataModule, Trainer
 
@@ -20,8 +20,6 @@ from rlhf_lightning.data.sampler import EpochSampler
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-    from rlhf_lightning.data.rows import Row
 
 
 class MixedLoader:
@@ -105,11 +103,9 @@ class MixedData(LightningDataModule):
     ptx: RowData
     """Rows with responses, such as those of TextData or CompletionData; they begin again when they end."""
 
-    typed: ClassVar[str] = "data.main"
-    """How options of `main` begin where they are typed."""
-
     def __post_init__(self) -> None:
         super().__init__()
+        self.main.typed, self.ptx.typed = "data.main", "data.ptx"
         self._loader: MixedLoader | None = None
 
     def setup(self, stage: str) -> None:
@@ -147,80 +143,6 @@ class MixedData(LightningDataModule):
             self._loader.close()
             self._loader = None
 
-    @property
-    def batch_size(self) -> int:
-        """Prompts or pairs in a batch of `main`."""
-        return self.main.batch_size
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of a whole batch of `main`."""
-        return self.main.batch_rows
-
-    @property
-    def rows_per_prompt(self) -> int:
-        """Neighbouring rows of `main` with the same prompt."""
-        return self.main.rows_per_prompt
-
-    @property
-    def train_rows(self) -> list[Row]:
-        """The training rows of `main`; there after `setup`."""
-        return self.main.train_rows
-
-    @property
-    def held_out_rows(self) -> list[Row]:
-        """The validation rows of `main`; empty where there are none."""
-        return self.main.held_out_rows
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of what a batch of `main` holds."""
-        return self.main.columns
-
-    @property
-    def marks_bad(self) -> str:
-        """What tells that some responses of `main` are bad."""
-        return self.main.marks_bad
-
-    @property
-    def prompt_lengths(self) -> list[int]:
-        """Tokens of each training prompt of `main`; empty before `setup`."""
-        return self.main.prompt_lengths
-
-    @property
-    def response_lengths(self) -> list[int]:
-        """Tokens of each training response of `main`; empty before `setup`, and where there are none."""
-        return self.main.response_lengths
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt of `main`."""
-        return self.main.longest_prompt
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether `main` leaves out a smaller last batch."""
-        return self.main.drop_last
-
-    def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
-        """Refuse rows of either that the model cannot take; after `setup`.
-
-        Args:
-            positions: most tokens of the model.
-            new_tokens: most tokens that it may add to a prompt.
-            generates: whether it answers the prompts of `main`.
-
-        Raises:
-            ValueError: a row is longer than that.
-        """
-        for name, part in (("main", self.main), ("ptx", self.ptx)):
-            try:
-                part.check_lengths(
-                    positions=positions, new_tokens=new_tokens, generates=generates and part is self.main
-                )
-            except ValueError as err:
-                raise _renamed(err, name, part) from err
-
     def train_dataloader(self) -> MixedLoader:
         """Return a loader of both that can stop and go on in the middle of an epoch."""
         self._loader = MixedLoader(self.main.train_dataloader(), self.ptx.train_dataloader())
@@ -235,10 +157,17 @@ class MixedData(LightningDataModule):
         return self.main.predict_dataloader()
 
 
-def row_data(trainer: Trainer) -> RowData | MixedData | None:
-    """The trainer's data module if it is one of this project, else None."""
+def row_data(trainer: Trainer) -> RowData | None:
+    """The data module whose epochs are the run's, `main` of MixedData; None if it is none of this project."""
     data = trainer.datamodule  # type: ignore[attr-defined]
-    return data if isinstance(data, RowData | MixedData) else None
+    data = data.main if isinstance(data, MixedData) else data
+    return data if isinstance(data, RowData) else None
+
+
+def second_data(trainer: Trainer) -> RowData | None:
+    """The data module beside that of `row_data`, `ptx` of MixedData; None where there is one only."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    return data.ptx if isinstance(data, MixedData) else None
 
 
 def _renamed(err: ValueError, name: str, part: RowData | type[RowData]) -> ValueError:

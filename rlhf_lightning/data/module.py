@@ -52,11 +52,11 @@ class RowData(LightningDataModule, ABC):
 
     unit: ClassVar[str] = "rows"
     """What `batch_size` counts."""
-    typed: ClassVar[str] = "data"
-    """How its options begin where they are typed."""
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.typed = "data"
+        """How its options begin where they are typed."""
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size={self.batch_size}: a batch has at least 1 row. Try 32.")
         if not 0 <= self.effective_seed < 2**31:
@@ -210,14 +210,15 @@ class RowData(LightningDataModule, ABC):
         if not generates:
             raise ValueError(
                 f"the longest prompt and response have {longest} tokens, and the model has {positions} "
-                f"positions. Drop what is longer: lower data.max_prompt_tokens or data.max_response_tokens."
+                f"positions. Drop what is longer: lower {self.typed}.max_prompt_tokens or "
+                f"{self.typed}.max_response_tokens."
             )
         prompt = longest - new_tokens
         fewer = f"sampling.max_new_tokens={positions - prompt} or " if positions > prompt else ""
         raise ValueError(
             f"sampling.max_new_tokens={new_tokens}: with the longest prompt, {prompt} tokens, that makes "
             f"{longest}, and the model has {positions} positions. Try {fewer}shorter prompts "
-            "(data.max_prompt_tokens drops those that are longer)."
+            f"({self.typed}.max_prompt_tokens drops those that are longer)."
         )
 
     def _parts(self) -> list[EncodedRows]:

@@ -101,8 +101,8 @@ class TextData(RowData):
             )
         if not generates and self.block_tokens > positions:
             raise ValueError(
-                f"data.block_tokens={self.block_tokens}: the model has {positions} positions. "
-                f"Try --data.block_tokens {positions}."
+                f"{self.typed}.block_tokens={self.block_tokens}: the model has {positions} positions. "
+                f"Try --{self.typed}.block_tokens {positions}."
             )
 
     def _tokens(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, name: str) -> array[int]:

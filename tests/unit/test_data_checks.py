@@ -29,6 +29,7 @@ from rlhf_lightning.data import (
     PromptData,
     StepData,
     TaskData,
+    TextData,
     UnpairedData,
 )
 from rlhf_lightning.functional import KTOLoss, PairwiseLoss, SFTLoss
@@ -95,7 +96,8 @@ def test_margins_are_those_of_the_rows_that_are_trained_on(
         ptx = TaskData(batch_size=1, num_rows=1, num_val_rows=0, completions=True)
         return refusal(algorithm, tmp_path, data=MixedData(main=main, ptx=ptx))
 
-    assert "MixedData gives none. Type --data.main.margin_field FIELD" in begun(RewardModel(loss=READS), None)
+    said = "PreferenceData gives none. Type --data.main.margin_field FIELD"
+    assert said in begun(RewardModel(loss=READS), None)
     with caplog.at_level(logging.WARNING):
         assert begun(RewardModel(), "by") == "started"
     assert "data.main.margin_field: RewardModel does not read the margins." in caplog.text
@@ -140,6 +142,26 @@ def test_a_step_takes_no_more_given_answers_than_an_iteration_reads(
         "Type --data.batch_size 5, or --algo.mini_batch_size 0 for steps of 4."
     )
     assert [begun(size) for size in (0, 3, 4)] == ["started"] * 3
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_step_may_take_more_than_an_iteration_of_the_embedded_task(tmp_path: Path, *, mixed: bool) -> None:
+    main, ptx = (TaskData(batch_size=4, num_rows=8, num_val_rows=0, completions=True) for _ in range(2))
+    data = MixedData(main=main, ptx=ptx) if mixed else main
+    assert refusal(SFT(mini_batch_size=5), tmp_path, data=data) == "started"
+
+
+def test_second_rows_are_checked_against_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "abc"}\n')
+
+    def begun(tokens: int) -> str:
+        text = TextData(path=str(file), batch_size=1, block_tokens=tokens)
+        main = TaskData(batch_size=4, num_rows=8, num_val_rows=0)
+        return refusal(PPO(ptx_loss=SFTLoss(coef=0.1)), tmp_path, data=MixedData(main=main, ptx=text))
+
+    assert begun(513).startswith("data.ptx.block_tokens=513: the model has 512 positions. Try --data.ptx.")
+    assert begun(512) == "started"
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -144,7 +144,7 @@ def test_what_is_advised_for_it_is_an_option_of_the_data(tmp_path: Path) -> None
     data = MixedData(main=TaskData(batch_size=3, num_rows=7, num_val_rows=0), ptx=given)
     with pytest.raises(ValueError, match=r"^data\.main\.batch_size=3: .*Try --data\.main\.drop_last true\."):
         trainer(OneStepOff(), tmp_path, steps=3).fit(grpo(), datamodule=data)
-    with pytest.raises(ValueError, match=r"^validate: MixedData .* Try data\.main\.val_rows, data\.main\."):
+    with pytest.raises(ValueError, match=r"^validate: TaskData .* Try data\.main\.val_rows, data\.main\."):
         trainer(Local(), tmp_path).validate(grpo(), datamodule=data)
 
 

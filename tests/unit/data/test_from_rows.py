@@ -53,7 +53,7 @@ def test_a_run_learns_from_them(tmp_path: Path, write_rows: Writer) -> None:
     texts = TextData(path=str(write_rows({"text": "some text"})), batch_size=1, tokenizer="embedded")
     both = MixedData(main=PromptData.from_rows(ROWS, batch_size=2, tokenizer="embedded"), ptx=texts)
     both.setup("fit")
-    assert both.train_rows[0]["prompt"] == "p0"
+    assert both.main.train_rows[0]["prompt"] == "p0"
 
 
 @pytest.mark.parametrize(

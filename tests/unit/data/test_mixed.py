@@ -84,10 +84,7 @@ def test_the_second_may_be_longer(file: Path) -> None:
 
 def test_all_else_is_the_firsts(file: Path) -> None:
     data = mixed(file, val_rows=2)
-    assert data.prompt_lengths == []
     data.setup("fit")
-    assert (data.batch_size, data.batch_rows, len(data.train_rows), len(data.held_out_rows)) == (2, 2, 3, 2)
-    assert data.prompt_lengths == [2, 2, 2]
     (validated,) = data.val_dataloader()[0]
     (predicted,) = data.predict_dataloader()
     assert [row["prompt"] for row in validated["rows"]] == ["p3", "p4"]
@@ -107,18 +104,20 @@ def test_an_error_says_whose_option_it_is(file: Path) -> None:
         mixed(file, prompts(file)).setup("fit")
 
 
-def test_both_are_checked_against_the_model(file: Path) -> None:
+def test_what_the_model_cannot_take_says_whose_options_it_is(file: Path) -> None:
     data = mixed(file)
     data.setup("fit")
-    data.check_lengths(positions=5, new_tokens=3, generates=True)
     with pytest.raises(
         ValueError, match=r"^sampling\.max_new_tokens=4.*\(data\.main\.max_prompt_tokens drops"
     ):
-        data.check_lengths(positions=5, new_tokens=4, generates=True)
-    with pytest.raises(
-        ValueError, match=r"the longest prompt and response have 5 tokens.*lower data\.ptx\.max_prompt_tokens"
-    ):
-        data.check_lengths(positions=4, new_tokens=1, generates=True)
+        data.main.check_lengths(positions=5, new_tokens=4, generates=True)
+    lower = r"lower data\.ptx\.max_prompt_tokens or data\.ptx\.max_response_tokens\."
+    with pytest.raises(ValueError, match=rf"the longest prompt and response have 5 tokens.*{lower}"):
+        data.ptx.check_lengths(positions=4, new_tokens=1, generates=False)
+    texts = TextData(path=str(file), tokenizer="embedded", block_tokens=4, batch_size=1)
+    mixed(file, texts).setup("fit")
+    with pytest.raises(ValueError, match=r"^data\.ptx\.block_tokens=4.*Try --data\.ptx\.block_tokens 3\."):
+        texts.check_lengths(positions=3, new_tokens=1, generates=False)
 
 
 def test_states_of_other_runs_are_refused(file: Path) -> None:

@@ -44,7 +44,7 @@ def test_two_modules_from_the_command_line() -> None:
     assert isinstance(data, MixedData)
     assert isinstance(data.main, PromptData)
     assert isinstance(data.ptx, TextData)
-    assert (data.batch_size, data.ptx.block_tokens) == (2, 7)
+    assert (data.main.batch_size, data.ptx.block_tokens) == (2, 7)
 
 
 def test_options_of_the_other_modules_from_the_command_line() -> None:
