@@ -56,6 +56,8 @@ class Strategy(SingleDeviceStrategy):
     strategy_name = "rlhf"
     engine: ClassVar[Literal["fsdp", "megatron", "zero"] | None] = None
     """The training engine, where the strategy leaves no choice."""
+    makes_room: ClassVar[bool] = True
+    """Whether roles share devices; false: `offload`, which would do nothing, is refused."""
 
     devices: int | None = None
     """Devices of the job; by default all GPUs, or on a CPU as few as the placement needs."""
@@ -222,8 +224,7 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             ValueError: it is such a cluster.
         """
-        assert self._cluster is not None
-        self._cluster.check(needed)
+        cast(RayCluster, self._cluster).check(needed)
 
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
@@ -294,8 +295,7 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             WorkerError: a call failed.
         """
-        assert self.transport is not None
-        self.reports = self.transport.drain()
+        self.reports = cast(Transport, self.transport).drain()
         if self.history is not None:
             self.history += self.reports
         return self.reports

@@ -23,17 +23,22 @@ if TYPE_CHECKING:
 
 
 def check_options(strategy: Strategy) -> None:
-    """Refuse values of wrong types, no devices or time, and offloading while vLLM is told to keep its memory.
+    """Refuse values of wrong types, no devices or time, and offloading without use or into vLLM's memory.
 
     Raises:
         ValueError: a field is of the wrong type, `devices` or `timeout_s` is too small, or `offload`
-            contradicts `vllm.sleep`.
+            contradicts `vllm.sleep`, or is set where no roles share devices.
     """
     check_types(strategy, name="strategy")
     if strategy.devices is not None and strategy.devices < 1:
         raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")
     if strategy.timeout_s <= 0:
         raise ValueError(f"strategy.timeout_s={strategy.timeout_s}: must be above 0. Try 1800.")
+    if strategy.offload and not strategy.makes_room:
+        raise ValueError(
+            f"{type(strategy).__name__}(offload=True): every model has devices of its own, and makes room "
+            "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
+        )
     settings = strategy.settings
     if strategy.offload and settings.generator == "vllm" and not settings.vllm.sleep:
         raise ValueError(

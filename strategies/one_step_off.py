@@ -13,7 +13,7 @@ from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import PolicyLoss, ReinforceLoss
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_own_answer
+from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class OneStepOff(OpenRLHF):
     answers are continued by the next weights."""
 
     def __post_init__(self) -> None:
-        """Refuse a staleness below 1, and offloading.
+        """Refuse a staleness below 1.
 
         Raises:
-            ValueError: `max_staleness` is below 1, or `offload` is set.
+            ValueError: `max_staleness` is below 1.
         """
         super().__post_init__()
         if self.max_staleness < 1:
@@ -64,8 +64,7 @@ class OneStepOff(OpenRLHF):
                 environment or an actor whose class has an `answer` of its own.
         """
         if self.max_staleness > 1:
-            refuse_environment(self, instead="--strategy.max_staleness 1")
-            refuse_own_answer(self, instead="--strategy.max_staleness 1")
+            self.refuse_whole_answers(instead="--strategy.max_staleness 1")
         self._check_batches(trainer)
         if trainer.state.fn == "fit" and not self.algorithm.reads_only:
             self._warn_of_older_tokens()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.strategies.standalone import models_of, one_each, refuse_offload
+from rlhf_lightning.strategies.standalone import models_of, one_each
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
 
@@ -27,6 +27,7 @@ class OpenRLHF(Strategy):
     """
 
     strategy_name = "openrlhf"
+    makes_room = False
     of_generation: ClassVar[tuple[str, ...]] = ("generator_devices",)
     """Options that are read only where an actor generates, and refused elsewhere."""
 
@@ -34,13 +35,8 @@ class OpenRLHF(Strategy):
     """Devices of the generator, out of `devices`; by default as many as each other model has."""
 
     def __post_init__(self) -> None:
-        """Refuse offloading.
-
-        Raises:
-            ValueError: `offload` is set.
-        """
+        """See `Strategy`; nothing generates yet."""
         super().__post_init__()
-        refuse_offload(self)
         self.generation: SeparateGeneration | None = None
         """Receives the calls on the actor's handle, during a run with a generator."""
 
@@ -140,6 +136,31 @@ class OpenRLHF(Strategy):
         self.generation = None
         super().teardown()
 
+    def refuse_whole_answers(self, *, instead: str) -> None:
+        """Refuse what needs all answers together, where they are handed on as they end.
+
+        Args:
+            instead: what to type instead.
+
+        Raises:
+            ValueError: an actor has an environment, or the actor draws answers with an `answer` of its own.
+        """
+        name, roles = type(self).__name__, self.algorithm.roles()
+        if any(isinstance(role, Actor) and role.environment for role in roles.values()):
+            raise ValueError(
+                f"{name} hands answers on as they end, and actor.environment asks for several turns of all "
+                f"together. Try {instead}."
+            )
+        actor = roles.get("actor")
+        if not isinstance(actor, Actor) or self.algorithm.reads_only:
+            return
+        own = type(actor)
+        if own.answer is not Actor.answer:
+            raise ValueError(
+                f"{name} hands answers on as they end, and {own.__name__}.answer, which gives all of them "
+                f"together, is never called for them. Try {instead}."
+            )
+
     def make_generation(
         self, actor: Caller, generator: Caller, *, recompute_log_probs: bool
     ) -> SeparateGeneration:
@@ -164,43 +185,4 @@ def _refuse_own_generation(actor: Actor, *, strategy: str) -> None:
         raise ValueError(
             f"{own.__name__}.{name} is never called under {strategy}, where a copy of the actor generates. "
             "Override `answer` instead, which the copy calls too, or try --strategy colocated."
-        )
-
-
-def refuse_environment(strategy: OpenRLHF, *, instead: str) -> None:
-    """Refuse an environment, whose turns need all answers together, where answers come one by one.
-
-    Args:
-        strategy: the strategy, which returns answers in the order in which they end.
-        instead: what to type instead.
-
-    Raises:
-        ValueError: an actor has an environment.
-    """
-    actors = [role for role in strategy.algorithm.roles().values() if isinstance(role, Actor)]
-    if any(actor.environment for actor in actors):
-        raise ValueError(
-            f"{type(strategy).__name__} hands answers on as they end, and actor.environment asks for several "
-            f"turns of all together. Try {instead}."
-        )
-
-
-def refuse_own_answer(strategy: OpenRLHF, *, instead: str) -> None:
-    """Refuse an `answer` of the user's own, which gives all answers together, where they come one by one.
-
-    Args:
-        strategy: the strategy, which returns answers in the order in which they end.
-        instead: what to type instead.
-
-    Raises:
-        ValueError: the class of the actor has one, and answers are drawn.
-    """
-    actor = strategy.algorithm.roles().get("actor")
-    if not isinstance(actor, Actor) or strategy.algorithm.reads_only:
-        return
-    own = type(actor)
-    if own.answer is not Actor.answer:
-        raise ValueError(
-            f"{type(strategy).__name__} hands answers on as they end, and {own.__name__}.answer, which gives "
-            f"all of them together, is never called for them. Try {instead}."
         )

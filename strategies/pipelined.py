@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.strategies.openrlhf import OpenRLHF, refuse_environment, refuse_own_answer
+from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.workers import GenerationInParts
 
 
@@ -25,10 +25,10 @@ class Pipelined(OpenRLHF):
     """Parts in which the answers of a batch are passed on; each has the rows that end next."""
 
     def __post_init__(self) -> None:
-        """Refuse a batch in one part, and offloading.
+        """Refuse a batch in one part.
 
         Raises:
-            ValueError: `parts` is below 2, or `offload` is set.
+            ValueError: `parts` is below 2.
         """
         super().__post_init__()
         if self.parts < 2:
@@ -43,8 +43,7 @@ class Pipelined(OpenRLHF):
         Raises:
             ValueError: answers have several turns, or the actor's class has an `answer` of its own.
         """
-        refuse_environment(self, instead="--strategy openrlhf")
-        refuse_own_answer(self, instead="--strategy openrlhf")
+        self.refuse_whole_answers(instead="--strategy openrlhf")
         super().setup(trainer)
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:

@@ -12,15 +12,7 @@ class Standalone(Strategy):
     """One pool a model, equal in size; functions, and models that no step calls, stand with the first."""
 
     strategy_name = "standalone"
-
-    def __post_init__(self) -> None:
-        """Refuse offloading.
-
-        Raises:
-            ValueError: `offload` is set.
-        """
-        super().__post_init__()
-        refuse_offload(self)
+    makes_room = False
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         """Divide the devices evenly, or give each model one.
@@ -69,16 +61,3 @@ def one_each(
     first = tuple(role for role in roles if role == models[0] or role not in models)
     sets = [first, *((model,) for model in models[1:])]
     return [ResourcePool(model, total // len(models), s) for model, s in zip(models, sets, strict=True)]
-
-
-def refuse_offload(strategy: Strategy) -> None:
-    """Refuse offloading where every model has devices of its own.
-
-    Raises:
-        ValueError: `offload` is set.
-    """
-    if strategy.offload:
-        raise ValueError(
-            f"{type(strategy).__name__}(offload=True): every model has devices of its own, and makes room "
-            "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
-        )
