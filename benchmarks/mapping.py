@@ -13,7 +13,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from rlhf_lightning.mapping import fit, published, shapes
+from benchmarks import published
+from rlhf_lightning.mapping import fit, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.fit import Key
 from rlhf_lightning.mapping.hardware import A100, Efficiency, Hardware

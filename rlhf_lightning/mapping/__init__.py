@@ -19,7 +19,6 @@ errors.
                        memory                bytes of a device in each phase
                        estimate              a simulator's answer: seconds, and what they are spent on
     calibration        fit                   shares of the peaks that explain measured seconds best
-                       published             measurements from papers, for the shares in `hardware`
                        calibrate, probe      measurements of the present machine, for `rlhf calibrate`
     a run, predicted   observe, phases       what each call of a run did; its seconds, predicted
                        measured              the file of a run's measurements, for `rlhf calibrate --from`

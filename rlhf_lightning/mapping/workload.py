@@ -115,11 +115,6 @@ class Workload:
         return self.mini_batches * self.epochs
 
     @property
-    def tokens(self) -> int:
-        """Tokens of an iteration as throughput counts them: prompts and responses with their padding."""
-        return self.batch * (self.prompt + self.response)
-
-    @property
     def micro_batch(self) -> int:
         """Most rows of a micro-batch."""
         return max(1, int(self.micro_batch_tokens // self.row_tokens))

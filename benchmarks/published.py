@@ -1,6 +1,6 @@
 """Published measurements on A100-80GB and their predictions: efficiencies in `hardware` are fitted to them.
 
-No other published number was used. `benchmarks/mapping.py fit` repeats the fit; docs/mapping.md lists the
+No other published number was used. `benchmarks.mapping fit` repeats the fit; docs/mapping.md lists the
 errors.
 """
 
@@ -102,12 +102,13 @@ def hybridflow(hardware: Hardware) -> Iterator[Row]:
     """
     for name, devices, measured in _HYBRIDFLOW:
         work = Workload()
+        tokens = work.batch * (work.prompt + work.response)
         seconds = min(
             colocated(hardware, name, ParallelLayout(p, t, devices // (p * t), generation=Generation(1, tg)))
             for p, t, tg in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8))
             if p * t <= devices and tg <= t
         )
-        yield Row(f"HybridFlow PPO {name}, {devices} GPUs", "tokens/s", measured, work.tokens / seconds)
+        yield Row(f"HybridFlow PPO {name}, {devices} GPUs", "tokens/s", measured, tokens / seconds)
 
 
 def colocated(hardware: Hardware, name: str, layout: ParallelLayout) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from rlhf_lightning.mapping import published
+from benchmarks import published
 from rlhf_lightning.mapping.hardware import A100, Hardware, Overhead
 from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
