@@ -186,5 +186,4 @@ def _workload(role: Role, settings: Settings, lengths: Lengths, *, rows: int) ->
         lengths=lengths.responses,
         batch=rows,
         mini_batches=1,
-        epochs=1,
     )

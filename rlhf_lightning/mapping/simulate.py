@@ -42,7 +42,7 @@ def train(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     parts = _pipelined(at, cost, count=count, sends=2 * size)
     add(parts, network.data_group(hardware, layout).network, _gradients(at, count))
     add(parts, "memory bandwidth", _optimizer(at))
-    total = {name: workload.updates * seconds for name, seconds in parts.items()}
+    total = {name: workload.mini_batches * seconds for name, seconds in parts.items()}
     add(total, "overhead", hardware.overhead.call)
     return Estimate.of(total)
 

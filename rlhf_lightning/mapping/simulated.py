@@ -95,7 +95,7 @@ class SimulatedCosts:
     def _workload(recipe: Workload, work: Work) -> Workload:
         """The workload of a piece of work: one pass over its rows; of training, an update for each call."""
         updates = work.calls if work.kind == "train" else 1
-        return replace(recipe, batch=max(work.rows, updates), mini_batches=updates, epochs=1)
+        return replace(recipe, batch=max(work.rows, updates), mini_batches=updates)
 
     @property
     def undivided(self) -> str:

@@ -23,9 +23,7 @@ class Workload:
     batch: int = 1024
     """Rows of an iteration: prompts times the responses of each."""
     mini_batches: int = 8
-    """Optimizer steps of one pass over the batch."""
-    epochs: int = 1
-    """Passes over the batch."""
+    """Optimizer steps of an iteration, each over its part of the batch."""
     real_prompt: float = 0.0
     """Mean tokens of a prompt without its padding, which is all that generation computes; 0: a quarter of
     `prompt`."""
@@ -90,7 +88,7 @@ class Workload:
     """Whether generation has one pipeline stage, as vLLM's here."""
 
     def __post_init__(self) -> None:
-        names = ("prompt", "response", "batch", "mini_batches", "epochs", "micro_batch_tokens", "element")
+        names = ("prompt", "response", "batch", "mini_batches", "micro_batch_tokens", "element")
         for name in names:
             if getattr(self, name) < 1:
                 raise ValueError(f"workload.{name}={getattr(self, name)}: must be at least 1.")
@@ -108,11 +106,6 @@ class Workload:
     def sharers(self, d: int) -> int:
         """How many of d data-parallel ranks divide one copy of what is sharded."""
         return 1 if self.sharding == "none" else min(d, self.shared_by or d)
-
-    @property
-    def updates(self) -> int:
-        """Optimizer steps of an iteration."""
-        return self.mini_batches * self.epochs
 
     @property
     def micro_batch(self) -> int:

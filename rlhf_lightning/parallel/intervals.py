@@ -23,11 +23,6 @@ def minus(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
     return left
 
 
-def length(intervals: Sequence[Interval]) -> int:
-    """How many numbers there are."""
-    return sum(stop - start for start, stop in intervals)
-
-
 def pieces(intervals: Sequence[Interval], cuts: Sequence[int]) -> list[Interval]:
     """The intervals, cut wherever a cut lies within one."""
     ends = sorted(set(cuts))

@@ -31,8 +31,6 @@ class Placement:
     """Layers of each training stage."""
     devices: tuple[int, ...]
     """Global rank of the device behind each rank of the layout."""
-    generating: bool = False
-    """Whether ranks hold their generation shards, in place of those that they train."""
 
     def __post_init__(self) -> None:
         ranks = self.layout.num_ranks
@@ -49,10 +47,8 @@ class Placement:
 
     def shards(self, weights: Weights) -> dict[int, Shard]:
         """What each device holds."""
-        mine, layout = replace(weights, stages=self.stages), self.layout
-        if self.generating:
-            return {d: mine.generation(layout.generating, rank) for rank, d in enumerate(self.devices)}
-        return {d: mine.training(layout, rank) for rank, d in enumerate(self.devices)}
+        mine = replace(weights, stages=self.stages)
+        return {device: mine.training(self.layout, rank) for rank, device in enumerate(self.devices)}
 
 
 @dataclass(frozen=True)

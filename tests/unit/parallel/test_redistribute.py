@@ -8,7 +8,7 @@ import pytest
 from rlhf_lightning.parallel import Generation, ParallelLayout, Sharded, even_stages
 from rlhf_lightning.parallel.redistribute import DevicePlan, Placement, redistribute
 from rlhf_lightning.parallel.reshard import reshard
-from rlhf_lightning.parallel.weights import Weights
+from rlhf_lightning.parallel.weights import Shard, Weights
 from tests.unit.parallel.masks import LAYERS, Mask, Masks, llama
 
 LINES = tuple(Sharded(f"layer {i}", (8, 5), i, 0) for i in range(4))
@@ -83,6 +83,14 @@ def test_a_coarser_shard_is_put_together_from_finer_ones() -> None:
     assert [(r.source, s.start, s.stop) for r in second.receives for s in r.slices] == [(2, 4, 6), (3, 6, 8)]
 
 
+class Generating(Placement):
+    """Whose devices hold their generation shards, in place of those that they train."""
+
+    def shards(self, weights: Weights) -> dict[int, Shard]:
+        generating = self.layout.generating
+        return {device: weights.generation(generating, rank) for rank, device in enumerate(self.devices)}
+
+
 def test_hybridflows_plan_is_the_special_case() -> None:
     """On the same devices, from training to generation shards: the same bytes stay, and the same come."""
     masks = Masks(llama(tied=True))
@@ -90,7 +98,7 @@ def test_hybridflows_plan_is_the_special_case() -> None:
     weights = Weights(tuple(masks.params), even_stages(LAYERS, 4))
     devices = tuple(range(16))
     source = Placement(layout, weights.stages, devices)
-    target = Placement(layout, weights.stages, devices, generating=True)
+    target = Generating(layout, weights.stages, devices)
     plans = redistribute(weights, source, target, devices_per_node=16)
     for plan, part in zip(plans, reshard(weights, layout).ranks, strict=True):
         assert plan.keeps == part.keeps
