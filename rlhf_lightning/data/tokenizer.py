@@ -6,8 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_lightning.spec import EMBEDDED, export_first
 
@@ -15,14 +14,6 @@ _ALIKE = 0.99
 """Share of a tokenizer's tokens that must have the same ids in another one whose model reads its ids."""
 MARK = "\n"
 """A text that is always a token of its own, whatever follows it."""
-NUM_BYTES = 256
-SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
-"""Tokens 256 to 263: 264 in all, so that a vocabulary divides by 2, 4 and 8 devices."""
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
-)
 
 
 def embedded_directory() -> Path:
@@ -137,42 +128,6 @@ def decoded(
 ) -> list[str]:
     """The texts of token ids, one for each; of no ids at all `batch_decode` would make one empty text."""
     return tokenizer.batch_decode(ids, skip_special_tokens=skip_special_tokens) if ids else []
-
-
-def build_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer whose token b < 256 is the byte b of the UTF-8 text, without merges.
-
-    Example:
-        >>> build_byte_tokenizer().encode("7é")
-        [55, 195, 169]
-    """
-    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
-    vocabulary |= {token: NUM_BYTES + index for index, token in enumerate(SPECIAL_TOKENS)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",  # noqa: S106
-        bos_token="<bos>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
-        additional_special_tokens=list(SPECIAL_TOKENS[3:]),
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=512,
-        padding_side="left",
-    )
-
-
-def _byte_characters() -> list[str]:
-    """Return the printable character that stands for each byte (GPT-2's table, Radford 2019)."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
-    return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]
 
 
 def _source(path: str) -> str:

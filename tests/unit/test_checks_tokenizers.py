@@ -16,9 +16,10 @@ from transformers import (
 
 from rlhf_lightning.algos import PPO, SFT
 from rlhf_lightning.data import MixedData, PromptData, TextData, load_tokenizer
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer, embedded_directory
+from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
+from tests.embedded_model import build_byte_tokenizer
 from tests.unit.algos.short import refusal
 from tests.unit.algos.small import judging, write_model, write_other, write_rows
 

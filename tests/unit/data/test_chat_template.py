@@ -8,7 +8,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, UnpairedData
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from tests.embedded_model import build_byte_tokenizer
 from tests.unit.data.conftest import Writer, batches, prompt_data
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

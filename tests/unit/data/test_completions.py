@@ -10,7 +10,7 @@ from tokenizers.normalizers import Replace
 from transformers import GenerationConfig
 
 from rlhf_lightning.data import CompletionData
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from tests.embedded_model import build_byte_tokenizer
 from tests.unit.data.conftest import Writer, write_spacing
 
 

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf_lightning.data import TextData
 from rlhf_lightning.data.sampler import HELD_OUT
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer
+from tests.embedded_model import build_byte_tokenizer
 from tests.unit.data.conftest import Writer, assert_resumes, batches
 
 

@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from rlhf_lightning.data import prompt_columns
-from rlhf_lightning.data.embedded import write_embedded
 from rlhf_lightning.data.tokenizer import (
     embedded_directory,
     encode_behind,
@@ -26,6 +25,7 @@ from rlhf_lightning.data.tokenizer import (
     load_tokenizer,
     token_texts,
 )
+from tests.embedded_model import write_embedded
 from tests.unit.data.conftest import write_spacing
 
 

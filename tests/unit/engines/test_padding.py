@@ -12,9 +12,9 @@ import torch
 from tensordict import TensorDict
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.spec import ModelSpec
+from tests.embedded_model import build_byte_tokenizer
 from tests.unit.algos.small import judging, write_model
 from tests.unit.data.conftest import write_spacing
 

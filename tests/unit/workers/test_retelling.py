@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lightning.data.drafts import Answer, Draft
 from rlhf_lightning.data.encoding import encode_drafts
 from rlhf_lightning.data.format import Format
-from rlhf_lightning.data.tokenizer import build_byte_tokenizer, load_tokenizer
+from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.workers.retelling import Retelling
+from tests.embedded_model import build_byte_tokenizer
 from tests.unit.data.conftest import write_spacing
 
 END = 258
