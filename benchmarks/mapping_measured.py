@@ -136,7 +136,7 @@ def predict(machine: Hardware, name: str, model: str, setting: Setting) -> float
         batch=setting.rows, mini_batches=1,
     )  # fmt: skip
     shapes = {role: shape_of(roles[role]) for role in flow.roles}
-    costs = SimulatedCosts(machine, flow, shapes, workload=workload, data_parallel_only=True)
+    costs = SimulatedCosts(machine, flow, shapes, workload=workload, allows=Settings().training.allows)
     pools = strategies()[name].place(tuple(roles), strategies()[name].devices)
     sets: Sets = tuple(pool.roles for pool in pools)
     used = [pool.num_devices for pool in pools]

@@ -162,7 +162,8 @@ def predicted_bytes(path: str) -> float:
         mini_batches=1,
     )  # fmt: skip
     shapes = {role: shape_of(roles[role]) for role in flow.roles}
-    costs = SimulatedCosts(this_machine(1), flow, shapes, workload=workload, data_parallel_only=True)
+    allows = Settings().training.allows
+    costs = SimulatedCosts(this_machine(1), flow, shapes, workload=workload, allows=allows)
     found = plan(costs, 1, sizes=[1], count=1)
     return max(task.memory_bytes for pool in found.mappings[0].pools for task in found.tasks(pool))
 

@@ -153,9 +153,8 @@ class Auto(Strategy):
             shapes,
             workload=workload,
             recipes=recipes,
-            data_parallel_only=not self.settings.training.takes_sizes,
+            allows=self.settings.training.allows,
         )
-        costs.allows = self.settings.training.allows
         node = machine.gpus_per_node
         # Of several nodes only what fills nodes or divides one, so that no set lies in two; or all of them.
         among = range(1, devices) if devices <= node else pool_sizes(devices, node)

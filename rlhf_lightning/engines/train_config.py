@@ -67,8 +67,8 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """
 
     def allows(self, layout: ParallelLayout, layers: int) -> bool:
-        """Whether these options take a layout that divides a model of so many layers; for the mapping."""
-        return True
+        """Whether these options take a layout for a model of so many layers; for the mapping."""
+        return self.takes_sizes or layout.p * layout.t == 1
 
     def layout(self, devices: int, *, name: str) -> ParallelLayout:
         """The layout of a model for which the strategy chooses no sizes itself.

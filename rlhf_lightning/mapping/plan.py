@@ -226,7 +226,7 @@ def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]], each: Sequen
 
 def _only_replicas(costs: SimulatedCosts) -> str:
     """That models could not be divided, where they could not."""
-    if not costs.data_parallel_only:
+    if not costs.only_replicas:
         return ""
     why = costs.undivided or "the engine takes nothing else here"
     return f"Only replicas of whole models were looked at: {why}."
@@ -263,13 +263,11 @@ def smallest_cluster(costs: SimulatedCosts) -> int | None:
 
 
 def _on(costs: SimulatedCosts, hardware: Hardware) -> SimulatedCosts:
-    found = SimulatedCosts(
+    return SimulatedCosts(
         hardware,
         costs.dataflow,
         costs.shapes,
         workload=costs.workload,
         recipes=costs.recipes,
-        data_parallel_only=costs.data_parallel_only,
+        allows=costs.allows,
     )
-    found.allows = costs.allows
-    return found

@@ -17,6 +17,8 @@ from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 
 WAVES = (1.0, 8 / 7, 4 / 3, 8 / 5, *range(2, 17), 20, 24, 32, 48, 64, 96, 128, 256)
 """A generation engine has room for the keys and values of 1 / w of its rows: w is one of these."""
+Allows = Callable[[ParallelLayout, int], bool]
+"""Whether an engine's options take a layout for a model of so many layers."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class SimulatedCosts:
         shapes: sizes of the models: of those that it calls, and of others that are placed all the same.
         workload: of an iteration; rows and updates are taken from the dataflow.
         recipes: the workload of each role whose model computes in another way.
-        data_parallel_only: consider replicas only, no tensor shards and pipeline stages.
+        allows: which layouts the engine's options take.
     """
 
     def __init__(
@@ -70,13 +72,11 @@ class SimulatedCosts:
         *,
         workload: Workload,
         recipes: Mapping[str, Workload] | None = None,
-        data_parallel_only: bool = False,
+        allows: Allows = lambda _layout, _layers: True,
     ) -> None:
         self.hardware, self.dataflow, self.workload = hardware, dataflow, workload
         self.shapes, self.recipes = dict(shapes), dict(recipes or {})
-        self.data_parallel_only = data_parallel_only
-        self.allows: Callable[[ParallelLayout, int], bool] | None = None
-        """Whether the engine's options take a layout of a model of so many layers; None: they take all."""
+        self.allows = allows
         self.roles = (*dataflow.roles, *(role for role in shapes if role not in dataflow.roles))
         """The models: those that work, then those that no step calls, which take memory alone."""
         self._models = {role: self._know(role, shapes[role]) for role in self.roles}
@@ -104,6 +104,17 @@ class SimulatedCosts:
         return next((f"{role} has {why}" for role, why in found), "")
 
     @property
+    def only_replicas(self) -> bool:
+        """Whether no model may have tensor shards or pipeline stages."""
+        two = ParallelLayout(t=2), ParallelLayout(p=2)
+        return not any(self._takes(shape, layout) for shape in self.shapes.values() for layout in two)
+
+    def _takes(self, shape: ModelShape, layout: ParallelLayout) -> bool:
+        """Whether the engine takes a model in a layout."""
+        whole = layout.p * layout.t == 1
+        return (whole or not self.undivided) and self.allows(layout, shape.layers)
+
+    @property
     def capacity(self) -> float:
         """Bytes of a device that tensors can take."""
         return self.hardware.usable_bytes
@@ -126,13 +137,12 @@ class SimulatedCosts:
         known = self._models[role]
         shape = known.shape
         rows = min((w.batch // w.mini_batches for w in known.workloads.values()), default=devices)
-        widest = 1 if self.data_parallel_only else math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
+        widest = math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
         found: list[ParallelLayout] = []
         for t in filter(shape.divides, divisors(widest)):
-            deepest = 1 if self.data_parallel_only else math.gcd(devices // t, shape.layers)
-            for p in divisors(deepest):
+            for p in divisors(math.gcd(devices // t, shape.layers)):
                 train = ParallelLayout(p=p, t=t, d=devices // (p * t))
-                if train.d <= rows and (self.allows is None or self.allows(train, shape.layers)):
+                if train.d <= rows and self._takes(shape, train):
                     found += self._generating(role, train)
         return found
 

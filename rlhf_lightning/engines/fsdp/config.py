@@ -108,7 +108,7 @@ class FSDP(TrainConfig):
 
     def allows(self, layout: ParallelLayout, layers: int) -> bool:
         """See `TrainConfig.allows`; the sizes that `tensor` asks for are left to `check`."""
-        return self._divides(layout.d) and self._keeps(layout.d)
+        return super().allows(layout, layers) and self._divides(layout.d) and self._keeps(layout.d)
 
     def _divides(self, ranks: int) -> bool:
         """Whether `shard` divides the ranks; one rank holds all, whatever it says."""

@@ -50,8 +50,8 @@ def test_it_places_what_the_search_finds(caplog: pytest.LogCaptureFixture) -> No
     best = found.mappings[0]
     assert {(w.role, w.calls) for w in found.costs.dataflow.stages[-1].work} == {("critic", 4), ("actor", 4)}
     assert all(layout.p == layout.t == 1 for m in found.mappings for p in m.pools for layout in p.layouts)
-    assert found.costs.data_parallel_only
-    assert not attached(Auto(settings=Settings(engine="megatron")), PPO()).plan(3).costs.data_parallel_only
+    assert found.costs.only_replicas
+    assert not attached(Auto(settings=Settings(engine="megatron")), PPO()).plan(3).costs.only_replicas
     assert found.costs.workload.batch == 64
     pools = strategy.place(ROLES, 3)
     assert [pool.num_devices for pool in pools] == [pool.devices for pool in best.pools]
