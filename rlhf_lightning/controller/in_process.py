@@ -52,14 +52,6 @@ class InProcessTransport(Transport):
         """
         return [self.counted(future.value) for future in futures_of(Made, futures)]
 
-    def share(self, block: Block) -> Future:
-        """Keep the block as it is."""
-        return Made(block, self)
-
-    def share_once(self, block: Block) -> Future:
-        """The block as it is, remembered nowhere: a future that holds it would keep it for the whole run."""
-        return self.share(block)
-
     def drain(self) -> list[CallReport]:
         """Return the reports since the last drain."""
         reports, self._reports = self._reports, []

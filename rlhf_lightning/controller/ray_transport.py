@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
+from weakref import WeakKeyDictionary
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -71,6 +72,7 @@ class RayTransport(Transport):
         self._methods: dict[tuple[int, int | str], SplitMethod] = {}
         self._pending: list[Pending] = []
         self._reports: list[CallReport] = []
+        self._shared: WeakKeyDictionary[Block, RayFuture] = WeakKeyDictionary()
 
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
         """Send a call to an actor, where it waits for blocks that are still being made."""
@@ -122,15 +124,17 @@ class RayTransport(Transport):
                 self._methods[key] = actor.submit.options(num_returns=wanted)
         return self._methods[key]
 
-    def share(self, block: Block) -> Future:
-        """Put a block into the object store.
+    def shared(self, block: Block) -> Future:
+        """The future of a block, which is put into the object store when it is first asked for.
 
         Raises:
             WorkerError: the store is full.
         """
-        maker = "handing a column to the devices"
-        with room_for(maker, block.size_bytes):
-            return RayFuture(ray.put({SHARED: block}), self, SHARED, maker)
+        if block not in self._shared:
+            maker = "handing a column to the devices"
+            with room_for(maker, block.size_bytes):
+                self._shared[block] = RayFuture(ray.put({SHARED: block}), self, SHARED, maker)
+        return self._shared[block]
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
         """Bring values here.

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
@@ -69,7 +68,6 @@ class Transport(ABC):
         """Bytes of numbers that the controller has fetched from devices."""
         self.closed = False
         """Whether the run is over, and with it whatever devices have made."""
-        self._shared: WeakKeyDictionary[Block, Future] = WeakKeyDictionary()
 
     @abstractmethod
     def submit(self, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
@@ -89,15 +87,9 @@ class Transport(ABC):
             WorkerError: a call that makes one failed, or any other pending call did.
         """
 
-    @abstractmethod
-    def share(self, block: Block) -> Future:
-        """Put a block of this process where every device can fetch it."""
-
-    def share_once(self, block: Block) -> Future:
-        """The future of a block, which is shared when it is first asked for."""
-        if block not in self._shared:
-            self._shared[block] = self.share(block)
-        return self._shared[block]
+    def shared(self, block: Block) -> Future | Block:
+        """What goes to devices for a large block of this process: the block, unless they can fetch it."""
+        return block
 
     @abstractmethod
     def drain(self) -> list[CallReport]:

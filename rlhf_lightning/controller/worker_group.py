@@ -95,7 +95,7 @@ class WorkerGroup:
         """Put large blocks of this process into the object store once, instead of for each call and rank."""
         try:
             return batch.with_sources(
-                lambda block: self.transport.share_once(block) if block.size_bytes > INLINE_BYTES else block
+                lambda block: self.transport.shared(block) if block.size_bytes > INLINE_BYTES else block
             )
         except WorkerError as err:
             raise WorkerError(f"{self.role}.{method.name}: {err}") from None

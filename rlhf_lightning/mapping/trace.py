@@ -48,8 +48,8 @@ class _Recorded(Future):
     """A made-up result of a recorded call."""
 
     transport: Transport
-    call: int | None
-    """Index of the call; None for a value of the controller."""
+    call: int
+    """Index of the call."""
     value: object
 
 
@@ -72,9 +72,9 @@ class _Recorder(Transport):
         """Record the call; `device` is always 0."""
         index = len(self.calls)
         made = {block.call for block in blocks if isinstance(block, _Recorded)}
-        after = made | self.fetched | {self._trained.get(call.role)}
+        trained = {self._trained[call.role]} if call.role in self._trained else set()
         kind = "function" if call.role in self.functions else kind_of(call.method)
-        waits_for = frozenset(i for i in after if i is not None)
+        waits_for = frozenset(made | self.fetched | trained)
         self.calls.append(Call(call.role, call.method, kind, call.num_rows, waits_for))
         if kind == "train":
             self._trained[call.role] = index
@@ -91,12 +91,8 @@ class _Recorder(Transport):
     def fetch(self, futures: Sequence[Future]) -> list[object]:
         """Return the made-up values; every later call waits for the calls that they stand for."""
         noted = [future for future in futures if isinstance(future, _Recorded)]
-        self.fetched.update(future.call for future in noted if future.call is not None)
+        self.fetched.update(future.call for future in noted)
         return [future.value for future in noted]
-
-    def share(self, block: Block) -> Future:
-        """Keep the block."""
-        return _Recorded(self, None, block)
 
     def drain(self) -> list[CallReport]:
         """Take all calls as done: every later call waits for them."""

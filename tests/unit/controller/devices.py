@@ -30,9 +30,6 @@ class Devices(Transport):
     def fetch(self, futures: Sequence[Future]) -> list[object]:
         return [value for future in futures for value in future.transport.fetch([future])]
 
-    def share(self, block: Block) -> Future:
-        return self.parts[0].share(block)
-
     def drain(self) -> list[CallReport]:
         return [report for part in self.parts for report in part.drain()]
 

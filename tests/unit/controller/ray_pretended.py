@@ -38,6 +38,10 @@ class Pretended:
         """A reference to a value, or to an error."""
         return cast(Ref, End(value, made_s, max(made_s, here_s)))
 
+    def put(self, value: object) -> Ref:
+        """As `ray.put`."""
+        return self.ref(value)
+
     def get(self, refs: End | Sequence[End], *, timeout: float | None = None) -> object:
         """As `ray.get`."""
         ends = [refs] if isinstance(refs, End) else list(refs)
@@ -77,7 +81,7 @@ def pretending() -> Iterator[Pretended]:
     """Have the controller find it in the place of Ray."""
     found = Pretended()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("get", "wait"):
+        for name in ("get", "put", "wait"):
             patch.setattr(ray, name, getattr(found, name))
         patch.setattr(ray, "cluster_resources", lambda: {"object_store_memory": 100 * 2**20})
         for module in (failure, ray_transport):

@@ -128,6 +128,17 @@ def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) 
     assert pickle.loads(cast(bytes, packed))[3] == ((0, "x"), (1, "x"), (0, "y"))  # noqa: S301 - our own
 
 
+def test_a_large_block_is_put_into_the_store_once(there: Pretended) -> None:
+    device = Actor(submit=lambda *_: [there.ref({}), there.ref(report())])
+    transport = RayTransport(Owner([device.handle]), timeout_s=TIMEOUT_S)
+    role = Echo(WorkerGroup("echo", transport, ParallelLayout(), (0,)))
+    rows = Batch.of({"x": torch.ones(4, 100_000)})
+    for _ in range(2):
+        role.double(rows)
+    (first,), (second,) = (shards for _, *shards in device.submit.calls)
+    assert first is second
+
+
 def test_nothing_is_waited_for_once_it_is_closed(there: Pretended) -> None:
     transport = sent([there.ref(report(), made_s=99.0)])
     transport.close()

@@ -222,27 +222,25 @@ def test_pp_only_takes_one_value_a_stage() -> None:
     assert dealer_on(ParallelLayout(p=3, t=2, d=2, order="tdp")).stage().fetch() == [0, 4, 8]
 
 
-def test_large_blocks_are_shared_once_and_small_ones_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_blocks_are_shared_and_small_ones_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
     role, shared = echo_on(ParallelLayout(d=2)), list[Block]()
     assert role.group is not None
-    share = role.group.transport.share
 
-    def noted(block: Block) -> Future:
+    def noted(block: Block) -> Block:
         shared.append(block)
-        return share(block)
+        return block
 
-    monkeypatch.setattr(role.group.transport, "share", noted)
+    monkeypatch.setattr(role.group.transport, "shared", noted)
     small, large = (Batch.of({"x": torch.ones(4, width)}) for width in (100, 100_000))
     role.double(small)
     assert shared == []
-    for _ in range(2):
-        role.double(large)
+    role.double(large)
     assert [block.size_bytes for block in shared] == [4 * 100_000 * 4]
 
     def full(block: Block) -> Future:
         raise WorkerError(f"no room for {block.size_bytes}")
 
-    monkeypatch.setattr(role.group.transport, "share", full)
+    monkeypatch.setattr(role.group.transport, "shared", full)
     with pytest.raises(WorkerError, match=r"^echo\.double: no room for 1600000$"):
         role.double(Batch.of({"x": torch.ones(4, 100_000)}))
 
