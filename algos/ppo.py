@@ -9,6 +9,7 @@ from itertools import cycle
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.data_checks import NO_PTX
 from rlhf_lightning.functional import Estimator, GAEEstimator, PolicyLoss, SFTLoss, ValueLoss
 from rlhf_lightning.running import KLPenalty, Running, Scaling, drifted
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
@@ -57,12 +58,6 @@ class PPO(RLHFAlgorithm):
         self.actor_paused = False
         self.ptx_batches: Iterator[Batch] = iter(())
 
-    def setup(self, stage: str) -> None:
-        """Refuse a pre-training loss without text, too."""
-        super().setup(stage)
-        if self.ptx_loss.coef and stage == "fit":
-            self.check_ptx_data()
-
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""
         batch |= self.actor.generate_sequences(batch)
@@ -107,11 +102,16 @@ class PPO(RLHFAlgorithm):
         return metrics
 
     def split_ptx(self, *, steps: int) -> Iterator[Batch]:
-        """The pre-training rows, divided among the optimizer steps of an epoch, again in each epoch."""
+        """The pre-training rows, divided among the optimizer steps of an epoch, again in each epoch.
+
+        Raises:
+            ValueError: the batch came without any, from loaders that no check knows.
+        """
         if not self.ptx_loss.coef or not self.trainer.training:
             return iter(())
-        parts = self.required_ptx_batch.split(min(steps, len(self.required_ptx_batch)))
-        return cycle([balanced(part) for part in parts])
+        if self.ptx_batch is None:
+            raise ValueError(NO_PTX)
+        return cycle([balanced(part) for part in self.ptx_batch.split(min(steps, len(self.ptx_batch)))])
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""

@@ -327,25 +327,6 @@ class RLHFAlgorithm(LightningModule):
         row_ids = repeated["row_ids"] * times + copies
         return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"]}
 
-    @property
-    def required_ptx_batch(self) -> Batch:
-        """The pre-training rows of this iteration.
-
-        Raises:
-            ValueError: the data module gives none.
-        """
-        if self.ptx_batch is None:
-            raise ValueError(data_checks.NO_PTX)
-        return self.ptx_batch
-
-    def check_ptx_data(self) -> None:
-        """Refuse, in `setup`, a data module that is known to have no pre-training rows, or bad ones.
-
-        Raises:
-            ValueError: the data yields rows of one kind, and so no `ptx`, or some answers in it are bad.
-        """
-        data_checks.check_ptx(self)
-
     def estimate(self, batch: Batch, estimator: Estimator) -> Batch:
         """Add the estimator's columns to the batch, computed on the controller or by the actor's workers."""
         check_estimator(estimator)

@@ -27,9 +27,9 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
     Warns of a second data module and of margins that nothing is learned from.
 
     Raises:
-        ValueError: the data lacks a column, margins or pairs, holds nothing out for a validation, has more
-            rows in a batch than the horizon of a KL penalty allows, or fewer than an optimizer step is to
-            take.
+        ValueError: the data lacks a column, margins, pairs or text, holds nothing out for a validation, has
+            more rows in a batch than the horizon of a KL penalty allows, or fewer than an optimizer step is
+            to take.
     """
     data, name = row_data(algorithm.trainer), type(algorithm).__name__
     if data is None:
@@ -56,10 +56,11 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
             f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
             + (fields if unread else f"Try other data: --data {others}.")
         )
+    if algorithm.trainer.state.fn == "fit":
+        _check_ptx(algorithm)
     if not _is_own(type(algorithm).step):
         _check_margins(algorithm, data)
         if algorithm.trainer.state.fn == "fit":
-            _warn_of_unread_ptx(algorithm)
             _check_penalties(algorithm, rows=data.batch_rows)
             _check_steps(algorithm, data)
 
@@ -109,30 +110,27 @@ def _check_steps(algorithm: RLHFAlgorithm, data: RowData) -> None:
         )
 
 
-def check_ptx(algorithm: RLHFAlgorithm) -> None:
+def _check_ptx(algorithm: RLHFAlgorithm) -> None:
     """Refuse, for a pre-training loss, data without a second batch, or with bad answers in it.
+
+    Warns of a second batch from which nothing is learned.
 
     Raises:
         ValueError: the data yields rows of one kind, or its second rows are pairs or labelled answers.
     """
-    data, second = row_data(algorithm.trainer), second_data(algorithm.trainer)
-    if data is not None and second is None:
+    loss, name = vars(algorithm).get("ptx_loss"), type(algorithm).__name__
+    reads, ptx = isinstance(loss, SFTLoss) and loss.coef, second_data(algorithm.trainer)
+    if reads and ptx is None:
         raise ValueError(NO_PTX)
-    if second is not None and second.marks_bad:
+    if reads and ptx is not None and ptx.marks_bad:
         raise ValueError(
-            f"ptx_loss imitates every answer, and data.ptx, {type(second).__name__}, gives "
-            f"{second.marks_bad}: the bad ones too. Try --data.ptx rlhf_lightning.data.CompletionData, "
+            f"ptx_loss imitates every answer, and data.ptx, {type(ptx).__name__}, gives "
+            f"{ptx.marks_bad}: the bad ones too. Try --data.ptx rlhf_lightning.data.CompletionData, "
             "with --data.ptx.response_field chosen where rows have pairs."
         )
-
-
-def _warn_of_unread_ptx(algorithm: RLHFAlgorithm) -> None:
-    """Warn of a second batch from which nothing is learned."""
-    second, loss = second_data(algorithm.trainer), vars(algorithm).get("ptx_loss")
-    if second is None or (isinstance(loss, SFTLoss) and loss.coef):
-        return
-    advice = "Type --algo.ptx_loss.coef 0.1" if loss else "Type the class of data.main as --data"
-    logger.warning("data.ptx: %s does not learn from these rows. %s.", type(algorithm).__name__, advice)
+    if ptx is not None and not reads and not _is_own(type(algorithm).step):
+        advice = "Type --algo.ptx_loss.coef 0.1" if loss else "Type the class of data.main as --data"
+        logger.warning("data.ptx: %s does not learn from these rows. %s.", name, advice)
 
 
 def check_held_out(data: RowData, *, what: str) -> None:
