@@ -14,7 +14,6 @@ from rlhf_lightning.functional import (
     GroupEstimator,
     Overlong,
     PolicyLoss,
-    reads_reference,
     rollout_metrics,
     varied_groups,
 )
@@ -60,7 +59,7 @@ class DAPO(GRPO):
         whole, numbers = self.gather(batch)
         if whole is None:
             return Metrics.of(numbers)
-        if reads_reference(self.estimator(), self.policy_loss):
+        if "reference" not in self.uncalled():
             whole |= self.reference.compute_ref_log_prob(whole)
         whole, found = self.compute_advantage(whole)
         metrics = Metrics.of({**found.fetch(), **numbers})

@@ -22,7 +22,7 @@ class GRPO(RLHFAlgorithm):
     actor: Actor = field(default_factory=Actor)
     """Answers, and learns to answer better."""
     reference: Reference = field(default_factory=Reference)
-    """What the actor is kept close to; computed only where something reads it."""
+    """What the actor is kept close to; loaded only where something reads it."""
     reward: Reward = field(default_factory=Reward)
     """Scores the answers."""
     policy_loss: PolicyLoss = field(default_factory=grpo_loss)
@@ -59,7 +59,7 @@ class GRPO(RLHFAlgorithm):
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
-        if reads_reference(self.estimator(), self.policy_loss):
+        if "reference" not in self.uncalled():
             batch |= self.reference.compute_ref_log_prob(batch)
         batch, metrics = self.compute_advantage(batch)
         for mini in self.mini_batches(batch, size=self.mini_batch_size, epochs=self.epochs):

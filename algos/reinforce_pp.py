@@ -48,7 +48,7 @@ class ReinforcePP(RLHFAlgorithm):
         """One iteration."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
-        if reads_reference(self.estimator(), self.policy_loss):
+        if "reference" not in self.uncalled():
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)

@@ -44,7 +44,7 @@ class ReMax(RLHFAlgorithm):
         """One iteration."""
         batch |= self.greedy_scores(batch)
         batch |= self.actor.generate_sequences(batch)
-        if reads_reference(self.estimator(), self.policy_loss):
+        if "reference" not in self.uncalled():
             batch |= self.reference.compute_ref_log_prob(batch)
         batch |= self.reward.compute_reward(batch)
         batch, metrics = self.compute_advantage(batch)

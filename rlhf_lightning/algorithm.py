@@ -128,8 +128,13 @@ class RLHFAlgorithm(LightningModule):
         return {name: role for name, role in found.items() if isinstance(role, Role)}
 
     def uncalled(self) -> tuple[str, ...]:
-        """Roles that no step calls with these options, so that they need no devices of their own: none."""
+        """Roles that no step calls with these options, so that they are neither placed nor loaded: none."""
         return ()
+
+    def placed(self) -> dict[str, Role]:
+        """The roles that devices hold: all but the uncalled ones that do not change and validate nothing."""
+        idle = {*self.uncalled()} - {*self.validates}
+        return {name: role for name, role in self.roles().items() if role.weights_change or name not in idle}
 
     def bind(self, roles: Mapping[str, Role]) -> None:
         """Replace roles: by completed ones, or by handles, whose methods run on the workers."""

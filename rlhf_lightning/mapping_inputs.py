@@ -113,7 +113,7 @@ def read_recipes(algorithm: RLHFAlgorithm, settings: Settings, workload: Workloa
     rows = {name: getattr(workload, name) for name in fields}
     return {
         name: replace(recipe(role.following(main), settings), **rows)
-        for name, role in algorithm.roles().items()
+        for name, role in algorithm.placed().items()
     }
 
 
@@ -125,7 +125,7 @@ def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:
     """
     main = algorithm.main_model
     found: dict[str, ModelShape] = {}
-    for name, role in algorithm.roles().items():
+    for name, role in algorithm.placed().items():
         model = role.following(main)
         if model.path:
             with naming_role(name):

@@ -23,7 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import resume
+from rlhf_lightning import checks, resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
@@ -124,7 +124,7 @@ class Strategy(SingleDeviceStrategy):
     def models(self) -> dict[str, Role]:
         """The roles to place, paths filled in: those of the algorithm, and any that the strategy adds."""
         main = self.algorithm.main_model
-        return {name: role.following(main) for name, role in self.algorithm.roles().items()}
+        return {name: role.following(main) for name, role in self.algorithm.placed().items()}
 
     def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
         """What receives the calls on each role's handle: its own workers, unless overridden."""
@@ -201,6 +201,7 @@ class Strategy(SingleDeviceStrategy):
             keep_tables(trainer)
         check_alone()
         super().setup_environment()
+        checks.check_fields(self.algorithm)  # which say what is placed; its own `setup` comes too late for it
         self.join()
         roles = self.models()
         self.settings.check_read(apart=any(isinstance(role, Generator) for role in roles.values()))
@@ -251,8 +252,7 @@ class Strategy(SingleDeviceStrategy):
         placements = self.start(roles)
         transport = cast(Transport, self.transport)
         self.workers = {n: WorkerGroup(n, transport, p.layout, p.devices) for n, p in placements.items()}
-        callers = self.callers(self.workers)
-        self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
+        self._handles = {n: roles[n].bound(caller) for n, caller in self.callers(self.workers).items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
         self.algorithm.rows_stay = any(self.settings_of(name).training.kept_tokens for name in placements)

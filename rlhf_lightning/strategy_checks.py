@@ -62,7 +62,10 @@ def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where:
         check_names("ResourcePool", "roles", pool)
     named = [role for pool in pools for role in pool]
     if unknown := sorted(set(named) - set(roles)):
-        raise ValueError(f"{where}: the algorithm has no {', '.join(unknown)}. It has {', '.join(roles)}.")
+        raise ValueError(
+            f"{where}: the algorithm has no {', '.join(unknown)} that a step would call. It has "
+            f"{', '.join(roles)}."
+        )
     if missing := [role for role in roles if role not in named]:
         raise ValueError(
             f"{where}, pools of {', '.join(named) or 'nothing'}: lacks {', '.join(missing)}. Add each to one "

@@ -62,8 +62,8 @@ class Auto(Strategy):
 
     It decides which models share devices, and how many; with `settings.engine=megatron` also each model's
     (p, t, d) and the actor's (pg, tg). The other engines take replicas only here, so that the search leaves
-    shards and stages out for them. Roles without a model stand with the first; those that no step calls take
-    memory. Without `devices` it takes all GPUs, or a device for each core of the CPU.
+    shards and stages out for them. Roles without a model stand with the first. Without `devices` it takes all
+    GPUs, or a device for each core of the CPU.
     """
 
     strategy_name = "auto"

@@ -82,13 +82,13 @@ class HybridEngine3D(Strategy):
         """All devices, or as few as the sizes need, for all roles.
 
         Raises:
-            ValueError: `roles` names one that the algorithm does not have, or divides one without a model.
+            ValueError: `roles` names one that no step calls, or divides one without a model.
         """
         known = self.models()
         if unknown := sorted(set(self.parallel.roles) - set(known)):
             raise ValueError(
-                f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role. "
-                f"It has {', '.join(known)}."
+                f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role "
+                f"that a step would call. It has {', '.join(known)}."
             )
         divided = [name for name, sizes in self.parallel.roles.items() if sizes.ranks > 1]
         if whole := [name for name in divided if not known[name].path]:

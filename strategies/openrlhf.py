@@ -23,7 +23,7 @@ GENERATOR = "generator"
 class OpenRLHF(Strategy):
     """One pool a model, and one for the generator, which is sent the actor's weights after every update.
 
-    Functions, and models that no step calls, stand with the first.
+    Functions stand with the first.
     """
 
     strategy_name = "openrlhf"

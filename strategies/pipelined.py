@@ -63,8 +63,7 @@ class Pipelined(OpenRLHF):
 
     def apart(self, roles: Sequence[str]) -> tuple[str, ...]:
         """See `OpenRLHF.apart`; functions too: behind another role they would wait for the last part."""
-        uncalled = self.algorithm.uncalled()
-        return tuple(role for role in roles if role not in uncalled)
+        return tuple(roles)
 
     def make_generation(
         self, actor: Caller, generator: Caller, *, recompute_log_probs: bool

@@ -9,7 +9,7 @@ from rlhf_lightning.strategy import Strategy
 
 
 class Standalone(Strategy):
-    """One pool a model, equal in size; functions, and models that no step calls, stand with the first."""
+    """One pool a model, equal in size; functions stand with the first."""
 
     strategy_name = "standalone"
     makes_room = False
@@ -24,7 +24,7 @@ class Standalone(Strategy):
 
 
 def models_of(strategy: Strategy, roles: Sequence[str]) -> tuple[str, ...]:
-    """The roles with a model that steps call; the others need no devices of their own.
+    """The roles with a model; the others need no devices of their own.
 
     Args:
         strategy: that places them; as long as it has no algorithm, all roles pass for such models.
@@ -32,8 +32,8 @@ def models_of(strategy: Strategy, roles: Sequence[str]) -> tuple[str, ...]:
     """
     if strategy.lightning_module is None:
         return tuple(roles)
-    known, uncalled = strategy.models(), strategy.algorithm.uncalled()
-    return tuple(role for role in roles if known[role].path and role not in uncalled) or tuple(roles)
+    known = strategy.models()
+    return tuple(role for role in roles if known[role].path) or tuple(roles)
 
 
 def one_each(

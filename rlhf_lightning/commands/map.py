@@ -42,9 +42,9 @@ def run(arguments: Sequence[str]) -> None:
         ValueError: an option is wrong, or the models do not fit; the message says what is missing.
     """
     algorithm, options = _parse(arguments)
-    own = {role: vars(options).get(role) or options.model for role in algorithm.roles()}
+    own = {role: vars(options).get(role) or options.model for role in algorithm.placed()}
     sources = {role: "" if source == NO_MODEL else source for role, source in own.items()}
-    for role, model in algorithm.roles().items():
+    for role, model in algorithm.placed().items():
         if not sources[role] and not isinstance(model, Judge):
             option = role if vars(options).get(role) else "model"
             raise ValueError(
@@ -116,7 +116,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         ValueError: hardware or a model is unknown, or the models do not fit.
     """
     kinds = cluster.load(options.hardware, options.devices)
-    roles = algorithm.roles()
+    roles = algorithm.placed()
     loaded = {n: shapes.load(source, head=roles[n].head) for n, source in sources.items() if source}
     whole = any(shape.undivided for shape in loaded.values())
     rows = options.batch * (2 if algorithm.needs_pairs else 1)
@@ -168,7 +168,7 @@ def _parse(arguments: Sequence[str]) -> tuple[RLHFAlgorithm, argparse.Namespace]
     if name is None:
         _parser(()).parse_args(arguments)
     algorithm = _algorithm(class_path("algo", name))
-    roles = tuple(role for role in algorithm.roles() if role != "actor")
+    roles = tuple(role for role in algorithm.placed() if role != "actor")
     options, unknown = _parser(roles).parse_known_args(arguments)
     if unknown:
         flags = ", ".join(f"--{role.replace('_', '-')}" for role in roles) or "no other model"

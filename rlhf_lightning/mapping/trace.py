@@ -33,8 +33,8 @@ _UPDATE_METRICS = ("approx_kl", "clip_fraction", "entropy", "grad_norm", "loss")
 class Traceable(Protocol):
     """What an algorithm must have for its dataflow to be read."""
 
-    def roles(self) -> dict[str, Role]:
-        """Models by name."""
+    def placed(self) -> dict[str, Role]:
+        """Models by name, those that a step calls."""
 
     def bind(self, roles: Mapping[str, Role]) -> None:
         """Replace roles by handles."""
@@ -148,7 +148,7 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
     Raises:
         ValueError: the step fails on them.
     """
-    roles = algorithm.roles()
+    roles = algorithm.placed()
     first = next(iter(roles.values()))
     lead = roles.get("actor", first)
     functions = frozenset(name for name, role in roles.items() if not role.following(lead).path)

@@ -171,7 +171,8 @@ class Role(ModelSpec, Remote):
             raise RuntimeError(
                 f"{type(self).__name__} is not placed yet: its methods work inside trainer.fit, validate and "
                 "predict, once the strategy has put it on devices. Without training that is the models that "
-                'answer and score, and those that the algorithm names: `validates = ("reference",)`.'
+                'answer and score, and those that the algorithm names: `validates = ("reference",)`. None is '
+                "that its `uncalled()` names, since no step calls it: override that where one does."
             )
         return self.binding.caller
 

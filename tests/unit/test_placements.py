@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
@@ -15,10 +15,11 @@ import torch
 
 from rlhf_lightning import strategy_checks
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DPO, PPO, SFT, RewardModel
+from rlhf_lightning.algos import DPO, GRPO, PPO, SFT, RewardModel
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, Megatron
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import (
     Colocated,
@@ -107,7 +108,8 @@ class Own(Strategy):
     [
         (
             (("actor", "critic", "reference"), ("rewards",)),
-            "Own.place: the algorithm has no rewards. It has actor, critic, reference, reward.",
+            "Own.place: the algorithm has no rewards that a step would call. It has actor, critic, "
+            "reference, reward.",
         ),
         (
             (("actor", "critic"),),
@@ -128,6 +130,30 @@ def test_a_placement_of_ones_own_has_each_role_once(
     monkeypatch.setattr(Own, "pools", pools)
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         prepare(Own())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(PolicyLoss):
+    """Names its columns by a method."""
+
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What a property should say."""
+        return ("advantages",)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (GRPO(reward_kl_coef=-1.0), "reward_kl_coef=-1.0: what leaves the reference would be rewarded. Give"),
+        (GRPO(policy_loss=Bare()), "Bare.columns is a method. Put @property above it"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [Colocated(), Standalone(), Split(), Pipelined()])
+def test_options_are_checked_before_they_say_what_is_placed(
+    strategy: Strategy, algorithm: RLHFAlgorithm, said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        prepare(strategy, algorithm)
 
 
 def test_a_placement_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Functions, and a reference that nothing reads, have no devices of their own; a reward with a model has.
+"""Functions have no devices of their own, and a reference that nothing reads none; a reward with a model has.
 
 Functions have some where parts of a batch are scored as they come.
 """
@@ -14,12 +14,12 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO
 from rlhf_lightning.strategies import NeMoAligner, OneStepOff, OpenRLHF, Pipelined, Split, Standalone
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Reward
+from rlhf_lightning.workers import Reference, Reward
 
 Pools = list[tuple[int, tuple[str, ...]]]
 """Of each the devices and the roles."""
-LEARNER, UNREAD = ("actor", "reward"), ("actor", "reference", "reward")
-"""The first pool where the reference is read, and where it is not."""
+LEARNER = ("actor", "reward")
+"""The actor, and the functions beside it."""
 
 
 def judged() -> GRPO:
@@ -56,13 +56,13 @@ def placed(strategy: Strategy, algorithm: RLHFAlgorithm, devices: int | None) ->
             4,
             [(1, ("actor",)), (1, ("reference",)), (1, ("reward",)), (1, ("generator",))],
         ),
-        (Pipelined(), DAPO, 3, [(1, ("actor", "reference")), (1, ("reward",)), (1, ("generator",))]),
+        (Pipelined(), DAPO, 3, [(1, ("actor",)), (1, ("reward",)), (1, ("generator",))]),
         (Split(), GRPO, 3, [(3, ("actor", "reference", "reward"))]),
         (Split(), judged, 4, [(2, ("actor", "reference")), (2, ("reward",))]),
         (Split(), PPO, 4, [(2, ("actor", "reference")), (2, ("critic", "reward"))]),
-        (Standalone(), DAPO, 2, [(2, UNREAD)]),
-        (OneStepOff(), DAPO, 8, [(4, UNREAD), (4, ("generator",))]),
-        (Split(), DAPO, 2, [(2, UNREAD)]),
+        (Standalone(), DAPO, 2, [(2, LEARNER)]),
+        (OneStepOff(), DAPO, 8, [(4, LEARNER), (4, ("generator",))]),
+        (Split(), DAPO, 2, [(2, LEARNER)]),
         (NeMoAligner(), GRPO, 3, [(3, ("actor", "reference", "reward"))]),
         (NeMoAligner(), judged, 2, [(1, ("actor", "reference")), (1, ("reward",))]),
     ],
@@ -72,6 +72,20 @@ def test_devices_are_divided_over_what_computes_there(
     strategy: Strategy, algorithm: Callable[[], RLHFAlgorithm], devices: int | None, pools: Pools
 ) -> None:
     assert placed(strategy, algorithm(), devices) == pools
+
+
+class Watched(DAPO):
+    """Whose validation asks the reference, too."""
+
+    validates = ("reference",)
+
+
+@pytest.mark.parametrize("make", [Watched, lambda: DAPO(reference=Reference(decay=0.9))])
+def test_a_reference_that_validates_or_follows_has_devices_though_no_step_calls_it(
+    make: Callable[[], RLHFAlgorithm],
+) -> None:
+    assert make().uncalled() == ("reference",)
+    assert placed(Standalone(), make(), 2) == [(1, LEARNER), (1, ("reference",))]
 
 
 def test_the_actors_side_is_not_chosen_where_the_other_has_functions_alone() -> None:

@@ -159,6 +159,7 @@ def test_a_loss_of_ones_own_takes_the_place_of_the_usual(name: str, model: str, 
     kept = run(make(name, model, policy_loss=loss, reward_kl_coef=0.0), data(), steps=2)
     assert kept.numbers[-1]["actor/grad_norm"] > 0
     assert ("actor/far" in kept.numbers[-1]) is reference
+    assert (kept.reference.numel() > 0) is reference, "loaded, or not"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`rlhf map` for algorithms of pairs, and of given answers: it predicts what its file says to run."""
+"""`rlhf map` for algorithms of pairs, of given answers, of fewer models: it predicts what its file runs."""
 
 from __future__ import annotations
 
@@ -41,3 +41,15 @@ def test_a_batch_is_counted_as_the_options_count_it(
     predicted, steps = file.read_text().splitlines()[2:4]
     assert predicted.endswith(f" --data.batch_size {batch} --data.max_prompt_tokens 1024 {limit} 1024")
     assert steps == f"# in {updates} (--algo.mini_batch_size)"
+
+
+def test_a_reference_that_nothing_reads_is_placed_by_no_strategy() -> None:
+    """DAPO has no KL: beside functions its actor is the only model, which `standalone` gives all devices."""
+    asked = ("--algo", "dapo", "--devices", "8", "--model", "llama-7b", "--reward", "none")
+    with redirect_stdout(StringIO()) as output:
+        command.run((*asked, "--json"))
+    found = json.loads(output.getvalue())
+    assert [pool["roles"] for pool in found["mapping"]] == [["actor"]]
+    assert found["baselines"]["standalone"] == found["baselines"]["colocated"] == found["tokens_per_s"]
+    with pytest.raises(ValueError, match=r"^--reference llama-7b: unknown\. .* --model, dapo has --reward;"):
+        command.run((*asked, "--reference", "llama-7b"))

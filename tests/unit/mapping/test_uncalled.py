@@ -1,4 +1,4 @@
-"""A model that no step calls takes memory, and sizes of its own."""
+"""A model that the step that was read does not call takes memory, and sizes of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from rlhf_lightning.algos import DAPO
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.mapping import hardware, report, shapes
 from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.report import Request
@@ -39,16 +41,34 @@ def test_a_model_that_no_step_calls_takes_memory_and_sizes_of_its_own() -> None:
     assert with_it.resident("reference", at["reference"]) > 6e9
 
 
-def test_a_model_that_no_step_calls_is_placed_by_the_search(
+class Seldom(GRPO):
+    """Asks the reference in one iteration of a hundred, which is not the one that is read."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """One update."""
+        batch = self.answers_to(batch, self.group_size)
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reward.compute_reward(batch)
+        if self.global_step % 100 == 1:
+            batch |= self.reference.compute_ref_log_prob(batch)
+        batch, metrics = self.compute_advantage(batch)
+        return metrics | self.actor.update_actor(batch, loss=self.policy_loss)
+
+    def uncalled(self) -> tuple[str, ...]:
+        """None, over many iterations."""
+        return ()
+
+
+def test_a_model_that_the_read_step_does_not_call_is_placed_by_the_search(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """DAPO has no KL: its reference takes memory alone, and has the sizes that the search counts."""
+    """Its reference takes memory alone, and has the sizes that the search counts."""
     file = tmp_path / "machine.yaml"
     cramped = replace(hardware.CPU, memory_bytes=90e6, gpus_per_node=4, intra_bandwidth=1e12)
     hardware.save(cramped, file)
     strategy = attached(
         Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=Settings(engine="megatron")),
-        DAPO(group_size=2),
+        Seldom(group_size=2, policy_loss=PolicyLoss()),
     )
     (placed,) = strategy.place(("actor", "reference", "reward"), 4)
     assert placed.roles == ("actor", "reference", "reward")
@@ -62,7 +82,7 @@ def test_a_model_that_no_step_calls_is_placed_by_the_search(
     assert min(task.memory_bytes for task in found.tasks(pool)) > kept
     assert kept > found.costs.resident("actor", at["actor"]) > 0
     assert "reference, which no step calls, takes" in caplog.text
-    asked = Request("dapo", {"actor": "here", "reference": "here", "reward": ""}, "auto")
+    asked = Request("seldom", {"actor": "here", "reference": "here", "reward": ""}, "auto")
     written = yaml.safe_load(report.as_yaml(found, found.mappings[0], asked))
     (option,) = written["strategy"]["init_args"]["mapping"]["pools"]
     assert option["roles"] == ["actor", "reference", "reward"]
