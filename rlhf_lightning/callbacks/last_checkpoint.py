@@ -14,17 +14,23 @@ import fcntl
 import logging
 import os
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.checkpoint import find_complete, read_state
 from rlhf_lightning.output import first_free, leaves_files
 
 logger = logging.getLogger(__name__)
 
+USUAL_STEPS = 10
+"""Iterations from one checkpoint to the next where none are given, and saving is quick."""
+MOST_OF_TIME = 0.05
+"""Largest part of the time that saving takes where none are given."""
 _NAME = "last"
 _RUN = "run"
 """Key of the callback's state: the identifier of the run."""
@@ -33,19 +39,28 @@ _AFTER = "after"
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keep `last.ckpt`: written every few iterations and once more when training ends."""
+    """Keep `last.ckpt`: written every few iterations and once more when training ends.
 
-    def __init__(self, directory: str | Path, *, every_n_steps: int = 10) -> None:
+    Training waits for it. So by default it waits, from a multiple of 10 iterations to another, until 20 times
+    the seconds have passed that the last one took.
+    """
+
+    _saved_at = 0.0
+    """When the last one was there, by the clock of `monotonic`."""
+    _took_s = 0.0
+    """Seconds that it took."""
+
+    def __init__(self, directory: str | Path, *, every_n_steps: int | None = None) -> None:
         """Say where and how often.
 
         Args:
             directory: of the checkpoint; one run at a time writes there.
-            every_n_steps: iterations from one checkpoint to the next.
+            every_n_steps: iterations from one to the next; None: 10, or more where saving takes long.
 
         Raises:
             ValueError: `every_n_steps` is below 1.
         """
-        if every_n_steps < 1:
+        if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(
                 f"LastCheckpoint(every_n_steps={every_n_steps}): must be at least 1. For one at the end "
                 "alone type a number above trainer.max_steps."
@@ -53,10 +68,10 @@ class LastCheckpoint(ModelCheckpoint):
         super().__init__(
             dirpath=directory,
             filename=_NAME,
-            every_n_train_steps=every_n_steps,
+            every_n_train_steps=every_n_steps or USUAL_STEPS,
             enable_version_counter=False,
         )
-        self._every_n_steps = every_n_steps
+        self._is_exact = every_n_steps is not None
         self._lock: int | None = None
         self._run, self._after = "", list[str]()
         self._is_mine = False
@@ -85,6 +100,7 @@ class LastCheckpoint(ModelCheckpoint):
         if stage != "fit":
             return
         self._run, self._after = uuid4().hex, []
+        self._last_global_step_saved, self._took_s = 0, 0.0
         if leaves_files(trainer) and self.path.parent.is_dir():
             self._acquire()
 
@@ -99,18 +115,30 @@ class LastCheckpoint(ModelCheckpoint):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._acquire()
 
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Save after every few iterations; where their number was not given, no sooner than it pays."""
+        if self._is_exact or monotonic() - self._saved_at >= self._took_s / MOST_OF_TIME:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save again if the iteration was saved before its validation, which may change EarlyStopping."""
+        """Save again if the iteration was saved before its validation, which changed say EarlyStopping."""
         super().on_validation_end(trainer, pl_module)
-        if trainer.state.fn == "fit" and self._last_global_step_saved == trainer.global_step > 0:
+        is_saved = trainer.state.fn == "fit" and self._last_global_step_saved == trainer.global_step > 0
+        if is_saved and self._others_have_state(trainer):
             self._save_checkpoint(trainer, str(self.path))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the iterations since the last checkpoint, and the final state of other callbacks."""
         super().on_train_end(trainer, pl_module)
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        others_have_state = trainer.global_step and any(c.state_dict() for c in callbacks if c is not self)
-        if leaves_files(trainer) and (others_have_state or trainer.global_step % self._every_n_steps):
+        is_new = self._last_global_step_saved != trainer.global_step
+        if leaves_files(trainer) and trainer.global_step and (is_new or self._others_have_state(trainer)):
             self._save_checkpoint(trainer, str(self.path))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -122,6 +150,10 @@ class LastCheckpoint(ModelCheckpoint):
         """Unlock the directory."""
         super().teardown(trainer, pl_module, stage)
         self._release()
+
+    def _others_have_state(self, trainer: Trainer) -> bool:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        return any(callback.state_dict() for callback in callbacks if callback is not self)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         """Candidates for `ckpt_path="last"`, without earlier runs': its own, and that of Slurm's warning."""
@@ -136,7 +168,10 @@ class LastCheckpoint(ModelCheckpoint):
             logger.warning("%s is of another run; it is %s now.", found, kept.name)
         self._is_mine = True
         self.best_model_path = filepath  # which a trainer takes for ckpt_path="best"
+        began = monotonic()
         super()._save_checkpoint(trainer, filepath)
+        self._saved_at = monotonic()
+        self._took_s = self._saved_at - began
 
     def _acquire(self) -> None:
         """Lock the directory until the run ends, in whatever way; does nothing on a disk without locks."""

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.callbacks import LastCheckpoint, last_checkpoint
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
@@ -226,6 +226,76 @@ def test_a_validation_at_the_iteration_of_a_checkpoint_is_in_it(after: int, tmp_
     fit(tmp_path / "part", 6, resume="last", watch=resumed)
     assert resumed.rows == whole.rows[4:]
     assert resumed.counted == whole.counted == 3
+
+
+class Forgetful(Watch):
+    """A callback without state."""
+
+    def state_dict(self) -> dict[str, int]:
+        """None."""
+        return {}
+
+
+class Clock(Callback):
+    """A clock by which each iteration takes a second, and each checkpoint its own time; notes those."""
+
+    def __init__(self, *, save_s: float, patch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.save_s = 1000.0, save_s
+        self.saved: list[object] = []
+        self.write = files.write_state
+        patch.setattr(last_checkpoint, "monotonic", lambda: self.now_s)
+        patch.setattr(files, "write_state", self.save)
+
+    def on_train_batch_start(self, *_: object) -> None:
+        """An iteration."""
+        self.now_s += 1
+
+    def save(self, directory: Path, state: dict[str, object]) -> None:
+        """A checkpoint."""
+        self.now_s += self.save_s
+        self.saved.append(state["global_step"])
+        self.write(directory, state)
+
+
+@pytest.mark.parametrize(
+    ("watch", "saved"), [(Watch(), [2, 2, 4, 4, 4]), (Forgetful(), [2, 4])], ids=["state", "no state"]
+)
+def test_a_validation_is_saved_where_it_may_have_changed_something(
+    watch: Watch, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(save_s=0, patch=monkeypatch)
+    fit(tmp_path, 4, watch=watch)
+    assert (clock.saved, watch.counted) == (saved, 2)
+
+
+@pytest.mark.parametrize(
+    ("save_s", "every", "saved"),
+    [
+        (0.05, None, [2, 4, 6, 8]),
+        (0.15, None, [2, 6, 8]),
+        (0.4, None, [2, 8]),
+        (0.4, 2, [2, 4, 6, 8]),
+        (0.4, 3, [3, 6, 8]),
+    ],
+)
+def test_saving_takes_a_twentieth_of_the_time_unless_a_number_is_given(
+    save_s: float, every: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of 2 iterations in place of 10; the last one is saved, too, where its multiple comes too early."""
+    monkeypatch.setattr(last_checkpoint, "USUAL_STEPS", 2)
+    clock, own = Clock(save_s=save_s, patch=monkeypatch), LastCheckpoint(tmp_path, every_n_steps=every)
+    run = trainer(Local(), tmp_path, steps=8, enable_checkpointing=True, callbacks=[clock, own])
+    run.fit(grpo(), datamodule=TaskData(batch_size=1, num_rows=8, num_val_rows=0))
+    assert clock.saved == saved
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_second_run_with_the_same_callback_is_saved_at_its_end(every: int | None, tmp_path: Path) -> None:
+    own = LastCheckpoint(tmp_path / "checkpoints", every_n_steps=every)
+    for _ in range(2):
+        run = trainer(Local(), tmp_path, steps=2, enable_checkpointing=True, callbacks=[own])
+        run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=2))
+    assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 2}
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
