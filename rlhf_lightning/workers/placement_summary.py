@@ -14,6 +14,7 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.engines import is_fresh
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.parallel.ranks import ranks_text
+from rlhf_lightning.spec import EMBEDDED
 from rlhf_lightning.workers.generator import Generator
 from rlhf_lightning.workers.role import Role, Settings
 
@@ -27,9 +28,10 @@ def log_placements(placements: Mapping[str, Placement], nodes: Sequence[str] = (
 
 
 def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: Sequence[str] = ()) -> str:
-    """The devices and the engines, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
+    """The devices, engines and types, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
 
-    Last lines name models with tensor groups on several nodes, and those whose directories hold no weights.
+    Last lines name models with tensor groups on several nodes, those whose directories hold no weights, and
+    those that compute on GPUs in float32, unasked.
 
     Args:
         placements: of all roles; those without a model have no sizes.
@@ -44,7 +46,10 @@ def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: 
     count = len({device for devices in pools for device in devices})
     settings = cast(Settings, next(iter(placements.values())).settings)
     kind = f"{'GPU' if gpu else 'CPU'}{'s' * (count != 1)}"
-    lines = [f"{count} {kind}, engine {settings.engine}, generator {settings.generator}"]
+    models = {name: role for name, p in placements.items() if (role := cast(Role, p.role)).path}
+    types = " and ".join(sorted({role.computes_in for role in models.values()}))
+    engines = f"engine {settings.engine}, generator {settings.generator}"
+    lines = [f"{count} {kind}, {engines}{types and f', {types}'}"]
     names = nodes if len(set(nodes)) > 1 else ()
     lines += [
         f"  {ranks_text(devices)}{_where(devices, names)}: {', '.join(said)}"
@@ -54,7 +59,16 @@ def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: 
         lines.append(f"  tensor groups on several nodes, over their network: {', '.join(spread)}")
     if fresh := [name for name, placement in placements.items() if _begins_fresh(placement.role)]:
         lines.append(f"  fresh weights, as their directories hold a config.json alone: {', '.join(fresh)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_slow(models) if gpu else [])])
+
+
+def _slow(models: Mapping[str, Role]) -> list[str]:
+    """A line of the models whose type nobody chose, and what to type for it: others follow the actor."""
+    slow = {name: role for name, role in models.items() if not role.dtype and role.path != EMBEDDED}
+    actor = slow["actor"].path if "actor" in slow else None
+    options = [f"--algo.{n}.dtype bfloat16" for n, r in slow.items() if n == "actor" or r.path != actor]
+    said = f"  float32 on GPUs, many times slower than bfloat16: {', '.join(slow)} ({', '.join(options)})"
+    return [said] if slow else []
 
 
 def _spreads(placement: Placement, nodes: Sequence[str]) -> bool:

@@ -340,7 +340,7 @@ def test_a_validation_leaves_a_trace_too(rlhf: Rlhf, caplog: pytest.LogCaptureFi
     caplog.set_level("INFO", "lightning.pytorch")
     code, _, err = rlhf.run("validate", "--algo", "ppo", *SHORT, *short, *words)
     assert code == 0, err
-    assert "engine fsdp, generator native\n  0: actor d1" in caplog.text
+    assert "engine fsdp, generator native, float32\n  0: actor d1" in caplog.text
     assert "GPU available" not in caplog.text, "of the controller, which needs none"
     assert "seamless cloud" not in caplog.text, "what it advertises"
     calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]

@@ -87,6 +87,11 @@ def test_options_of_the_tables_are_answered_with_options(typed: str) -> None:
 def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     ppo, grpo = PPO(), GRPO()
     said = " ".join(DIFFERENT.split())
+    assert f"compute in {grpo.actor.computes_in} (" in said
+    assert not grpo.actor.gradient_checkpointing
+    assert "**Recomputation** of activations is off" in said
+    assert f"up to {grpo.actor.sampling.max_new_tokens} tokens" in said
+    assert f"an iteration {PromptData(path='x').batch_size} prompts" in said
     assert f"`{grpo.policy_loss.aggregation}`" in said
     assert f"GRPO has a KL of {grpo.policy_loss.kl_coef} in its loss" in said
     assert f"PPO** has a KL of {ppo.kl.coef} in its reward" in said
