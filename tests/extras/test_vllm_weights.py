@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,6 +303,34 @@ def test_the_world_is_not_vllms_to_end(awake: tuple[Watched, VLLMEngine], spec: 
     assert dist.group.WORLD is world is not None
     assert core.cleanup_dist_env_and_memory is clean
     awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["room", "no-room"])
+def test_what_sleeps_wakes_up_before_it_ends(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, room: bool
+) -> None:
+    """On a GPU vLLM cannot free what is not mapped. A CPU's worker is asked the same, and does nothing."""
+    engine, asked = vllm_of(FSDPEngine(spec), spec, SMALL), list[str]()
+    worker = engine._engine.model_executor.driver_worker.worker
+
+    def noting(name: str, do: Callable[..., object]) -> Callable[..., object]:
+        def noted(**given: object) -> object:
+            asked.append(name)
+            if name == "wake_up" and not room:
+                raise RuntimeError("CUDA Error: out of memory")
+            return do(**given)
+
+        return noted
+
+    for name in ("sleep", "wake_up", "shutdown"):
+        monkeypatch.setattr(worker, name, noting(name, getattr(worker, name)))
+    engine._sleeps = True
+    engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
+    engine.close()
+    assert asked == ["sleep", "wake_up", "shutdown"]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    ours = [line for line in warned if "(CUDA Error: out of memory). Another in this process may not" in line]
+    assert len(ours) == (not room)
 
 
 def test_logits_are_divided_in_float32() -> None:

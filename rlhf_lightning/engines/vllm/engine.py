@@ -375,5 +375,20 @@ class _Logits:
 
 def _close(engine: LLMEngine, groups: Groups) -> None:
     with process_restored(), keeping_world():
+        _awaken(engine)
         engine.engine_core.engine_core.shutdown()
     groups.close()
+
+
+def _awaken(engine: LLMEngine) -> None:
+    """Let what sleeps be freed: vLLM's allocator fails on memory that it has given back, and ever after."""
+    if not engine.is_sleeping():
+        return
+    try:
+        engine.wake_up()
+    except RuntimeError as err:
+        logger.warning(
+            "vLLM ends asleep, as there is no room for it to wake up (%s). Another in this process may not "
+            "start, whatever is free by then: start a new process.",
+            err,
+        )
