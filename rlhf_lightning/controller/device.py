@@ -24,10 +24,6 @@ from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.controller.transfer import MetricTransfer
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
 
-_LESS = (
-    "a lower max_tokens_per_micro_batch (of --strategy.settings.train, .megatron or .zero), fewer "
-    "--strategy.settings.generate.slots, more devices"
-)
 _UNREACHED = (
     " Where the nodes do not reach one another by these addresses, name the interface by which they do in "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where `ray start` runs (docs/cluster.md)."
@@ -150,7 +146,7 @@ class Device:
             link = self.world.link(placement.link)
             placement.role.build(Worker(**vars(seat), settings=placement.settings, link=link, role=name))
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
-            raise self._failure(name, seat.rank, "build", err) from None
+            raise self._failure(name, seat.rank, "build", err, role=placement.role) from None
         self.roles[name] = placement.role
         if self.offload:
             placement.role.offload()
@@ -168,7 +164,8 @@ class Device:
         try:
             value, columns = self._run(call, blocks)
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
-            raise self._failure(call.role, call.rank, call.method, err) from None
+            role = self.roles.get(call.role)
+            raise self._failure(call.role, call.rank, call.method, err, role=role) from None
         seconds = time.perf_counter() - clock
         self.made[f"{call.role}.{call.method}"] = sum(column.size_bytes for column in columns)
         peak = memory_bytes() if self.gauge is None else self.gauge.highest_bytes()
@@ -177,13 +174,15 @@ class Device:
         )
         return (report, *columns)
 
-    def _failure(self, role: str, rank: int, method: str, err: Exception) -> WorkerError:
+    def _failure(
+        self, name: str, rank: int, method: str, err: Exception, *, role: Remote | None
+    ) -> WorkerError:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
-        if _is_out_of_memory(err):
-            room = "" if self.offload else ", or --strategy colocated --strategy.offload true"
-            said = f"{said.rstrip()} Try less at once: {_LESS}{room}."
-        return WorkerError(f"{role}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
+        if role is not None and _is_out_of_memory(err):
+            room = [] if self.offload else ["--strategy colocated --strategy.offload true"]
+            said = f"{said.rstrip()} Try {', or '.join([*role.takes_less(method), *room])}."
+        return WorkerError(f"{name}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
 
     def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:
         role = self.roles[call.role]

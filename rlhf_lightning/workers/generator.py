@@ -10,7 +10,7 @@ actor.generate_sequences(batch)              the algorithm does not know that th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Self, cast
@@ -101,6 +101,11 @@ class Generator(Role):
         engine = train_engine(self, head=self.head, seat=alone, config=train)
         for binding in bindings:
             binding.engine = engine
+
+    def takes_less(self, method: str) -> Sequence[str]:
+        """See `Role.takes_less`: its options are the actor's."""
+        own = ("--algo.generator.", "--algo.actor.")
+        return [words.replace(*own) for words in super().takes_less(method)]
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """See `Actor.check_generation`; the copy is neither divided nor trained, and its path the actor's."""

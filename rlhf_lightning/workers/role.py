@@ -7,7 +7,7 @@ Device.roles["actor"]        on each device the worker: `build` has made this ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ from rlhf_lightning.engines import (
     PARTS,
     VLLM,
     Deterministic,
-    GenerationEngine,
     Head,
     Megatron,
     Native,
@@ -42,6 +41,7 @@ from rlhf_lightning.engines import (
 from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.workers.binding import Binding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,20 +122,6 @@ class Settings:
 _TRAINING = {"fsdp": "train", "megatron": "megatron", "zero": "zero"}
 _GENERATING = {"native": "generate", "vllm": "vllm"}
 """For each engine by its name, the field of `Settings` that holds its options."""
-
-
-@dataclass
-class Binding:
-    """What a role is attached to: a handle has a caller, a worker all else, a description nothing."""
-
-    caller: Caller | None = None
-    """What a handle sends its calls to."""
-    worker: Worker | None = None
-    """This rank's place in the job."""
-    engine: TrainEngine | None = None
-    """This rank's part of the model; None where the role has no model."""
-    generator: GenerationEngine | None = None
-    """What generates on this rank, once it was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,6 +343,23 @@ class Role(ModelSpec, Remote):
         """See `Remote.lies_in`."""
         engine, its = self.binding.engine, other.binding.engine if isinstance(other, Role) else None
         return engine is not None and engine.memory_owner is its
+
+    def takes_less(self, method: str) -> Sequence[str]:
+        """See `Remote.takes_less`: what helps a model, but for what its options have already."""
+        if not self.path or self.binding.worker is None:
+            return super().takes_less(method)
+        settings, option, found = self.settings, f"--algo.{self.worker.role}", list[str]()
+        config, builds, answers = settings.training, method == "build", "sequences" in method
+        if answers:
+            found.append((settings.vllm if settings.generator == "vllm" else settings.generate).fewer)
+        elif self.trains and not self.gradient_checkpointing and not builds:
+            found.append(f"{option}.gradient_checkpointing true")
+        if self.computes_in == "float32" and not (builds and self.weights_change):  # masters stay float32
+            found.append(f"{option}.dtype bfloat16")
+        if not answers and not builds:
+            most = config.micro_batch_tokens(on_cpu=False)
+            found.append(f"--{config.option}.max_tokens_per_micro_batch below {most}")
+        return [*found, *config.savings(self.worker.layout)]
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be divided, reading its config.json only.

@@ -110,6 +110,10 @@ class FSDP(TrainConfig):
         """See `TrainConfig.allows`; the sizes that `tensor` asks for are left to `check`."""
         return super().allows(layout, layers) and self._divides(layout.d) and self._keeps(layout.d)
 
+    def savings(self, layout: ParallelLayout) -> tuple[str, ...]:
+        """See `TrainConfig.savings`."""
+        return (f"--{self.option}.shard 0 on several devices",) if self.shard else super().savings(layout)
+
     def _divides(self, ranks: int) -> bool:
         """Whether `shard` divides the ranks; one rank holds all, whatever it says."""
         return not self.shard or ranks == 1 or ranks % self.shard == 0

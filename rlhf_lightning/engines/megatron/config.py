@@ -50,6 +50,12 @@ class Megatron(TrainConfig):
         """See `TrainConfig.allows`: one stage is not interleaved, and no run of layers is empty."""
         return self.chunks == 1 or (layout.p > 1 and layout.p * self.chunks <= layers)
 
+    def savings(self, layout: ParallelLayout) -> tuple[str, ...]:
+        """See `TrainConfig.savings`: replicas divide nothing but the optimizer, if asked to."""
+        divided = self.distributed_optimizer or layout.d == 1
+        optimizer = () if divided else (f"--{self.option}.distributed_optimizer true",)
+        return (*optimizer, f"--strategy hybrid3d with --strategy.parallel.t above {layout.t}")
+
     @property
     def sharding(self) -> Sharding:
         """See `TrainConfig.sharding`."""

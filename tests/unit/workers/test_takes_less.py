@@ -1,0 +1,129 @@
+"""What an error of a GPU without memory advises: the options of the role that lacks it, but those it has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_lightning.controller import Worker, WorkerError
+from rlhf_lightning.controller.device import Device, Placement
+from rlhf_lightning.engines import FSDP, Megatron, TrainConfig, ZeRO
+from rlhf_lightning.parallel import ParallelLayout, World
+from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
+
+TOKENS = "--strategy.settings.train.max_tokens_per_micro_batch below 16384"
+
+
+def advice(role: Role, method: str, *, settings: Settings, layout: ParallelLayout, name: str) -> list[str]:
+    """Of a role whose part was to be built on a device."""
+    role.binding.worker = Worker(0, layout, torch.device("cpu"), None, None, settings=settings, role=name)
+    return [*role.takes_less(method)]
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "method", "said"),
+    [
+        (
+            "actor",
+            Actor(),
+            "update_actor",
+            ["--algo.actor.gradient_checkpointing true", "--algo.actor.dtype bfloat16", TOKENS],
+        ),
+        ("actor", Actor(dtype="bfloat16", gradient_checkpointing=True), "update_actor", [TOKENS]),
+        (
+            "cost_critic",
+            Critic(path="embedded", dtype="bfloat16"),
+            "update_critic",
+            ["--algo.cost_critic.gradient_checkpointing true", TOKENS],
+        ),
+        (
+            "reference",
+            Reference(path="embedded"),
+            "compute_ref_log_prob",
+            ["--algo.reference.dtype bfloat16", TOKENS],
+        ),
+        ("reference", Reference(path="embedded"), "build", ["--algo.reference.dtype bfloat16"]),
+        ("actor", Actor(), "build", []),
+        (
+            "actor",
+            Actor(),
+            "generate_sequences",
+            ["fewer --strategy.settings.generate.slots", "--algo.actor.dtype bfloat16"],
+        ),
+        (
+            "generator",
+            Generator(path="embedded"),
+            "next_sequences",
+            ["fewer --strategy.settings.generate.slots", "--algo.actor.dtype bfloat16"],
+        ),
+        ("reward", Reward(functions="length"), "compute_reward", ["a lower --data.batch_size"]),
+    ],
+)
+def test_options_of_the_role_that_are_not_set_yet(
+    name: str, role: Role, method: str, said: list[str]
+) -> None:
+    found = advice(role, method, settings=Settings(), layout=ParallelLayout(d=2), name=name)
+    assert found == [*said, "more devices"]
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "said"),
+    [
+        (FSDP(), ParallelLayout(d=4), ["more devices"]),
+        (FSDP(shard=2), ParallelLayout(d=4), ["--strategy.settings.train.shard 0 on several devices"]),
+        (
+            Megatron(),
+            ParallelLayout(d=4),
+            [
+                "--strategy.settings.megatron.distributed_optimizer true",
+                "--strategy hybrid3d with --strategy.parallel.t above 1",
+            ],
+        ),
+        (
+            Megatron(distributed_optimizer=True),
+            ParallelLayout(t=2, d=4),
+            ["--strategy hybrid3d with --strategy.parallel.t above 2"],
+        ),
+        (
+            ZeRO(),
+            ParallelLayout(d=4),
+            [
+                "--strategy.settings.zero.offload_optimizer true",
+                "--strategy.settings.zero.stage 3",
+                "more devices",
+            ],
+        ),
+        (ZeRO(stage=3, offload_optimizer=True), ParallelLayout(d=4), ["more devices"]),
+    ],
+)
+def test_what_divides_a_model_is_the_engines(
+    config: TrainConfig, layout: ParallelLayout, said: list[str]
+) -> None:
+    assert [*config.savings(layout)] == said
+
+
+def test_tokens_below_those_that_were_given() -> None:
+    settings = Settings(engine="megatron", megatron=Megatron(max_tokens_per_micro_batch=4096))
+    found = advice(Actor(), "update_actor", settings=settings, layout=ParallelLayout(), name="actor")
+    assert "--strategy.settings.megatron.max_tokens_per_micro_batch below 4096" in found
+
+
+class Large(Reference):
+    """A reference that does not fit."""
+
+    def build(self, worker: Worker) -> None:
+        """Take a place, and find no memory."""
+        self.binding.worker = worker
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_a_model_that_cannot_be_built_is_told_what_makes_it_smaller() -> None:
+    device, layout = Device(0), ParallelLayout()
+    device.world = World(0, torch.device("cpu"), {(0,): None})
+    with pytest.raises(WorkerError) as failed:
+        device.host("reference", Placement(Large(path="embedded"), layout, (0,), Settings()))
+    first, *_ = str(failed.value).splitlines()
+    assert first.endswith(
+        "].build: CUDA out of memory. Tried to allocate 2.00 GiB. Try --algo.reference.dtype bfloat16, "
+        "or more devices, or --strategy colocated --strategy.offload true."
+    )
