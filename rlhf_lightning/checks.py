@@ -25,6 +25,7 @@ from rlhf_lightning.engines import (
 )
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.functional import Loss, PolicyLoss
+from rlhf_lightning.optimizer import warn_of_slow_adapters
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 def check_fields(algorithm: RLHFAlgorithm) -> None:
     """Refuse values of wrong types, roles that no strategy would place, optimizers without use, empty loops.
 
+    Warns of adapters that would learn at the rate of whole models.
+
     Raises:
         ValueError: a field is of the wrong type, too small or unread, or a role is no field.
     """
@@ -52,6 +55,10 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     _check_actors(type(algorithm).__name__, roles)
     _check_stray_roles(algorithm)
     _check_optimizers(roles)
+    if algorithm.trainer.state.fn == "fit":
+        made = dataclasses.fields(cast("DataclassInstance", algorithm))
+        makers = {field.name: field.default_factory for field in made if field.name in roles}
+        warn_of_slow_adapters(roles, {name: make() for name, make in makers.items() if callable(make)})
     for name, least, why in (
         ("epochs", 1, "nothing would be learned"),
         ("mini_batch_size", 0, "nothing would be learned"),

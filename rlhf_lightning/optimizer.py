@@ -1,7 +1,8 @@
-"""A stand-in that Lightning sees in place of the optimizers, which live with the models."""
+"""A stand-in that Lightning sees in place of the models' own optimizers; a warning of their rates."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -10,6 +11,30 @@ from torch.optim import Optimizer
 
 from rlhf_lightning.engines.optimizer import learning_rate
 from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.workers import Role
+
+logger = logging.getLogger(__name__)
+
+SLOW_LR = 2e-5
+"""Below it fresh adapters hardly learn."""
+
+
+def warn_of_slow_adapters(roles: Mapping[str, Role], usual: Mapping[str, object]) -> None:
+    """Warn of fresh adapters whose rate nobody chose: Adam moves B from 0 by about the rate in each step.
+
+    Args:
+        roles: of the algorithm.
+        usual: its fields by default.
+    """
+    for name, role in roles.items():
+        default = usual.get(name)
+        rates = {OptimizerSpec().lr, default.optimizer.lr if isinstance(default, Role) else 0.0}
+        is_fresh = role.trains and role.lora is not None and not role.lora.path
+        if is_fresh and role.optimizer.lr in rates and role.optimizer.lr < SLOW_LR:
+            logger.warning(
+                "%s.lora with optimizer.lr=%g: adapters begin at 0, and hardly move at the rate of whole "
+                "models. Try --algo.%s.optimizer.lr 1e-4.", name, role.optimizer.lr, name
+            )  # fmt: skip
 
 
 class RemoteOptimizer(Optimizer):
