@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from fractions import Fraction
 from itertools import pairwise
 from math import inf, prod
 
@@ -11,6 +12,8 @@ MAX_CHARACTERS = 200
 MAX_EXPONENT = 10_000
 MAX_POWER = 1_000_000
 """Most that exponents come to, multiplied with each other: 9 to that power takes less than a second."""
+MAX_BITS = 100_000
+"""Most that a number which a formula of Python comes to may have, by a bound of it."""
 MAX_MOVES = 1_000
 """Most that the numbers of an answer in moves come to: so many turns of a cube take a tenth of a second."""
 
@@ -31,16 +34,26 @@ _SILENT = re.compile(r"\\(?:left|right|[,;:!])|(?<=\d)_(?=\d)")
 _GROWTH = re.compile(r"\^|\*\*|!(?!=)|(?:pow|gamma|(?:sub)?factorial2?)(?=\s*\()")
 _SIGNED = re.compile(r"[\s+~-]*(\\?[A-Za-z]+|[\d.]+)?\s*")
 _BRACKETS = re.compile(r"[(){}\[\]]")
+_EXPONENTIAL = re.compile(r"(?:exp|sinh|cosh)(?![A-Za-z])")
+_RAISED = re.compile(r"\^|\*\*")
+_OF_NUMBER = re.compile(r"(?:\d|pi|(?<![A-Za-z])e)\s*\}?\s*(?:\^|\*\*)|!")
+_DECIMALS = re.compile(r"\.\d+")
 _BEFORE_POWER = re.compile(r"[)}\]]\s*(?=\^|\*\*)")
 _VALUE = (ast.Expression, ast.Constant, ast.Name, ast.expr_context, ast.UnaryOp, ast.unaryop)
 _LITERAL = (*_VALUE, ast.List, ast.Tuple, ast.Set, ast.Dict)
 _FORMULA = (*_VALUE, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitXor, ast.Call)
 _ELEMENTARY = re.compile("exp|log|ln|sqrt|Abs|a?(?:sin|cos|tan)h?|sec|csc|cot")
+_SIGNS = re.compile(r"[\w\s.,+*/^()!-]*", re.ASCII)
+_WORD = re.compile(r"[\w.]+", re.ASCII)
+_KNOWN = re.compile(rf"\d+\.?\d*|\.\d+|[A-Za-z]\d?|pi|{_ELEMENTARY.pattern}", re.ASCII)
+_DECIMAL = re.compile(r"\d*\.\d*")
 
 
 def too_costly(text: str) -> bool:
     """Return whether comparing a formula symbolically could take for ever."""
     if len(text) > MAX_CHARACTERS or has_large_power(text) or has_large_scale(text):
+        return True
+    if _has_large_exponential(_SILENT.sub("", text)):
         return True
     return prod(max(1, int(power)) for power in _EXPONENT.findall(text)) > MAX_EXPONENT
 
@@ -77,19 +90,66 @@ def is_program(text: str) -> bool:
     return any(not isinstance(node, _LITERAL) for node in _nodes(text))
 
 
+def is_costly_arithmetic(text: str) -> bool:
+    """Return whether a text is no arithmetic with numbers alone, or whether sympy could take for ever."""
+    return any(map(str.isalpha, text)) or is_costly_formula(text)
+
+
 def is_costly_formula(text: str) -> bool:
-    """Return whether sympy could take for ever over a text, or do more than a formula says."""
-    if has_large_power(text) or has_large_scale(text):
+    """Return whether a text is no formula of variables and elementary functions, or could take for ever.
+
+    Sympy runs what it reads as a program of Python. So nothing passes but numbers, the signs of arithmetic
+    and names that are known, and that only as Python itself reads it.
+    """
+    if not _SIGNS.fullmatch(text) or not all(map(_KNOWN.fullmatch, _WORD.findall(text))):
         return True
-    # It reads 9!, which Python does not.
-    return any(not _in_formula(node) for node in _nodes(re.sub("!(?!=)", "", text)))
+    if has_large_power(text):
+        return True
+    try:
+        fractions = _DECIMAL.sub(lambda number: f"({Fraction(f'0{number[0]}0')})", text)
+        # Python reads no 9!; two digits are the most that has_large_power lets through.
+        nodes = _nodes(fractions.replace("!", "**99"))
+        return not nodes or not all(map(_in_formula, nodes)) or _bits(nodes[0]) > MAX_BITS
+    except (OverflowError, RecursionError, ValueError):  # the last of a number with thousands of digits
+        return True
 
 
 def _in_formula(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and bool(_ELEMENTARY.fullmatch(node.func.id))
-    text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
-    return isinstance(node, _FORMULA) and not text
+    return isinstance(node, _FORMULA)
+
+
+def _bits(node: ast.AST) -> float:
+    """No number that a formula comes to has more bits before or behind its point, whatever cancels out."""
+    match node:
+        case ast.Constant(value=int() as number):
+            return max(1, number.bit_length())
+        case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
+            return _bits(base) * _size(exponent)
+        case ast.Call(func=ast.Name(id="exp" | "sinh" | "cosh"), args=arguments):
+            return 2 * sum(map(_size, arguments))
+        case _:
+            return max(1, sum(map(_bits, ast.iter_child_nodes(node))))
+
+
+def _size(exponent: ast.AST) -> float:
+    """What neither an exponent nor its inverse exceeds, whatever cancels out; infinite for functions.
+
+    Raises:
+        OverflowError: it is larger than floats reach.
+    """
+    match exponent:
+        case ast.Constant(value=int() as number):
+            return max(1.0, float(number))
+        case ast.Name(id=name):
+            return 4.0 if name in {"E", "pi"} else 1.0
+        case ast.BinOp(left=base, op=ast.Pow(), right=power):
+            return float(_size(base) ** _size(power))
+        case ast.Call():
+            return inf
+        case _:
+            return prod(map(_size, ast.iter_child_nodes(exponent)))
 
 
 def _nodes(text: str) -> list[ast.AST]:
@@ -100,6 +160,25 @@ def _nodes(text: str) -> list[ast.AST]:
         return []
     except (MemoryError, RecursionError):
         return [ast.Pass()]
+
+
+def _has_large_exponential(text: str) -> bool:
+    """Whether exp, sinh or cosh has a large number in its operand, or stands in an exponent: exp(exp(99))."""
+    closing = _closing(text)
+    exponents = [text[sign.end() : _end(text, sign.end(), closing)] for sign in _RAISED.finditer(text)]
+    if any(map(_EXPONENTIAL.search, exponents)):
+        return True
+    return any(_is_large(_operand(text, name.end(), closing)) for name in _EXPONENTIAL.finditer(text))
+
+
+def _is_large(operand: str) -> bool:
+    # Without an operand of its own it has the next one for it, as in \exp\exp 99.
+    if not re.search(r"\w", operand) or _EXPONENTIAL.search(operand) or _OF_NUMBER.search(operand):
+        return True
+    size = prod(max(1, int(number)) for number in _NUMBER.findall(operand))
+    size *= 10 ** sum(map(len, _DECIMALS.findall(operand)))
+    powers = prod(max(1, int(power)) for power in _OF_BRACKET.findall(operand))
+    return size > MAX_EXPONENT or bool(size**powers > MAX_EXPONENT)
 
 
 def _power(text: str) -> float:
@@ -136,6 +215,15 @@ def _end(text: str, start: int, closing: dict[int, int]) -> int:
     while end in closing and text[end] in behind:
         end = closing[end] + 1
     return end
+
+
+def _operand(text: str, start: int, closing: dict[int, int]) -> str:
+    """What follows an exponential: a bracket, or else all up to the next one, which is its factor."""
+    start += len(text[start:]) - len(text[start:].lstrip())
+    if start in closing:
+        return text[start : closing[start]]
+    following = _EXPONENTIAL.search(text, start)
+    return text[start : following and following.start()]
 
 
 def _closing(text: str) -> dict[int, int]:

@@ -13,6 +13,7 @@ from rlhf_lightning.extras import import_extra
 from rlhf_lightning.rewards.costly import (
     has_large_scale,
     has_many_moves,
+    is_costly_arithmetic,
     is_costly_formula,
     is_program,
     names_nan,
@@ -28,11 +29,11 @@ UNASKED: dict[str, Callable[[str], bool]] = {
     "binary_matrix": is_program,
     "coin_flip": has_large_scale,
     "complex_arithmetic": names_nan,
-    "countdown": is_costly_formula,
+    "countdown": is_costly_arithmetic,
     "intermediate_integration": is_costly_formula,
     "n_queens": is_program,
     "polynomial_multiplication": is_costly_formula,
-    "puzzle24": is_costly_formula,
+    "puzzle24": is_costly_arithmetic,
     "rubiks_cube": has_many_moves,
     "rush_hour": has_many_moves,
     "simple_integration": is_costly_formula,
@@ -51,8 +52,8 @@ def reasoning_gym(prompts: list[str], responses: list[str], rows: list[dict[str,
     """Give the score of the verifier that comes with the row's task in the reasoning-gym library.
 
     The task has the options of the row's `task_options`, else its defaults. The score is 0 where the verifier
-    fails over an answer or takes too long, and where it would evaluate one that could take for ever, or is a
-    program.
+    fails over an answer or takes too long, and where it would evaluate one that could take for ever, or that
+    may be a program.
 
     Raises:
         ValueError: a row is not of that library, or the library is not installed.

@@ -10,6 +10,7 @@ from rlhf_lightning.rewards.costly import (
     has_large_power,
     has_large_scale,
     has_many_moves,
+    is_costly_arithmetic,
     is_costly_formula,
     is_program,
     too_costly,
@@ -120,6 +121,46 @@ def test_of_a_formula_that_is_compared_all_exponents_count() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        r"\exp(9876543210)",
+        r"\exp{\left(9876543210\right)}",
+        r"\exp 98765",
+        r"\sinh^2(98765)",
+        r"\operatorname{cosh}(98765)",
+        r"\exp(\exp(23))",
+        r"\exp -\exp\exp 23",
+        r"e^{\exp(30)}",
+        r"9^\sinh(99)",
+        r"\exp(9^9)",
+        r"\exp(e^{30})",
+        r"\exp(\pi^{30})",
+        r"\exp((9+x)^9)",
+        r"\exp(99*99*99)",
+        r"\exp(20!)",
+        r"\exp(\frac{1}{1-0.99999})",
+    ],
+)
+def test_an_exponential_of_a_large_number_is_costly(text: str) -> None:
+    assert too_costly(text)
+    assert too_costly(f"2x + {text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\exp(-\frac{(x-1)^2}{18})",
+        r"2\exp(-0.05x) + 99999",
+        r"\sinh^2 x + \cosh(2x)",
+        r"e^{x}\exp(x^2)",
+        r"\exp\left(-\lambda t\right)",
+    ],
+)
+def test_an_exponential_of_a_variable_is_not(text: str) -> None:
+    assert not too_costly(text)
+
+
+@pytest.mark.parametrize(
     "text", ["(", "9**(", "9**", "^{", "9**9*", "(9)**9", "9**9 ", "9" * 3 + " ", ")!", "binom", "binom{ "]
 )
 def test_a_long_answer_is_read_once(text: str) -> None:
@@ -178,16 +219,56 @@ def test_what_is_more_than_a_formula_may_be_costly(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        *("x!and f()", "x!if f() else 1", "x!or(f)()", "sin!(x)", "(exp)(x)(3)", "N(x)", "S(1)", "3(4)"),
+        *("print", "x.is_real", "x .real", "5 .real", "1..real", "\uff45val(1)", "\u212f", "x\u00b2"),
+        *("x;y", "x#", "5\\\n6", "x\n+1", "x\0", "`x`", "x=1", "x:=1", "exp(*x)", "exp(**x)", "lambda:1"),
+        *("[x]", "x[1]", ".[1]", "x, 1", "()", "", "x<2", "x%2", "x//2", "x@y", "~x", "not x", "x and y"),
+        *("x__y", "_", "3 4", "the answer is 42!", "2x", "1_0", "0x10", "1e3", "1j", "07"),
+    ],
+)
+def test_what_is_no_formula_is_not_evaluated(text: str) -> None:
+    """Sympy gives Python's `eval` all that it does not know, and `x!and f()` is no mistake to it."""
+    assert is_costly_formula(text)
+    assert is_costly_arithmetic(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("9**0xffffffffff", "9**(1/(1-.9999999999))", "2**3**4", "2**sin(3)", "9**1e12"),
+        *("exp(9**10)", "exp(99999999)", "exp(exp(exp(23)))", "exp(sinh(30))", "E**exp(30)", "cosh(9**9)"),
+        *("sin(exp(9**10))", "Abs(sin(exp(9**10))-1)*x", "sin(exp(1/(1-0.99999999999)))", "exp(999999*2)"),
+        *("exp(x-x+9999999)", "exp((9+x-x)**9)", "((exp(9999)**20)**20)**20", "exp(9**x)**2*exp(E**20)"),
+        *("9" * 5000 + ".5", "(" * 5000 + "x" + ")" * 5000, "+".join("x" * 5000)),
+    ],
+)
+def test_a_formula_that_comes_to_a_large_number_is_costly(text: str) -> None:
+    assert is_costly_formula(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "(3 - -4)*2/5",
         "5!/4",
         "x**2 + 2^3",
         "exp(-x/2)*sin(2*x) + log(Abs(x)) + C",
-        "the answer is 42!",
-        "3 4",
+        "X**3*exp(5*X)/5 + E**x - exp(-0.05*x**2)",
+        "2*sqrt(3)*atan(2*sqrt(3)*(x - 1/2)/3)/3 + log(x, 10)",
+        "x**1.5/.5 + 2.*pi - (9**9999)/x1",
+        "3 - (\n4)",
+        " + ".join(f"{10**16 + power}*x**{power}*y**{power}" for power in range(99)),
     ],
 )
-def test_formulas_and_words_cost_little(text: str) -> None:
+def test_formulas_cost_little(text: str) -> None:
     assert not is_costly_formula(text)
+
+
+def test_arithmetic_has_no_names() -> None:
+    assert not is_costly_arithmetic("(3 - -4)*2/5 + .5**2 - 4!")
+    assert is_costly_arithmetic("(3 - -4)*2/x")
+    assert is_costly_arithmetic("sqrt(4)")
+    assert is_costly_arithmetic("9**9**9")
 
 
 def test_a_formula_too_deep_to_be_read_is_costly() -> None:

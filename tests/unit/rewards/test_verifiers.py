@@ -36,9 +36,11 @@ def test_rows_of_others_are_refused() -> None:
 
 POWERS = ["9**9**9**9", "9**" + "9" * 5000, "9**(9)**(9)**(9)", "((((9**20)**20)**20)**20)**20"]
 POWERS += ["9**((9**99))", "factorial(9**9)"]
+POWERS += ["exp(9**10)", "exp(exp(exp(23)))", "sin(exp(9**10))", "Abs(sin(exp(9**10))-1)*x", "9**0xfffffffff"]
 REPEATED = ["'a'*99999999999", "'a'*99999999999!", "[0]*10**10", "1<<10**11", "[9]*(sum(range(10**10)))"]
 FORMULAS = [*POWERS, *REPEATED, "1e999999999", "1.5e-999999999", "binomial(9**9, 9**8)", "prime(10**12)"]
 FORMULAS += ["Integral(1, (x, 0, 1))", "(lambda: 1)()", "max(range(10**11)) != 3"]
+FORMULAS += ["x!and max(range(10**11))", "x!and print('it runs')"]
 
 
 ENDLESS = {
