@@ -89,7 +89,7 @@ def option_error(
     said, classes = _shortened(message), _CLASS.findall(message)
     if unknown := _UNKNOWN.search(message):
         option = unknown[1].replace("-", "_")
-        decided = elsewhere.get(option) or elsewhere.get(f"trainer.{option}")
+        decided = _decided(option, elsewhere)
         return f"{said}. {decided}" if decided else f"{said}.{_suggestion(option, classes, owners)}"
     if wrong := _DOTTED.search(said) or _NO_GROUP.search(said):
         key = " ".join(re.findall(r"[\w.]+", said[: wrong.start()])[-1:])
@@ -166,15 +166,22 @@ def _word_suggestion(said: str, owners: Mapping[str, type], *, elsewhere: Mappin
     """What a word without dashes was meant to be; empty where the error is about none, or nobody knows."""
     if bare := _ASSIGNED.match(said):
         option = bare[2]
-        meant_by = f" {elsewhere[option]}" if option in elsewhere else _suggestion_of_command(option, owners)
-        is_one = option not in elsewhere and _is_option(option, owners)
-        return f" Options begin with two dashes.{f' Type --{bare[1]}.' if is_one else meant_by}"
+        if option not in elsewhere and _is_option(option, owners):
+            return f" Options begin with two dashes. Type --{bare[1]}."
+        decided = _decided(option, elsewhere)
+        meant_by = f" {decided}" if decided else _suggestion_of_command(option, owners)
+        return f" Options begin with two dashes.{meant_by}"
     if not (alone := _WORD.fullmatch(said)):
         return ""
     word = alone[1]
     if word.endswith((".yaml", ".yml")):
         return meant(f"-c {word}")
     return meant(*(f"--{kind} {word}" for kind in FOLDERS if word in choices(kind)))
+
+
+def _decided(option: str, elsewhere: Mapping[str, str]) -> str | None:
+    """What to type instead of an option that the command does not take, with or without `trainer.`."""
+    return elsewhere.get(option) or elsewhere.get(f"trainer.{option}")
 
 
 def _suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:

@@ -162,6 +162,8 @@ def test_a_part_lists_what_it_has() -> None:
         ("algo=ppo", "Type --algo=ppo."),
         ("trainer.logger.project=x", "Type --trainer.logger.project=x."),
         ("trainer.devices=4", "The strategy divides them."),
+        ("devices=4", "The strategy divides them."),
+        ("strategy=split", "Type --strategy=split."),
         ("data.foo=4", "No class has it; rlhf fit --data.help NAME lists the options of one."),
         ("trainer.val_before_train=False", "Type --trainer.callbacks+=ValidateFirst."),
         ("reward_model.overlong_buffer.enable=True", "Did you mean --algo.overlong.buffer?"),
@@ -169,6 +171,6 @@ def test_a_part_lists_what_it_has() -> None:
     ],
 )
 def test_a_word_with_a_value_is_answered_with_an_option_that_is_there(typed: str, said: str) -> None:
-    decided = {"trainer.devices": "The strategy divides them."}
+    decided = {"trainer.devices": "The strategy divides them.", "trainer.strategy": "Type --strategy."}
     found = option_error(f"unrecognized arguments: {typed}", {"trainer": Trainer}, elsewhere=decided)
     assert found == f"unrecognized arguments: {typed}. Options begin with two dashes. {said}"
