@@ -96,14 +96,18 @@ def adding(target: Path, *, last: str, replaces: Collection[str]) -> Iterator[Pa
     try:
         with _beside(target / last, of=target, left="nothing was written there") as fresh:
             yield fresh
-            files = sorted(fresh.iterdir(), key=lambda file: file.name == last)
+            written = sorted((file for file in fresh.rglob("*") if file.is_file()), key=(fresh / last).__eq__)
+            places = {file: target / file.relative_to(fresh) for file in written}
+            folders = {place.parent for place in places.values()}
             _flush(*fresh.rglob("*"))
+            for folder in folders:
+                folder.mkdir(exist_ok=True, parents=True)
             (target / last).unlink(missing_ok=True)
             for old in {file for pattern in replaces for file in target.glob(pattern) if file.is_file()}:
                 old.unlink()
-            for file in files:
-                file.replace(target / file.name)
-            _flush(target)
+            for file, place in places.items():
+                file.replace(place)
+            _flush(*folders, target)
     finally:
         if made and not any(target.iterdir()):
             target.rmdir()

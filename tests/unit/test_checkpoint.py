@@ -156,6 +156,18 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
     assert text(target) == {"README.md": "mine", "config.json": "second", "model.safetensors": "second"}
 
 
+def test_files_are_added_beside_others_in_a_folder_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "README.md").write_text("mine")
+    (tmp_path / "templates" / "old.jinja").write_text("old")
+    with files.adding(tmp_path, last="config.json", replaces=["templates/*.jinja"]) as fresh:
+        (fresh / "templates").mkdir()
+        for name in ("config.json", "templates/config.json", "templates/new.jinja"):
+            (fresh / name).write_text("new")
+    assert text(tmp_path / "templates") == {"README.md": "mine", "config.json": "new", "new.jinja": "new"}
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["config.json"]
+
+
 def test_a_model_that_is_added_in_part_has_no_configuration(tmp_path: Path) -> None:
     def add() -> None:
         with files.adding(tmp_path, last="config.json", replaces=["model*"]) as fresh:
