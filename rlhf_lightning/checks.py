@@ -150,7 +150,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         ValueError: a model is missing, damaged, of the wrong kind, or has too few positions.
     """
     data, main = row_data(algorithm.trainer), algorithm.main_model
-    predicts = algorithm.trainer.state.fn == "predict"
+    task = algorithm.trainer.state.fn
+    predicts = task == "predict"
     if predicts:
         _ = algorithm.main_actor
     new_tokens = main.sampling.max_new_tokens if isinstance(main, Actor) else 0
@@ -162,7 +163,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             check_packed(role)
             if role.head == "lm":
                 check_language(role)
-            else:
+            elif task == "fit" or role.needed_to_validate or name in algorithm.validates:  # it is built
                 check_head(role, needed=isinstance(role, Judge))
         if isinstance(role, Actor):
             _check_stops(name, role)

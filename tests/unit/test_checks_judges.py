@@ -13,10 +13,11 @@ from tensordict import TensorDict
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO, SafeRLHF
 from rlhf_lightning.controller import DP, Batch, Metrics, register
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from rlhf_lightning.workers.reward import CutOff
-from tests.unit.algos.short import refusal
+from tests.unit.algos.short import Started, refusal, trainer
 from tests.unit.algos.small import write_judge, write_model
 from tests.unit.rlhf import Rlhf
 
@@ -153,3 +154,14 @@ def test_a_critic_is_of_a_family_that_has_heads(tmp_path: Path) -> None:
     told = refusal(PPO(actor=short, reward=LENGTH), tmp_path)
     assert told.startswith(f"critic.path={path}: a model of type granite, for which transformers has no seq")
     assert refusal(PPO(actor=short, reward=LENGTH, critic=Critic(path="embedded")), tmp_path) == "started"
+
+
+def test_a_critic_that_is_not_built_is_of_any_family(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "granite"}))
+    run = trainer(Started(), tmp_path, limit_val_batches=None)
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=2)
+    for start in (run.validate, run.predict):
+        with pytest.raises(RuntimeError, match="started"):
+            start(PPO(actor=Actor(path=path), reward=LENGTH), datamodule=data)
