@@ -88,7 +88,7 @@ class Parser(LightningArgumentParser):
         self, args: Sequence[str] | None = None, *others: object, **options: object
     ) -> Namespace:
         """As jsonargparse does, with None as null, which it hands on to the parsers of parts as None."""
-        words = args and [re.sub(r"(^|=)None$", r"\1null", word) for word in args]
+        words = args and [re.sub(r"^(--[\w.+-]+=)?None$", r"\1null", word) for word in args]
         return super().parse_args(words, *others, **options)  # type: ignore[arg-type]
 
     def _check_value_key(

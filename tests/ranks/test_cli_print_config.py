@@ -74,3 +74,12 @@ def test_null_is_taken_at_every_depth(rlhf: Rlhf, null: str) -> None:
         for name in option.split(".")[1:]:
             part = part.get("init_args", part)[name]
         assert part is None, option
+
+
+def test_none_is_null_as_a_whole_value_alone(rlhf: Rlhf) -> None:
+    words = ("--data", "promptdata", "--data.path", "x.jsonl", "--data.prompt_template", "{prompt} x=None")
+    code, out, err = rlhf.run("fit", "--algo", "ppo", *words, "--algo.stop_kl=None", "--print_config")
+    assert code == 0, err
+    given = yaml.safe_load(out)
+    assert given["data"]["init_args"]["prompt_template"] == "{prompt} x=None"
+    assert given["algo"]["init_args"]["stop_kl"] is None
