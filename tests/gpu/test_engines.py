@@ -18,7 +18,7 @@ from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import cuda_graphs
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphCapture
-from rlhf_lightning.engines.native.decoder import Decoder, Output, WholeDecoder
+from rlhf_lightning.engines.native.decoder import Decoder, WholeDecoder
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 from rlhf_lightning.engines.packed.attention import use_interface
@@ -145,18 +145,10 @@ class Asking(WholeDecoder):
     """Asks the GPU for a number in every step."""
 
     def __call__(
-        self,
-        *,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        sequences: Cached,
-        keep: torch.Tensor | None,
-    ) -> Output:
+        self, ids: torch.Tensor, places: torch.Tensor, sequences: Cached, *, keep: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """See `Decoder.__call__`."""
-        position_ids = position_ids + 0 * int(input_ids[0, 0])
-        return super().__call__(
-            input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep
-        )
+        return super().__call__(ids, places + 0 * int(ids[0]), sequences, keep=keep)
 
 
 def test_what_asks_the_gpu_goes_on_without_being_replayed(gpu: torch.device) -> None:

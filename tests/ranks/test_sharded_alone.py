@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.native.cache import Cache
+from rlhf_lightning.engines.native.decoder import WholeDecoder
 from rlhf_lightning.engines.native.kv import Prefill
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.attention import Packed, use_interface
@@ -80,12 +81,7 @@ def test_no_weight_is_copied(kind: str) -> None:
     ]
     assert {w.data_ptr() for w in held if w is not None} == {w.data_ptr() for w in weights.values()}
     with _Made() as made:
-        decoder(
-            input_ids=torch.ones(1, 1, dtype=torch.int64),
-            position_ids=torch.zeros(1, 1, dtype=torch.int64),
-            sequences=one_sequence(1),
-            keep=None,
-        )
+        decoder(torch.tensor([1]), torch.tensor([0]), one_sequence(1))
     matrices = [w.nbytes for w in weights.values() if w.dim() == 2]
     assert len(made.bytes) > 20
     assert max(made.bytes) < min(matrices)
@@ -120,11 +116,12 @@ def test_a_generation_shard_is_its_training_shards_one_behind_the_other() -> Non
 def test_in_bfloat16_logits_are_those_of_the_whole_model() -> None:
     decoder, weights = alone("qwen2", dtype=torch.bfloat16)
     assert len(weights) == len(Case("qwen2", 1, 1, 1).conversion.parameters)
-    inputs: dict[str, Any] = {"input_ids": token_lists([7])[0][None], "position_ids": torch.arange(7)[None]}
-    logits = decoder(**inputs, sequences=one_sequence(7), keep=None).logits
+    ids, places = token_lists([7])[0], torch.arange(7)
+    logits = decoder(ids, places, one_sequence(7))
     assert logits is not None
     with torch.no_grad():
-        right = whole("qwen2")(**inputs, sequences=one_sequence(7), use_cache=False).logits
+        right = WholeDecoder(whole("qwen2"))(ids, places, one_sequence(7))
+    assert right is not None
     assert logits.dtype == torch.bfloat16
     assert float((logits - right).norm() / right.norm()) < 0.02
 

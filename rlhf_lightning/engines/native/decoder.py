@@ -7,8 +7,7 @@ ShardedDecoder   one rank's generation shard under Megatron's names, in place   
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -32,15 +31,52 @@ class Drawn(NamedTuple):
     """[n] float32, natural log, at the sampling temperature, before truncation."""
 
 
-class Output(NamedTuple):
-    """The result of a decoder's call."""
+class Decoder(Protocol):
+    """A causal language model, or one rank's part of it.
 
-    logits: Tensor | None
-    """[1, K, V], of the K kept tokens; None on a rank that does not draw."""
+    All ranks of a copy make the same calls with the same arguments.
+    """
 
+    record: Record | None
+    """Where matrix products are recorded for an update to reuse; None: they are not."""
 
-class _Copy(Protocol):
-    """Communication between the ranks that share one copy of a model; collective."""
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The whole model's configuration."""
+        ...
+
+    def __call__(
+        self, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
+    ) -> Tensor | None:
+        """Compute T tokens.
+
+        Args:
+            ids: [T] int64.
+            places: [T] int64, their positions.
+            sequences: decides what each token attends to, and caches keys and values.
+            keep: [K] int64, the tokens whose logits are needed; None for all.
+
+        Returns:
+            The logits [K, V]; None on a rank that does not draw.
+        """
+        ...
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step fits in a CUDA graph: the host waits neither for the GPU nor for another rank."""
+        ...
+
+    def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
+        """Bytes of one token's keys and values on this rank, if stored in `dtype`; None: the model's."""
+        ...
+
+    def prepared(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
+        """Within this context, weights are prepared for short steps.
+
+        Args:
+            cache_bytes: GPU memory that keys and values will need; 0: they take what is left.
+        """
+        ...
 
     def share(self, drawn: Drawn | None, count: int) -> Drawn:
         """Send the `count` tokens that one rank drew to every rank of the copy.
@@ -56,67 +92,15 @@ class _Copy(Protocol):
         ...
 
 
-class Decoder(_Copy, Protocol):
-    """A causal language model, or one rank's part of it.
-
-    All ranks of a copy make the same calls with the same arguments.
-    """
-
-    @property
-    def config(self) -> PreTrainedConfig:
-        """The whole model's configuration."""
-        ...
-
-    def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
-    ) -> Output:
-        """Compute T tokens.
-
-        Args:
-            input_ids: [1, T] int64.
-            position_ids: [1, T] int64.
-            sequences: decides what each token attends to, and caches keys and values.
-            keep: [K] int64, the tokens whose logits are needed; None for all.
-        """
-        ...
-
-    @property
-    def record(self) -> Record | None:
-        """Where matrix products are recorded for an update to reuse; None: they are not."""
-        ...
-
-    @property
-    def capturable(self) -> bool:
-        """Whether a step fits in a CUDA graph: the host waits neither for the GPU nor for another rank."""
-        ...
-
-    def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
-        """Bytes of one token's keys and values on this rank, if stored in `dtype`; None: the model's."""
-        ...
-
-    def evaluating(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
-        """Within this context: no dropout, no gradient checkpointing, weights prepared for short steps.
-
-        Args:
-            cache_bytes: GPU memory that keys and values will need; 0: they take what is left.
-        """
-        ...
-
-
-def logits_of(
-    decoder: Decoder, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
-) -> Tensor | None:
-    """Compute tokens [T] at positions [T]: their logits [K, V]; None on a rank that does not draw."""
-    output = decoder(input_ids=ids[None], position_ids=places[None], sequences=sequences, keep=keep)
-    return None if output.logits is None else output.logits[0]
-
-
 class WholeDecoder:
-    """A Hugging Face causal language model, whole on this rank.
+    """A Hugging Face causal language model in evaluation mode, whole on this rank.
 
     Raises:
         ValueError: the module was not prepared by `use_interface`.
     """
+
+    record: Record | None = None
+    """See `Decoder.record`; only `FusedDecoder` has one."""
 
     def __init__(self, module: PreTrainedModel) -> None:
         name, attention = type(module).__name__, module.config._attn_implementation
@@ -125,11 +109,6 @@ class WholeDecoder:
                 f"NativeGenerator({name}): its attention is {attention!r}. Call use_interface(module) first."
             )
         self.module = module
-
-    @property
-    def record(self) -> Record | None:
-        """None: products are recorded by `FusedDecoder` only."""
-        return None
 
     @property
     def capturable(self) -> bool:
@@ -143,17 +122,17 @@ class WholeDecoder:
         return self.module.config
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
-    ) -> Output:
+        self, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
+    ) -> Tensor | None:
         """See `Decoder.__call__`."""
         output = self.module(
-            input_ids=input_ids,
-            position_ids=position_ids,
+            input_ids=ids[None],
+            position_ids=places[None],
             use_cache=False,  # the sequences have a cache of their own
             sequences=sequences,
             logits_to_keep=0 if keep is None else keep,
         )
-        return Output(cast(Tensor, output.logits))
+        return cast(Tensor, output.logits[0])
 
     def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
         """See `Decoder.kv_bytes_per_token`."""
@@ -175,14 +154,7 @@ class WholeDecoder:
         """See `Decoder.least`; this rank is alone."""
         return number
 
-    @contextmanager
-    def evaluating(self, *, cache_bytes: int = 0) -> Iterator[None]:
-        """See `Decoder.evaluating`."""
+    def prepared(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
+        """See `Decoder.prepared`."""
         del cache_bytes  # on a GPU no weights are copied
-        training = self.module.training
-        self.module.train(False)
-        try:
-            with reordered_weights(self.module):
-                yield
-        finally:
-            self.module.train(training)
+        return reordered_weights(self.module)

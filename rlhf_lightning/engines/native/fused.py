@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.host_linear import MANY_TOKENS, can_reorder, reordered
-from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
+from rlhf_lightning.engines.native.decoder import WholeDecoder
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.kv_gpu import free_bytes
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
@@ -36,41 +36,33 @@ class FusedDecoder(WholeDecoder):
 
     def __init__(self, module: PreTrainedModel, record: Record | None = None) -> None:
         super().__init__(module)
-        self._record = record
+        self.record = record  # calls of many tokens are not recorded
         self._conversion = Conversion(module.config)
         self._steps: ShardedDecoder | None = None
 
-    @property
-    def record(self) -> Record | None:
-        """See `Decoder.record`; calls of many tokens are not recorded."""
-        return self._record
-
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
-    ) -> Output:
+        self, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
+    ) -> Tensor | None:
         """See `Decoder.__call__`."""
-        few = self._steps if input_ids.shape[1] < MANY_TOKENS or input_ids.is_cuda else None
+        few = self._steps if len(ids) < MANY_TOKENS or ids.is_cuda else None
         compute = super().__call__ if few is None else few
-        return compute(input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
+        return compute(ids, places, sequences, keep=keep)
 
     @contextmanager
-    def evaluating(self, *, cache_bytes: int = 0) -> Iterator[None]:
-        """See `Decoder.evaluating`; fuses the module's present weights."""
-        training = self.module.training
-        self.module.train(False)
+    def prepared(self, *, cache_bytes: int = 0) -> Iterator[None]:
+        """See `Decoder.prepared`; fuses the module's present weights."""
         layers = range(self.module.config.num_hidden_layers)
         try:
             if self._has_room(cache_bytes):
                 self._steps = ShardedDecoder(
                     self._conversion, self._fused(), layers=[layers], chunks=1, tensor=None, pipeline=None
                 )
-                self._steps.record = self._record
+                self._steps.record = self.record
             yield
         finally:
             self._steps = None
-            if self._record is not None:
-                self._record.open = False
-            self.module.train(training)
+            if self.record is not None:
+                self.record.open = False
 
     def _has_room(self, cache_bytes: int) -> bool:
         """Whether a GPU has room for the copies beside keys and values; a CPU always has."""

@@ -59,7 +59,7 @@ class NativeGenerator:
     ) -> Iterator[tuple[Tensor, TensorDict]]:
         """See `GenerationEngine.finished`."""
         numbers, prompts = self._numbers(rows, sampling, seed), self._prompts(rows, sampling)
-        with self.decoder.evaluating(cache_bytes=self._planned_bytes(prompts, sampling)):
+        with self.decoder.prepared(cache_bytes=self._planned_bytes(prompts, sampling)):
             slots = self._slots(prompts, sampling, numbers)
             for size in shares(len(rows), parts):
                 while len(slots.ended) < size:
@@ -81,7 +81,7 @@ class NativeGenerator:
         """See `GenerationEngine.resume`."""
         numbers, rows = self._numbers(rows, sampling, seed), begun(rows, width=sampling.max_new_tokens)
         ended, prompts = rows["ended"].cpu().clone(), self._prompts(rows, sampling)
-        with self.decoder.evaluating(cache_bytes=self._planned_bytes(prompts, sampling)):
+        with self.decoder.prepared(cache_bytes=self._planned_bytes(prompts, sampling)):
             slots = self._slots(prompts, sampling, numbers, at_once=at_once)
             slots.go_on(rows)
             while not pause(ended) and not bool(ended.all()):

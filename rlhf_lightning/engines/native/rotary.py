@@ -37,19 +37,18 @@ class Rotary:
         self._table: Angles | None = None
         """The angles of the positions from 0 on, as many as were needed so far."""
 
-    def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> Angles:
-        """The angles of [1, T] positions."""
+    def __call__(self, places: Tensor, dtype: torch.dtype) -> Angles:
+        """The angles of T positions, [T]."""
         if not self._tabled:
-            return self._computed(position_ids, dtype)
-        last = int(position_ids.max()) if position_ids.numel() else 0
+            return self._computed(places, dtype)
+        last = int(places.max()) if len(places) else 0
         if self._table is None or last >= len(self._table.cos) or self._table.cos.dtype != dtype:
-            places = torch.arange(1 << last.bit_length())
-            self._table = self._computed(places[None], dtype)
-        return self._table.of(position_ids[0])
+            self._table = self._computed(torch.arange(1 << last.bit_length()), dtype)
+        return self._table.of(places)
 
-    def _computed(self, position_ids: Tensor, dtype: torch.dtype) -> Angles:
-        like = torch.empty(0, dtype=dtype, device=position_ids.device)
-        cos, sin = (x[0, :, None, None] for x in self._module(like, position_ids))
+    def _computed(self, places: Tensor, dtype: torch.dtype) -> Angles:
+        like = torch.empty(0, dtype=dtype, device=places.device)
+        cos, sin = (x[0, :, None, None] for x in self._module(like, places[None]))
         first, second = sin.chunk(2, dim=-1)
         return Angles(cos, torch.cat((-first, second), dim=-1))
 

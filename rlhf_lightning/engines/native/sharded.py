@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 
 from rlhf_lightning.engines.conversion import EMBEDDING, OUTPUT, Conversion
 from rlhf_lightning.engines.host_linear import product
-from rlhf_lightning.engines.native.decoder import Drawn, Output
+from rlhf_lightning.engines.native.decoder import Drawn
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.norm import Norm
 from rlhf_lightning.engines.native.ranks import Ranks
@@ -90,25 +90,23 @@ class ShardedDecoder:
         return self._tensor.size == self._pipeline.size == 1 and has_static_angles(self._config)
 
     def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
-    ) -> Output:
+        self, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
+    ) -> Tensor | None:
         """See `Decoder.__call__`; the logits are on tensor rank 0 of the last stage."""
-        angles = self._rotary(position_ids, self._dtype)
+        angles = self._rotary(places, self._dtype)
         for run in self._runs:
-            hidden = (
-                self._first(input_ids[0]) if run.source is None else self._received(input_ids, run.source)
-            )
+            hidden = self._first(ids) if run.source is None else self._received(len(ids), run.source)
             for number in run.layers:
                 hidden = self._layer(hidden, number, angles, sequences)
             if run.target is not None:
                 self._pipeline.send(hidden, run.target)
         if run.target is not None:
-            return Output(None)
+            return None
         logits = self._logits(hidden if keep is None else hidden[keep])
         if self.record is not None and logits is not None:
-            self.record.keep_logits(logits[0], keep)
-            self.record.advance(input_ids.shape[1])
-        return Output(logits)
+            self.record.keep_logits(logits, keep)
+            self.record.advance(len(ids))
+        return logits
 
     def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
         """See `Decoder.kv_bytes_per_token`."""
@@ -132,8 +130,8 @@ class ShardedDecoder:
         """See `Decoder.least`."""
         return self._pipeline.least(self._tensor.least(number))
 
-    def evaluating(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
-        """Nothing to do: there is no dropout or recomputation, and no weight is copied."""
+    def prepared(self, *, cache_bytes: int = 0) -> AbstractContextManager[None]:
+        """Nothing to do: no weight is copied."""
         del cache_bytes
         return nullcontext()
 
@@ -147,9 +145,9 @@ class ShardedDecoder:
         found = embedding(ids.masked_fill(unknown, 0), table)
         return self._tensor.total(found.masked_fill_(unknown[:, None], 0))
 
-    def _received(self, ids: Tensor, source: int) -> Tensor:
-        """Receive hidden states [T, H] from another stage."""
-        shape = (ids.shape[1], self._config.hidden_size)
+    def _received(self, count: int, source: int) -> Tensor:
+        """Receive the hidden states [T, H] of `count` tokens from another stage."""
+        shape = (count, self._config.hidden_size)
         return self._pipeline.receive(torch.empty(shape, dtype=self._dtype, device=self._device), source)
 
     def _layer(self, hidden: Tensor, number: int, angles: Angles, sequences: Cached) -> Tensor:
@@ -187,13 +185,13 @@ class ShardedDecoder:
         return self._tensor.total(hidden if bias is None else hidden.add_(bias))
 
     def _logits(self, hidden: Tensor) -> Tensor | None:
-        """[K, H] -> [1, K, V] on tensor rank 0, without the columns that pad the vocabulary."""
+        """[K, H] -> [K, V] on tensor rank 0, without the columns that pad the vocabulary."""
         part = product(self._norm_of(hidden, _present(self._norm)), _present(self._output))
         parts = self._tensor.gather(part)
         if parts is None:
             return None
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return whole[None, :, : self._config.vocab_size]
+        return whole[:, : self._config.vocab_size]
 
 
 class _Run(NamedTuple):

@@ -24,7 +24,7 @@ from rlhf_lightning.engines.ends import Ends, StopTexts
 from rlhf_lightning.engines.host_linear import MANY_TOKENS
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.config import Native
-from rlhf_lightning.engines.native.decoder import Decoder, Drawn, logits_of
+from rlhf_lightning.engines.native.decoder import Decoder, Drawn
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.native.responses import Responses
 from rlhf_lightning.engines.packed.attention import Packed
@@ -176,7 +176,7 @@ class Slots:
         prefill = self._seat(rows, [int(ends[prompt]) for prompt in which], packed)
         ids = self._tensor(np.concatenate(prompts))
         last = self._tensor(ends - 1)
-        logits = logits_of(self.decoder, ids, packed.position_ids[0], prefill, keep=last)
+        logits = self.decoder(ids, packed.position_ids[0], prefill, keep=last)
         if logits is None or len(distinct) == len(rows):
             return logits
         return logits.index_select(0, self._tensor(which))
@@ -211,7 +211,7 @@ class Slots:
         decode = Decode(self.cache, place, shortest=shortest, longest=longest)
         if self.record is not None and len(row) < MANY_TOKENS:
             self.record.note(row, place, torch.arange(len(row)))
-        self._next_token(logits_of(self.decoder, token, place, decode), state)
+        self._next_token(self.decoder(token, place, decode), state)
 
     def _next_token(self, logits: Tensor | None, state: Tensor) -> None:
         """Draw the next token of slots that were fed the last, which stands one place before it."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
-from rlhf_lightning.engines.native.decoder import logits_of
 from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 from rlhf_lightning.engines.native.slots import Means, Occupant, Slots
 from rlhf_lightning.engines.prompts import Prompt
@@ -67,7 +66,7 @@ class GPUSlots(Slots):
         """What a graph computes: the logits [size, V] of these slots."""
         state = self.state[:, :size]
         _, _, place, token = state
-        logits = logits_of(self.decoder, token, place, GPUDecode(self.cache, place))
+        logits = self.decoder(token, place, GPUDecode(self.cache, place))
         if self._draws_within:
             self._next_token(logits, state)
         return logits

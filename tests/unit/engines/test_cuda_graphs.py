@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 from rlhf_lightning.engines.native import cuda_graphs
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphCapture, GraphedSteps
-from rlhf_lightning.engines.native.decoder import Output, logits_of
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.kv_gpu import GPUDecode
 
@@ -29,13 +28,10 @@ class Counting:
         self.sizes: list[int] = []
         self._config: PreTrainedConfig = type("Named", (PreTrainedConfig,), {"model_type": kind})()
 
-    def __call__(
-        self, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
-    ) -> Output:
+    def __call__(self, ids: Tensor, places: Tensor, sequences: Cached) -> Tensor:
         assert isinstance(sequences, GPUDecode)
-        assert keep is None
-        self.sizes.append(input_ids.shape[1])
-        return Output(torch.stack([input_ids, position_ids], -1).float())
+        self.sizes.append(len(ids))
+        return torch.stack([ids, places], -1).float()
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -50,7 +46,7 @@ def steps(decoder: Counting) -> tuple[Callable[[int], Tensor | None], Tensor, Te
 
     def compute(size: int) -> Tensor | None:
         place = places[:size]
-        return logits_of(decoder, tokens[:size], place, GPUDecode(cache, place))  # type: ignore[arg-type]
+        return decoder(tokens[:size], place, GPUDecode(cache, place))
 
     graphed = GraphedSteps(decoder, slots=SLOTS, device=torch.device("cpu"))  # type: ignore[arg-type]
     return partial(graphed, compute), places, tokens

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native.decoder import Output, WholeDecoder
+from rlhf_lightning.engines.native.decoder import WholeDecoder
 from rlhf_lightning.engines.native.fused import FusedDecoder
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
@@ -125,10 +125,10 @@ def test_a_gpu_without_room_for_copies_says_the_same(
     compute = FusedDecoder.__call__
 
     def noted(
-        self: FusedDecoder, *, input_ids: Tensor, position_ids: Tensor, sequences: Cached, keep: Tensor | None
-    ) -> Output:
+        self: FusedDecoder, ids: Tensor, places: Tensor, sequences: Cached, *, keep: Tensor | None = None
+    ) -> Tensor | None:
         fused.append(self._steps is not None)
-        return compute(self, input_ids=input_ids, position_ids=position_ids, sequences=sequences, keep=keep)
+        return compute(self, ids, places, sequences, keep=keep)
 
     monkeypatch.setattr(FusedDecoder, "__call__", noted)
     for room in (1 << 34, 1):
