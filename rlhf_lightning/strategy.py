@@ -39,7 +39,7 @@ from rlhf_lightning.reporting import monitor_each_validation, plain_options, sil
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
-from rlhf_lightning.workers import Generator, Role, Settings
+from rlhf_lightning.workers import Critic, Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
 
 
@@ -90,11 +90,6 @@ class Strategy(SingleDeviceStrategy):
         complete(self)
         check_options(self)
         if self.engine is not None:
-            if self.settings.engine not in ("fsdp", self.engine):
-                raise ValueError(
-                    f"strategy.settings.engine={self.settings.engine}: {self.strategy_name} trains with "
-                    f"{self.engine}. Leave the option out, or take another strategy."
-                )
             self.settings = dataclasses.replace(self.settings, engine=self.engine)
         self.transport: Transport | None = None
         self.reports: list[CallReport] = []
@@ -255,7 +250,10 @@ class Strategy(SingleDeviceStrategy):
         self._handles = {n: roles[n].bound(caller) for n, caller in self.callers(self.workers).items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
-        self.algorithm.rows_stay = any(self.settings_of(name).training.kept_tokens for name in placements)
+        keeping = [name for name in placements if self.settings_of(name).training.kept_tokens]
+        if self.algorithm.reads_only:  # then actors score no answers before they learn from them
+            keeping = [name for name in keeping if isinstance(roles[name], Critic)]
+        self.algorithm.rows_stay = bool(keeping)
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and return where each one is."""

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def check_options(strategy: Strategy) -> None:
-    """Refuse values of wrong types, no devices or time, and offloading without use or into vLLM's memory.
+    """Refuse values of wrong types, no devices or time, other engines, and offloading without use or effect.
 
     Raises:
-        ValueError: a field is of the wrong type, `devices` or `timeout_s` is too small, or `offload`
-            contradicts `vllm.sleep`, or is set where no roles share devices.
+        ValueError: a field is of the wrong type, `devices` or `timeout_s` is too small, the strategy trains
+            with another engine, or `offload` contradicts `vllm.sleep`, or is set where no roles share devices.
     """
     check_types(strategy, name="strategy")
     if strategy.devices is not None and strategy.devices < 1:
@@ -40,6 +40,11 @@ def check_options(strategy: Strategy) -> None:
             "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
         )
     settings = strategy.settings
+    if strategy.engine is not None and settings.engine not in ("fsdp", strategy.engine):
+        raise ValueError(
+            f"strategy.settings.engine={settings.engine}: {strategy.strategy_name} trains with "
+            f"{strategy.engine}. Leave the option out, or take another strategy."
+        )
     if strategy.offload and settings.generator == "vllm" and not settings.vllm.sleep:
         raise ValueError(
             "strategy.settings.vllm.sleep=false with strategy.offload=true: vLLM is to keep its memory, and "

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
@@ -248,6 +248,15 @@ def test_rows_stay_where_one_model_keeps_passes(tmp_path: Path) -> None:
     data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
     trainer(CriticKeeps(), tmp_path).fit(algorithm, datamodule=data)
     assert algorithm.rows_stay
+
+
+def test_rows_are_balanced_where_no_call_keeps_passes(tmp_path: Path) -> None:
+    """Of given answers an actor sees the update alone, which has the passes of nobody to take."""
+    settings = Settings(train=FSDP(kept_tokens=64))
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=True)
+    for algorithm in (read := SFT()), (drawn := GRPO(actor=Actor(sampling=Sampling(max_new_tokens=2)))):
+        trainer(Local(settings=settings), tmp_path).fit(algorithm, datamodule=data)
+    assert (read.rows_stay, drawn.rows_stay) == (False, True)
 
 
 class Held(Callback):
