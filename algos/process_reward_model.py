@@ -27,7 +27,7 @@ class ProcessRewardModel(RLHFAlgorithm):
         """One pass over a batch of labelled answers."""
         metrics = Metrics()
         for mini in self.mini_batches(batch, size=self.mini_batch_size):
-            metrics |= self.reward.update_scorer(mini, loss=self.loss).moved("scorer", to="reward")
+            metrics |= self.reward.update_scorer(mini, loss=self.loss)
         return metrics
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:

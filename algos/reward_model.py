@@ -31,7 +31,7 @@ class RewardModel(RLHFAlgorithm):
         """One pass over a batch of pairs: rows chosen, rejected, chosen, rejected, ..."""
         metrics = Metrics()
         for mini in self.mini_batches(batch, size=self.mini_batch_size, together=2):
-            metrics |= self.reward.update_scorer(mini, loss=self.loss).moved("scorer", to="reward")
+            metrics |= self.reward.update_scorer(mini, loss=self.loss)
         return metrics
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:

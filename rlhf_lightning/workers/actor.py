@@ -220,7 +220,7 @@ class Actor(Role):
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
-        return self.update(rows, loss=loss, temperature=self.sampling.temperature, name="actor")
+        return self.update(rows, loss=loss, temperature=self.sampling.temperature)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def accumulate_actor(

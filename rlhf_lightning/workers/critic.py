@@ -35,4 +35,4 @@ class Critic(Role):
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_critic(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
-        return self.update(rows, loss=loss, temperature=1.0, name="critic")
+        return self.update(rows, loss=loss, temperature=1.0)

@@ -220,16 +220,17 @@ class Role(ModelSpec, Remote):
             config = settings.training
             self.binding.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
-    def update(self, rows: TensorDict, *, loss: Loss, temperature: float, name: str) -> Mapping[str, float]:
+    def update(self, rows: TensorDict, *, loss: Loss, temperature: float) -> Mapping[str, float]:
         """One optimizer step on this rank's share of a mini-batch; none where no rank has anything to learn.
 
         Returns:
-            Metrics as from `accumulate`, and `<name>/grad_norm`, `<name>/lr` and `<name>/skipped_steps`.
+            Metrics as from `accumulate`, and `grad_norm`, `lr` and `skipped_steps` under the role's name,
+            which is its field's, such as `actor/lr`.
         """
         metrics = self.accumulate(rows, loss=loss, temperature=temperature)
         if not self.engine.accumulated:  # without a gradient, Adam's moments would still move the weights
             return metrics
-        report = self.engine.optimizer_step()
+        name, report = self.worker.role, self.engine.optimizer_step()
         return metrics | {f"{name}/{key}": value for key, value in report.items()}
 
     def accumulate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:

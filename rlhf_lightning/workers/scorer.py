@@ -29,7 +29,7 @@ class Scorer(Role):
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_scorer(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
-        return self.update(rows, loss=loss, temperature=1.0, name="scorer")
+        return self.update(rows, loss=loss, temperature=1.0)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def compute_loss(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:

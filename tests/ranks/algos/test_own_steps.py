@@ -232,6 +232,30 @@ def test_an_opponent_that_draws_and_does_not_learn(model: str) -> None:
     assert kept.numbers[1]["mine/before"] == 0
 
 
+class Couple(RLHFAlgorithm):
+    """Two models of one class, which learn from the same answers."""
+
+    actor: Actor = field(default_factory=Actor)
+    second: Actor = field(default_factory=lambda: Actor(path=""))
+
+    def step(self, batch: Batch) -> Metrics:
+        """An update of each."""
+        batch |= self.actor.generate_sequences(batch)
+        metrics = self.actor.update_actor(batch, loss=SFTLoss())
+        return metrics | self.second.update_actor(batch, loss=SFTLoss())
+
+
+def test_each_optimizer_reports_under_the_name_of_its_field(model: str) -> None:
+    rates = (1e-2, 1e-3)
+    first, second = (
+        Actor(path=model, optimizer=OptimizerSpec(lr=lr), sampling=Sampling(max_new_tokens=6)) for lr in rates
+    )
+    (numbers,) = run(Couple(actor=first, second=second), data(), steps=1).numbers
+    assert (numbers["actor/lr"], numbers["second/lr"]) == pytest.approx(rates)
+    assert numbers["actor/grad_norm"] > 0
+    assert numbers["second/grad_norm"] > 0
+
+
 class InTwoParts(RLHFAlgorithm):
     """Learns from the halves of a batch, in one optimizer step."""
 
