@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from rlhf_lightning.rewards.http import SCHEMES
 from rlhf_lightning.rewards.registry import check_parameters, function_name, imported
-from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, awaited, listed
+from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, items
 
 Replies: TypeAlias = Sequence[str | None]
 if TYPE_CHECKING:
@@ -68,26 +68,9 @@ class Environment:
         """
         whose = f"environment {self.name}"
         function = imported(self.name, what=whose)
-        try:
-            # It may write, and answers to one prompt share a row.
-            given = function(prompts, responses, [deepcopy(row) for row in rows])
-            returned = awaited(given) if isinstance(given, Awaitable) else given
-            found = listed(returned)
-        except (Exception, SystemExit) as err:
-            raise ValueError(
-                f"{whose}: {type(err).__name__} over {len(rows)} rows, the first with the prompt "
-                f"{prompts[0][:60]!r}: {err}"
-            ) from err
-        if found is None:
-            raise ValueError(
-                f"{whose}: returned {repr(returned)[:60]}, of type {type(returned).__name__}. Return a list "
-                "with a text for each response, or None where it is complete."
-            )
-        if len(found) != len(rows):
-            raise ValueError(
-                f"{whose}: returned {len(found)} replies for {len(rows)} rows. Return one for each, None "
-                "where the response is complete."
-            )
+        own = [deepcopy(row) for row in rows]  # it may write, and answers to one prompt share a row
+        each = "one text for each response, or None where it is complete"
+        found = items(function, prompts, responses, own, whose=whose, each=each)
         for reply in found:
             if why := _why_no_text(reply):
                 raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -91,40 +91,66 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
 def _call(
     spec: RewardSpec, name: str, prompts: list[str], responses: list[str], rows: list[dict[str, object]]
 ) -> list[object]:
-    """Call one function, and check that it returns one item for each row."""
-    whose, first = f"{spec.kind} function {name}", f"the first with the prompt {prompts[0][:60]!r}"
+    function, whose = resolve(name, kind=spec.kind, http=spec.http), f"{spec.kind} function {name}"
     try:
-        given = resolve(name, kind=spec.kind, http=spec.http)(prompts, responses, rows)
-        found: object = awaited(given) if isinstance(given, Awaitable) else given
-        returned = listed(found)
+        return items(function, prompts, responses, rows, whose=whose, each="one number for each response")
     except ServiceError as err:
         raise ValueError(f"{spec.kind} function {err}") from err
+
+
+def items(
+    function: Callable[[list[str], list[str], list[dict[str, object]]], object],
+    prompts: list[str],
+    responses: list[str],
+    rows: list[dict[str, object]],
+    *,
+    whose: str,
+    each: str,
+) -> list[object]:
+    """What a function of rewards or of an environment returns, an item for each row; it may be `async`.
+
+    Args:
+        function: of the user, or a service.
+        prompts: the texts that the model read.
+        responses: the texts that it wrote.
+        rows: the raw rows; the function may write into them.
+        whose: what the function is, for messages.
+        each: what it has to return, for messages.
+
+    Raises:
+        ServiceError: a service gave no scores.
+        ValueError: the function failed, or did not return a list with an item for each row.
+    """
+    first = f"the first with the prompt {prompts[0][:60]!r}"
+    try:
+        given = function(prompts, responses, rows)
+        found: object = _awaited(given) if isinstance(given, Awaitable) else given
+        returned = _listed(found)
+    except ServiceError:
+        raise
     except (Exception, SystemExit) as err:
         has = f". Rows have: {', '.join(sorted(rows[0]))}." if isinstance(err, KeyError) else ""
-        raise ValueError(
-            f"{whose}: {type(err).__name__} while it scored {len(rows)} rows, {first}: {err}{has}"
-        ) from err
+        raise ValueError(f"{whose}: {type(err).__name__} over {len(rows)} rows, {first}: {err}{has}") from err
     if returned is None:
         raise ValueError(
-            f"{whose}: returned {str(found)[:60]}, of type {type(found).__name__}, {first}. Return a list of "
-            "one number for each response."
+            f"{whose}: returned {repr(found)[:60]}, of type {type(found).__name__}, {first}. Return a list "
+            f"of {each}."
         )
     if len(returned) != len(rows):
         raise ValueError(
-            f"{whose}: returned {len(returned)} scores for {len(rows)} rows, {first}. "
-            "Return one number for each response."
+            f"{whose}: returned a list of {len(returned)} for {len(rows)} rows, {first}. Return {each}."
         )
     return returned
 
 
-def listed(found: object) -> list[object] | None:
+def _listed(found: object) -> list[object] | None:
     """The items of what a function returned; None if it is one thing, such as a text or a mapping."""
     if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
         return None
     return list(found)
 
 
-def awaited(coming: Awaitable[T]) -> T:
+def _awaited(coming: Awaitable[T]) -> T:
     """Wait for the result of an `async def`.
 
     A process has one loop for all of them, on a thread of its own: clients and semaphores of a module belong

@@ -225,9 +225,9 @@ def test_the_address_in_the_environment_is_tried_too(rlhf: Rlhf, monkeypatch: py
         ("None", "my_rewards.score: returned None, of type NoneType, the first with"),
         ("1.0", "my_rewards.score: returned 1.0, of type float, the first with"),
         ("{'score': [1.0] * len(prompts)}", "of type dict, the first with the prompt"),
-        ("[1.0] * (len(prompts) - 1)", "my_rewards.score: returned 2 scores for 3 rows"),
+        ("[1.0] * (len(prompts) - 1)", "my_rewards.score: returned a list of 2 for 3 rows"),
         ("[0.0, float('nan'), 0.0]", "row 1 of the batch got nan, which is not a finite number; its prompt"),
-        ("[row['solution'] for row in rows]", "KeyError while it scored 3 rows"),
+        ("[row['solution'] for row in rows]", "KeyError over 3 rows"),
     ],
 )
 def test_a_reward_function_that_does_not_work(

@@ -223,9 +223,7 @@ def test_refused_before_any_worker_starts(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "reward function 'json.loads': it takes (s, *," in refused(SecondReward("json.loads"))
-    assert "reward function builtins.pow: TypeError while it scored 3 rows" in refused(
-        SecondReward("builtins.pow")
-    )
+    assert "reward function builtins.pow: TypeError over 3 rows" in refused(SecondReward("builtins.pow"))
     assert "no function scores the data source" in refused(SecondReward(by_source={"x": CHARACTERS}))
     assert "(functions=['length']): that is the training reward" in refused(SecondReward("length"))
     exact = SecondReward("exact_match")

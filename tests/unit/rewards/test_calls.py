@@ -86,10 +86,10 @@ def no_real_number(prompts: list[str], responses: list[str], rows: list[Row]) ->
     [
         (
             fails_in_the_middle,
-            "ZeroDivisionError while it scored 2 rows, the first with the prompt .*zero",
+            "ZeroDivisionError over 2 rows, the first with the prompt .*zero",
         ),
-        (leaves_in_the_middle, "SystemExit while it scored 2 rows, the first with the prompt '2"),
-        (one_for_all, "TypeError while it scored 2 rows, the first with the prompt .* 0-d tensor"),
+        (leaves_in_the_middle, "SystemExit over 2 rows, the first with the prompt '2"),
+        (one_for_all, "TypeError over 2 rows, the first with the prompt .* 0-d tensor"),
         (two_for_each, r"row 0 of the batch got tensor\(\[0\., 0\.\]\), which is not a finite number"),
         (no_real_number, r"row 0 of the batch got tensor\(.*j\), which is not a finite number"),
     ],
@@ -117,9 +117,9 @@ def one_for_several(prompts: list[str], responses: list[str], rows: list[Row]) -
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (one_text, r"'no', of type str\. Return a list with a text for each response, or None"),
-        (by_response, r"\{'1': 'no', '0': 'no'\}, of type dict\. Return a list"),
-        (one_for_several, r"1 replies for 2 rows\. Return one for each, None where the response is complete"),
+        (one_text, r"'no', of type str, the first with the prompt '2 .* Return a list of one text for each"),
+        (by_response, r"\{'1': 'no', '0': 'no'\}, of type dict, .* Return a list"),
+        (one_for_several, r"a list of 1 for 2 rows, .* Return one text for each response, or None where it"),
     ],
 )
 def test_replies_that_are_no_list_for_the_rows_are_refused(function: ReplyFunction, words: str) -> None:

@@ -93,7 +93,7 @@ def test_a_cost_has_no_default_and_is_called_a_cost() -> None:
         RewardSpec(kind="cost", functions={"too_long": math.inf})
     with pytest.raises(ValueError, match="cost: no function scores the data source 'b'"):
         scored(RewardSpec(kind="cost", by_source={"a": {"too_long": 1.0}}), ["x"], [row("b")])
-    with pytest.raises(ValueError, match="cost function too_long: ValueError while it scored 1 rows"):
+    with pytest.raises(ValueError, match="cost function too_long: ValueError over 1 rows"):
         scored(RewardSpec(kind="cost", functions="too_long"), ["x"], [{"prompt": "p"}])
     with pytest.raises(ValueError, match="cost function 'too_lon': it is no short name"):
         preflight(RewardSpec(kind="cost", functions="too_lon"), [row()])
@@ -156,7 +156,7 @@ def test_a_function_that_is_named_twice() -> None:
 
 def test_wrong_number_of_scores(mine: ModuleType) -> None:
     vars(mine)["short"] = lambda _prompts, _responses, _rows: [1.0]
-    with pytest.raises(ValueError, match=r"my_rewards\.short: returned 1 scores for 2 rows, .*'prompt of a'"):
+    with pytest.raises(ValueError, match=r"my_rewards\.short: returned a list of 1 for 2 rows, .*'prompt of"):
         scored(RewardSpec(functions="my_rewards.short"), ["x", "y"], [row(), row()])
 
 
@@ -164,7 +164,7 @@ def test_exception_in_a_function_is_named(mine: ModuleType) -> None:
     vars(mine)["failing"] = lambda _prompts, _responses, rows: [one["nowhere"] for one in rows]
     with pytest.raises(
         ValueError,
-        match=r"my_rewards\.failing: KeyError while it scored 1 rows, .*'nowhere'\. "
+        match=r"my_rewards\.failing: KeyError over 1 rows, .*'nowhere'\. "
         r"Rows have: answer, data_source, prompt\.$",
     ) as error:
         scored(RewardSpec(functions="my_rewards.failing"), ["x"], [row()])
@@ -176,7 +176,7 @@ def test_a_function_that_ends_the_process_fails(mine: ModuleType) -> None:
         raise SystemExit(0)
 
     vars(mine)["leave"] = leave
-    with pytest.raises(ValueError, match=r"my_rewards\.leave: SystemExit while it scored 1 rows"):
+    with pytest.raises(ValueError, match=r"my_rewards\.leave: SystemExit over 1 rows"):
         scored(RewardSpec(functions="my_rewards.leave"), ["x"], [row()])
 
 
@@ -365,7 +365,7 @@ async def leaving(prompts: list[str], responses: list[str], rows: list[Row]) -> 
 def test_what_is_awaited_is_awaited_in_one_loop() -> None:
     for _ in range(2):
         assert scored(RewardSpec(functions=in_turns), ["yes", "no"], [row(), row()])["scores"] == [3.0, 2.0]
-    with pytest.raises(ValueError, match=r"leaving: RuntimeError while it scored 1 rows.*sys\.exit\(3\)"):
+    with pytest.raises(ValueError, match=r"leaving: RuntimeError over 1 rows.*sys\.exit\(3\)"):
         scored(RewardSpec(functions=leaving), ["yes"], [row()])
     assert scored(RewardSpec(functions=in_turns), ["yes", "no"], [row(), row()])["scores"] == [3.0, 2.0]
 
