@@ -21,16 +21,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from rlhf_lightning.mapping import measured, probe
 from rlhf_lightning.mapping.fit import Key, Observation, fit, mean_square
 from rlhf_lightning.mapping.hardware import CPU, H100, Efficiency, Hardware, Overhead
 from rlhf_lightning.mapping.machine import host_memory
 from rlhf_lightning.mapping.phases import Iteration
-
-if TYPE_CHECKING:
-    import torch
 
 _SHARES = ("matmul", "attention", "memory", "decode_matmul", "prefill_matmul", "weights", "kv")
 _LAUNCHES = ("layer", "decode_step", "decode_layer", "decode_sequence")
@@ -81,8 +80,6 @@ def measure(*, name: str = "this-machine", devices: int = 0) -> Hardware:
         ValueError: there are fewer GPUs than devices.
         RuntimeError: a process failed, or did not answer in time.
     """
-    import torch  # noqa: PLC0415
-
     import rlhf_lightning.engines.fsdp.engine  # noqa: F401, PLC0415 - once, for all processes forked from this one
 
     cuda = torch.cuda.is_available()
@@ -192,9 +189,6 @@ def _answer(receive: Connection) -> _Peaks:
 
 
 def _rank(rank: int, devices: int, directory: str, send: Connection) -> None:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
-
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -218,9 +212,6 @@ def _rank(rank: int, devices: int, directory: str, send: Connection) -> None:
 
 
 def _measure(device: torch.device, directory: Path) -> _Peaks:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
-
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (768, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     source = torch.empty(
@@ -251,7 +242,6 @@ def clock(call: Callable[[], object], device: torch.device, *, repeats: int = 0)
         device: that it computes on.
         repeats: how often; 0: as often as takes about 0.3 s, at most 20 times.
     """
-    import torch  # noqa: PLC0415
 
     def once() -> float:
         if device.type == "cuda":

@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.hardware import Hardware
 
@@ -26,8 +28,6 @@ def this_machine(devices: int) -> Hardware:
     Raises:
         ValueError: the GPU is of an unknown kind.
     """
-    import torch  # noqa: PLC0415 - the mapping's formulas need none
-
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_name().lower()
         found = [h for name, h in hardware.KNOWN.items() if name.partition("-")[0] in gpu]
@@ -69,8 +69,6 @@ def _unnamed(devices: int, nodes: Sequence[NodeGPUs], *, option: str) -> Hardwar
     Raises:
         ValueError: it has none, or the nodes have several kinds.
     """
-    import torch  # noqa: PLC0415
-
     from rlhf_lightning.controller.cluster import num_gpus  # noqa: PLC0415
 
     known = f"{', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`"

@@ -12,15 +12,18 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import simulate
 from rlhf_lightning.mapping.fit import Observation
 from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
+from rlhf_lightning.spec import ModelSpec, Sampling
 
 if TYPE_CHECKING:
-    import torch
     from tensordict import TensorDict
 
     from rlhf_lightning.engines.fsdp.engine import FSDPEngine
@@ -113,8 +116,6 @@ def run(directory: Path, device: torch.device, clock: Clock) -> dict[str, float]
 
 def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callable[[], object]]:
     from rlhf_lightning.engines import Ends, NativeGenerator  # noqa: PLC0415
-    from rlhf_lightning.functional import Counts, PolicyLoss  # noqa: PLC0415
-    from rlhf_lightning.spec import Sampling  # noqa: PLC0415
 
     engine = _engine(probe, directory, device)
     rows = _rows(probe, device)
@@ -137,7 +138,6 @@ def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callabl
 
 def _engine(probe: _Probe, directory: Path, device: torch.device) -> FSDPEngine:
     from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine  # noqa: PLC0415
-    from rlhf_lightning.spec import ModelSpec  # noqa: PLC0415
 
     _write_config(probe.shape, directory)
     model = ModelSpec(path=str(directory), dtype="bfloat16" if probe.gpu else "float32")
@@ -145,7 +145,6 @@ def _engine(probe: _Probe, directory: Path, device: torch.device) -> FSDPEngine:
 
 
 def _rows(probe: _Probe, device: torch.device) -> TensorDict:
-    import torch  # noqa: PLC0415
     from tensordict import TensorDict  # noqa: PLC0415
 
     generator = torch.Generator().manual_seed(0)
