@@ -24,12 +24,7 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         ValueError: an option is wrong, the run has no measurements, or a process of the measurement failed.
     """
-    parser = Parser(
-        prog="rlhf calibrate",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("calibrate", __doc__)
     add = parser.add_argument
     add("out", type=Path, help="file to write, such as machine.yaml")
     add("--name", default="", help="what the reports call the machine; the file's by default")

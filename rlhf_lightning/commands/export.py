@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.checkpoint_source import CheckpointSource
+from rlhf_lightning.commands.parser import Parser
 from rlhf_lightning.engines import (
     ADAPTER_CONFIG,
     TOKENIZER_FILES,
@@ -23,7 +24,6 @@ from rlhf_lightning.engines import (
 from rlhf_lightning.spec import ModelSpec
 
 ADAPTERS = "--adapters"
-USAGE = f"usage: rlhf export CHECKPOINT OUT [ROLE] [{ADAPTERS}]   (ROLE: the only one, else actor)"
 CONFIG = "config.json", ADAPTER_CONFIG
 """The file, written last, that makes a directory one of Hugging Face, or of peft (indexed by --adapters)."""
 WEIGHTS = "model*.safetensors*", "adapter_model.*"
@@ -41,24 +41,23 @@ def run(arguments: Sequence[str]) -> None:
             replaced it meanwhile.
         OSError: nothing can be written there.
     """
-    if {"-h", "--help"} & {*arguments}:
-        sys.stdout.write(f"{USAGE}\n\n{__doc__}\n")
-        return
-    alone = ADAPTERS in arguments
-    arguments = [word for word in arguments if word != ADAPTERS]
-    if not 2 <= len(arguments) <= 3:
-        raise ValueError(USAGE)
-    if options := [word for word in arguments if word.startswith("-")]:
-        raise ValueError(f"{options[0]}: is no option of export. {USAGE}")
-    source, out = CheckpointSource(files.find(arguments[0])), Path(arguments[1])
+    parser = Parser("export", __doc__)
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="of a run, such as runs/checkpoints/last.ckpt")
+    add("out", metavar="OUT", type=Path, help="directory to write")
+    add("role", metavar="ROLE", nargs="?", help="whose model; by default the only one, else actor")
+    add(ADAPTERS, action="store_true", help="write the adapters alone, in a format that peft reads")
+    options = parser.parse_args(arguments)
+    given, out, alone = options.checkpoint, options.out, options.adapters
+    source = CheckpointSource(files.find(given))
     directory = source.directory
     state = files.read_state(directory)
     models = state.get(files.MODELS)
     if not isinstance(models, dict):
-        raise ValueError(f"checkpoint {arguments[0]}: does not say which models it holds. Type another.")
-    role = (*arguments[2:], *(models if len(models) == 1 else ()), "actor")[0]
+        raise ValueError(f"checkpoint {given}: does not say which models it holds. Type another.")
+    role = options.role or (next(iter(models)) if len(models) == 1 else "actor")
     if role not in models:
-        raise ValueError(f"checkpoint {arguments[0]}: holds no role {role!r}; it holds {sorted(models)}.")
+        raise ValueError(f"checkpoint {given}: holds no role {role!r}; it holds {sorted(models)}.")
     _check_out(out, directory, state.get(files.PATHS, {}), other=CONFIG[not alone])
     path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))
     spec = ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role))
@@ -66,19 +65,19 @@ def run(arguments: Sequence[str]) -> None:
         check_model(spec)
     except ValueError as err:
         raise ValueError(
-            f"checkpoint {arguments[0]}: config and tokenizer are those of the model that {role} began with, "
+            f"checkpoint {given}: config and tokenizer are those of the model that {role} began with, "
             f"and {err} Put it back there, or a link to it."
         ) from err
     check_checkpoint(spec, head, directory / role)
     if alone and spec.lora is None:
-        raise ValueError(f"checkpoint {arguments[0]}: {role} was trained without lora. Leave {ADAPTERS} out.")
+        raise ValueError(f"checkpoint {given}: {role} was trained without lora. Leave {ADAPTERS} out.")
     with files.adding(out, last=CONFIG[alone], replaces=(WEIGHTS[alone], *TOKENIZER_FILES)) as fresh:
         if alone or not export_checkpoint(directory / role, fresh, spec=spec, head=head):
             engine = FSDPEngine(spec, head=head)
             engine.load(directory / role, trained=False)
             (engine.export_adapters if alone else engine.export)(fresh)
         source.check()
-    sys.stdout.write(f"exported {role} of {arguments[0]} to {out}\n")
+    sys.stdout.write(f"exported {role} of {given} to {out}\n")
 
 
 def _check_out(out: Path, checkpoint: Path, paths: object, *, other: str) -> None:

@@ -162,7 +162,7 @@ def baselines(roles: Sequence[str]) -> dict[str, Sets]:
 
 def _parse(arguments: Sequence[str]) -> tuple[RLHFAlgorithm, argparse.Namespace]:
     """The algorithm and the options; the algorithm is read first, since each of its roles has an option."""
-    first = Parser(add_help=False, allow_abbrev=False)
+    first = Parser("map", add_help=False)
     first.add_argument("--algo")
     name = first.parse_known_args(arguments)[0].algo
     if name is None:
@@ -200,12 +200,7 @@ def _source(text: str) -> str:
 
 def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with an option for the model of each role."""
-    parser = Parser(
-        prog="rlhf map",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("map", __doc__)
     add = parser.add_argument
     add("--algo", required=True, help="short name of an algorithm, or the class path of your own")
     add("--devices", type=count, help="devices of the cluster, unless --hardware says it")

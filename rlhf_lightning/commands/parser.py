@@ -11,7 +11,23 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 class Parser(argparse.ArgumentParser):
-    """ArgumentParser that raises errors instead of exiting."""
+    """ArgumentParser of a command, which takes whole names only, and raises errors instead of exiting."""
+
+    def __init__(self, command: str, text: str | None = None, *, add_help: bool = True) -> None:
+        """Name the command.
+
+        Args:
+            command: the word behind `rlhf`.
+            text: what `--help` says of it, as it stands.
+            add_help: whether there is a `--help`.
+        """
+        super().__init__(
+            prog=f"rlhf {command}",
+            description=text,
+            allow_abbrev=False,
+            add_help=add_help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise an error of the command line.

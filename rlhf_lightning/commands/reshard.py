@@ -232,12 +232,7 @@ def _counts(names: str, example: str) -> Callable[[str], tuple[int, ...]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlhf reshard",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("reshard", __doc__)
     add = parser.add_argument
     add("--train", type=_counts("p,t,d", "1,4,2"), required=True, help="p,t,d of training, such as 1,4,2")
     place = parser.add_mutually_exclusive_group(required=True)

@@ -82,7 +82,7 @@ def copy_model(*, without: str = "") -> Path:
         ((), ("no command was typed. Choose from fit,",)),
         (("fit", "grpo"), ("grpo. Did you mean --algo grpo?",)),
         (("fit", "--algo.help"), ("--algo.help: of which? Type --algo.help NAME: cispo, ",)),
-        (("export",), ("usage: rlhf export CHECKPOINT OUT",)),
+        (("export",), ("arguments are required: CHECKPOINT, OUT. Try --help.",)),
         (("export", "nowhere.ckpt", "out"), ("'nowhere.ckpt' is not there",)),
         (("map", "--algo", "json.dumps", "--model", "llama-7b"), ("--algo json.dumps: is no RLHFAlgorithm",)),
         ((*MAP, "--yaml", "nowhere/x.yaml"), ("--yaml nowhere/x.yaml: there is no directory nowhere",)),
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
         (("map", "--help"), ("--hardware",)),
         (
             ("export", "--help"),
-            ("usage: rlhf export CHECKPOINT OUT", "a Hugging Face directory", "only the adapters"),
+            ("CHECKPOINT OUT [ROLE]", "a Hugging Face directory", "only the adapters"),
         ),
     ],
     ids=" ".join,
