@@ -279,10 +279,22 @@ def test_forgotten_pages_hold_zeros_and_their_neighbours_stay() -> None:
     assert everything[-page:].all()
 
 
-def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(spec: ModelSpec) -> None:
+@pytest.fixture
+def products() -> Iterator[torch.backends.cuda.cuBLASModule]:
+    """How a GPU multiplies float32: in TF32, set by the newer of torch's two options."""
+    chosen, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
+    chosen.fp32_precision = "tf32"
+    yield chosen
+    chosen.fp32_precision = before
+
+
+def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(
+    spec: ModelSpec, products: torch.backends.cuda.cuBLASModule
+) -> None:
     torch.manual_seed(11)
     random.seed(11)
-    set_num_threads, environment = torch.set_num_threads, dict(os.environ)
+    set_num_threads, set_precision = torch.set_num_threads, torch.set_float32_matmul_precision
+    environment = dict(os.environ)
     groups = {name: vars(parallel_state)[name] for name in ("_WORLD", "_TP", "_PP", "_DP")}
     state, draw = torch.get_rng_state(), random.getstate()
     engine = vllm_of(FSDPEngine(spec), spec, SMALL)
@@ -292,6 +304,8 @@ def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(spec: ModelSpec) ->
     assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == draw
     assert torch.set_num_threads is set_num_threads
+    assert torch.set_float32_matmul_precision is set_precision
+    assert products.fp32_precision == "tf32"
     assert dict(os.environ) == environment
     assert {name: vars(parallel_state)[name] for name in groups} == groups
 

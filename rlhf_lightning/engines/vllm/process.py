@@ -33,15 +33,20 @@ def process_restored() -> Iterator[None]:
 
     vLLM writes to the environment; replaces `torch.set_num_threads` on a CPU by a function that does nothing;
     seeds the random generators; freezes all existing objects in the garbage collector; and makes a stream of
-    its own the GPU's current one, between which and torch's no freed memory goes. On a CPU it would also bind
-    the memory of the process to one socket, which cannot be undone, and so is prevented.
+    its own the GPU's current one, between which and torch's no freed memory goes.
+
+    Two things are prevented instead. On a CPU it would bind the memory of the process to one socket, which
+    cannot be undone. And it would set the precision of float32 products, whose value torch does not always
+    tell: `torch.get_float32_matmul_precision` fails where it was set by `torch.backends`.
     """
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    set_precision = torch.set_float32_matmul_precision
     draws, numbers = random.getstate(), np.random.get_state()
     seeded = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     operations = vars(torch.ops._C)
     binding = operations.get(_BINDING)
     operations[_BINDING] = _nothing
+    torch.set_float32_matmul_precision = lambda precision: None
     try:
         with (
             environment(_DEFAULTS | os.environ | _ALWAYS),
@@ -58,6 +63,7 @@ def process_restored() -> Iterator[None]:
         random.setstate(draws)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision = set_precision
 
 
 @contextmanager
