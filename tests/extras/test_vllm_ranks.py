@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_lightning.engines import FSDP, VLLM, FSDPEngine, TrainEngine, generation_engine, train_engine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.engines.vllm.groups import Groups
 from rlhf_lightning.parallel import Generation, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
@@ -136,3 +137,24 @@ def test_ranks_answer_as_one(case: Case, tmp_path: Path) -> None:
         assert one.tensor == case.tensor[rank]
         assert one.largest == 128 * 128 < whole / 4
         assert whole <= one.vllm * len(one.tensor) < whole * 1.2 + 4096 * len(one.tensor)
+
+
+def added_by_name(group: dist.ProcessGroup) -> list[float]:
+    """Ones added over a copy's ranks, as the compiled model of an earlier engine asks for it."""
+    cpu, found = torch.device("cpu"), list[float]()
+    earlier = Groups(group, device=cpu)
+    name = earlier._found["_TP"].unique_name  # type: ignore[attr-defined]
+    earlier.close()
+    del earlier
+    here, other = Groups(group, device=cpu), Groups(None, device=cpu)
+    for _ in range(2):
+        with here.entered():
+            found.append(float(torch.ops.vllm.all_reduce(torch.ones(()), group_name=name)))
+        with other.entered():
+            pass
+    return found
+
+
+def test_a_later_engine_has_the_groups_that_a_compiled_model_names() -> None:
+    """VLLM keeps compiled models on disk for other runs, in which engines may be made in another order."""
+    assert spmd.run(2, added_by_name) == [[2.0, 2.0]] * 2

@@ -30,8 +30,8 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]
         self, group: dist.ProcessGroup, *, name: str, device: torch.device, talks: bool = False
     ) -> None:
         # The parent's constructor is not called: it makes new groups, with all ranks of the world.
-        self.unique_name = parallel_state._get_unique_name(name)
-        parallel_state._register_group(self)
+        # Equal in all runs, as vLLM keeps compiled models on disk, which ask for their group by this name.
+        self.unique_name = f"{name}:0"
         self.rank, self.ranks = dist.get_rank(), dist.get_process_group_ranks(group)
         self.world_size, self.rank_in_group = len(self.ranks), self.ranks.index(self.rank)
         self.group_ranks, self.local_rank, self.device_index = [self.ranks], 0, 0
@@ -93,9 +93,11 @@ class Groups:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Within this context vLLM uses these groups."""
+        """Within this context vLLM uses these groups, also where it asks for one by its name."""
         before = {name: getattr(parallel_state, name) for name in self._found}
         vars(parallel_state).update(self._found)
+        for coordinator in self._coordinators:
+            parallel_state._register_group(coordinator)
         try:
             yield
         finally:
