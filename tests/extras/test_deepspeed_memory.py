@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from rlhf_lightning.engines import PARTS
 from rlhf_lightning.engines.choice import train_engine
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
+from rlhf_lightning.engines.deepspeed.scope import ZeroParamStatus
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.observe import recipe
 from rlhf_lightning.parallel import ParallelLayout
@@ -117,6 +119,42 @@ def gone(group: dist.ProcessGroup, spec: ModelSpec) -> list[bool]:
 
 def test_a_model_ends_with_its_engine(paths: dict[str, Path]) -> None:
     assert spmd.run(1, gone, tiny.spec(paths["tied"])) == [[True, True, True]]
+
+
+def whole(group: dist.ProcessGroup, spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """By call of an iteration, once all were called: parameters that are whole after it, and all-gathers."""
+    engine, rows, gathers = zero.zero(group, spec, 3, whole_below=200), zero.own(group), list[int]()
+    backend = engine._scope._backend
+    gather = backend.all_gather_function
+
+    def counted(*given: object, **named: object) -> object:
+        gathers[-1] += 1
+        return gather(*given, **named)
+
+    backend.all_gather_function = counted
+    calls: dict[str, Callable[[], object]] = {
+        "generate": lambda: dict(engine.weights()),
+        "infer": lambda: engine.infer(rows, temperature=0.7),
+        "first": lambda: zero.step_into(engine, rows),
+        "second": lambda: zero.step_into(engine, rows),
+        "step": engine.optimizer_step,
+    }
+    found = {}
+    for name, call in [*calls.items()] * 2:
+        gathers.append(0)
+        call()
+        statuses = [vars(parameter)["ds_status"] for parameter in engine._parameters.values()]
+        found[name] = statuses.count(ZeroParamStatus.AVAILABLE), gathers[-1]
+    return found
+
+
+def test_small_parameters_are_whole_but_for_a_scoring_pass(paths: dict[str, Path]) -> None:
+    """The update that follows fetches them with others: to gather them again would be more, not less."""
+    norms = 5  # two in each layer, and the last
+    for found in spmd.run(2, whole, tiny.spec(paths["tied"])):
+        there = {name: number for name, (number, _) in found.items()}
+        assert there == {"generate": norms, "infer": 0, "first": norms, "second": norms, "step": norms}
+        assert found["first"] == found["second"]
 
 
 def held(group: dist.ProcessGroup, spec: Actor | Reference, stage: int) -> dict[str, int]:

@@ -32,7 +32,8 @@ class ZeRO(TrainConfig):
     bucket_numbers: int = 1 << 26
     """Most numbers (not bytes) that are reduced or gathered at once."""
     whole_below: int = 100_000
-    """Parameters with fewer numbers stay whole on every rank; only with stage 3."""
+    """Parameters with fewer numbers stay whole on every rank, but from a scoring pass, or a load, to the next
+    update; only with stage 3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
