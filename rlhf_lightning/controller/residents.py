@@ -60,7 +60,7 @@ class GPUGauge:
         return torch.cuda.max_memory_allocated() - self._before
 
     def highest_bytes(self) -> int:
-        """The highest use of memory so far; `begin` does not reset it."""
+        """The highest use of memory so far, with what sleeps of vLLM's; `begin` does not reset it."""
         return max(self._highest, torch.cuda.max_memory_allocated())
 
 

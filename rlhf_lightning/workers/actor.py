@@ -161,7 +161,7 @@ class Actor(Role):
         super().offload()
 
     def takes_all(self, method: str) -> bool:
-        """See `Remote.takes_all`: vLLM takes all free memory, and torch's statistics do not show it."""
+        """See `Remote.takes_all`: torch's statistics, which count vLLM asleep too, do not show what it takes."""
         return method == "generate_sequences" and self.settings.generator == "vllm"
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:

@@ -30,7 +30,7 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]
         self, group: dist.ProcessGroup, *, name: str, device: torch.device, talks: bool = False
     ) -> None:
         # The parent's constructor is not called: it makes new groups, with all ranks of the world.
-        # Equal in all runs, as vLLM keeps compiled models on disk, which ask for their group by this name.
+        # The name is equal in all runs: vLLM keeps compiled models on disk, which ask for their group by it.
         self.unique_name = f"{name}:0"
         self.rank, self.ranks = dist.get_rank(), dist.get_process_group_ranks(group)
         self.world_size, self.rank_in_group = len(self.ranks), self.ranks.index(self.rank)
