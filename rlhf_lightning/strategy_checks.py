@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def check_options(strategy: Strategy) -> None:
-    """Refuse values of wrong types, no devices or time, other engines, and offloading without use or effect.
+    """Refuse values of wrong types, no devices or time, other engines, and offloading that does nothing.
 
     Raises:
         ValueError: a field is of the wrong type, `devices` or `timeout_s` is too small, the strategy trains
-            with another engine, or `offload` contradicts `vllm.sleep`, or is set where no roles share devices.
+            with another engine, or `offload` contradicts `vllm.sleep` or is set where no roles share devices.
     """
     check_types(strategy, name="strategy")
     if strategy.devices is not None and strategy.devices < 1:

@@ -161,7 +161,7 @@ class Actor(Role):
         super().offload()
 
     def takes_all(self, method: str) -> bool:
-        """See `Remote.takes_all`: torch's statistics, which count vLLM asleep too, do not show what it takes."""
+        """See `Remote.takes_all`: torch counts vLLM asleep too, and so does not show what it takes."""
         return method == "generate_sequences" and self.settings.generator == "vllm"
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
