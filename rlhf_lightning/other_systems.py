@@ -20,6 +20,11 @@ _BOTH_SIDES = (
     "Type --algo.policy_loss.clip_low N --algo.policy_loss.clip_high N: there one number limits both sides, "
     "here each has its own."
 )
+_BOTH_LENGTHS = (
+    "It counts prompt and answer, here each has its limit: type --data.max_prompt_tokens N and, where "
+    "answers are given, --data.max_response_tokens N; where they are drawn, sampling.max_new_tokens of the "
+    "actor."
+)
 _FOLLOWS = (
     "Type --algo.reference.decay D, which is 1 - ref_model_mixup_alpha, and --algo.reference.every N, which "
     "counts iterations."
@@ -136,7 +141,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "eval_dataset eval.dataset val_files": ("data.val_path",),
     "data.train_batch_size rollout_batch_size rollout.batch_size": ("data.batch_size",),
     "train_batch_size train.batch_size": _STEPS,
-    "max_prompt_length prompt_max_len max_length max_len": ("data.max_prompt_tokens",),
+    "max_prompt_length prompt_max_len": ("data.max_prompt_tokens",),
+    "max_length max_len": _BOTH_LENGTHS,
     "prompt_key input_key": ("data.prompt_field",),
     "output_key": ("data.response_field",),
     "label_key": ("data.answer_field",),

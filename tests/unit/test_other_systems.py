@@ -138,6 +138,17 @@ def test_a_limit_of_both_sides_stays_one() -> None:
     assert told("epsilon_high", GRPO) == "Did you mean --algo.policy_loss.clip_high?"
 
 
+def test_a_limit_of_prompt_and_answer_is_two() -> None:
+    """With the prompt's alone, rows with longer answers would still be dropped."""
+    for option, algo in (("max_length", SFT), ("max_length", RewardModel), ("data.max_len", GRPO)):
+        assert told(option, algo) == (
+            "It counts prompt and answer, here each has its limit: type --data.max_prompt_tokens N and, "
+            "where answers are given, --data.max_response_tokens N; where they are drawn, "
+            "sampling.max_new_tokens of the actor."
+        )
+    assert told("max_prompt_length", GRPO) == "Did you mean --data.max_prompt_tokens?"
+
+
 def test_how_many_devices_generate_together() -> None:
     for option in ("actor_rollout_ref.rollout.tensor_model_parallel_size", "vllm_tensor_parallel_size"):
         assert told(option, GRPO).endswith("a device generates with a whole model: leave it out.")
