@@ -158,7 +158,7 @@ def _parse(text: bytes, where: str) -> object:
 
 
 def _read_parquet(file: Path, option: str, limit: int | None) -> list[Row]:
-    parquet = import_extra("pyarrow.parquet", extra="tasks", purpose=f"{option}={file} (a Parquet file)")
+    parquet = import_extra("pyarrow.parquet", extra="data", purpose=f"{option}={file} (a Parquet file)")
     try:
         table = parquet.read_table(file)
     except (OSError, ValueError) as err:  # pyarrow's ArrowInvalid is a ValueError
@@ -176,7 +176,7 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
     directory = Path(reference.name).expanduser()
     if not directory.is_dir() and (directory.suffix in _FILES or not _HUB_NAME.fullmatch(reference.name)):
         raise ValueError(_missing(path, option))
-    datasets = import_extra("datasets", extra="tasks", purpose=f"{option}={path} (a Hugging Face data set)")
+    datasets = import_extra("datasets", extra="data", purpose=f"{option}={path} (a Hugging Face data set)")
     saved = (directory / "dataset_dict.json").exists() or (directory / "state.json").exists()
     try:
         if saved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_import_under_the_other_name_is_refused(folder: str) -> None:
     )
     assert run.returncode == 1
     assert f"This folder is imported as 'rlhf_lightning.{folder}', not as '{folder}'." in run.stderr
+
+
+def test_no_extra_pins_a_library_of_others() -> None:
+    """Hydra, and so verl, needs an antlr of 4.9."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"data", "tasks", "lora"} <= set(extras)
+    assert not [each for extra in extras.values() for each in extra if "antlr" in each]
 
 
 def test_imports_as_subpackage() -> None:

@@ -245,7 +245,7 @@ def test_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(extras, "import_module", refuse)
     file = tmp_path / "a.parquet"
     file.touch()
-    with pytest.raises(ValueError, match=r"'pyarrow\.parquet'.*pip install 'rlhf-lightning\[tasks\]'"):
+    with pytest.raises(ValueError, match=r"'pyarrow\.parquet'.*pip install 'rlhf-lightning\[data\]'"):
         read_rows(str(file))
 
 
