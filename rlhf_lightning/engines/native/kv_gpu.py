@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rlhf_lightning.engines.native.cache import Cache, Places
 from rlhf_lightning.engines.native.kv import Step
-from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention
+from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention, without_cudnn
 from rlhf_lightning.engines.packed.layer import Layer
 
 _MOST_SEQUENCES = 65_535
@@ -37,6 +37,7 @@ class GPUDecode(Step):
     def __init__(self, cache: Cache, position: Tensor) -> None:
         """Decode at `position` [n] int64; in a slot without a row it may lie beyond the capacity."""
         rows, device = len(position), position.device
+        without_cudnn(device)
         self._cache, self._position = cache, position.clamp(max=cache.capacity - 1)
         self._places = Places(torch.arange(rows, device=device), self._position, capacity=cache.capacity)
         self._spans: dict[tuple[int, int], list[Spans]] = {}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention
+from rlhf_lightning.engines.packed.flash import Spans, has_flash_attention, without_cudnn
 from rlhf_lightning.engines.packed.layer import Layer
 
 IMPLEMENTATION = "rlhf"
@@ -66,6 +66,7 @@ class Packed:
         """
         self.lengths = tuple(int(length) for length in lengths)
         self._device = torch.device(device)
+        without_cudnn(self._device)
         self.position_ids = _aranges(self.lengths)[None].to(device)
         """[1, T] int64, the position of each token in its sequence."""
         self._waste = (0.0 if self._device.type == "cpu" else 0.25) if waste is None else waste
@@ -219,9 +220,6 @@ def _window(module: nn.Module, options: Mapping[str, object]) -> int:
 
 
 AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(_attention))
-# From Hopper on, torch prefers cuDNN, which plans a kernel for each shape and keeps every plan. Packed rows
-# and key-value caches have a new shape at almost every call.
-torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def use_interface(module: PreTrainedModel) -> None:

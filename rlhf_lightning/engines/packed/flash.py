@@ -30,6 +30,16 @@ def has_flash_attention(query: Tensor, value: Tensor) -> bool:
     )
 
 
+def without_cudnn(device: torch.device) -> None:
+    """Turn cuDNN's attention off in this process, where something attends on a GPU.
+
+    From Hopper on, torch prefers cuDNN, which plans a kernel for each shape and keeps every plan. Packed rows
+    and key-value caches have a new shape at almost every call.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spans:
     """Where sequences begin and end, in tensors on the GPU."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -199,6 +202,32 @@ def test_flash_attention_is_for_some_heads_types_and_gpus(  # noqa: PLR0917
     assert not flash.has_flash_attention(
         torch.zeros(1, 1, query, dtype=dtype), torch.zeros(1, 1, value, dtype=dtype)
     )
+
+
+@pytest.fixture
+def with_cudnn() -> Iterator[None]:
+    """CuDNN's attention as torch has it, whatever computed before."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("with_cudnn")
+def test_cudnn_is_left_on_until_something_attends_on_a_gpu() -> None:
+    """The process may be a user's, who only imports, and has models of his own."""
+    command = "import rlhf_lightning.algos, torch; print(torch.backends.cuda.cudnn_sdp_enabled())"
+    done = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True"]
+
+    Packed([2, 3])
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    with pretended():
+        Packed([2, 3], device=GPU)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        GPUDecode(Cache(2, CAPACITY), torch.zeros(2, dtype=torch.int64, device=GPU))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_keys_are_stored_in_the_type_that_was_asked_for() -> None:
