@@ -31,6 +31,12 @@ def test_import_under_the_other_name_is_refused(folder: str) -> None:
     assert f"This folder is imported as 'rlhf_lightning.{folder}', not as '{folder}'." in run.stderr
 
 
+def test_type_checkers_read_the_installed_package() -> None:
+    """Without this file mypy takes everything in it for Any, or refuses the import."""
+    assert (ROOT / "rlhf_lightning" / "py.typed").read_text() == ""
+    assert "Typing :: Typed" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+
+
 def test_no_extra_pins_a_library_of_others() -> None:
     """Hydra, and so verl, needs an antlr of 4.9."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
