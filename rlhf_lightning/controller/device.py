@@ -203,7 +203,8 @@ class Device:
         """Let every role go and leave the world."""
         self.roles.clear()
         gc.collect()  # roles and engines form cycles, and vLLM leaves its groups when it is freed
-        World.leave()
+        if self.world is not None:
+            self.world.leave()
 
 
 def _columns(value: object, call: Call) -> list[Block]:

@@ -73,6 +73,8 @@ class World:
     rank: int
     device: torch.device
     groups: dict[tuple[int, ...], dist.ProcessGroup | None] = field(default_factory=dict)
+    is_guest: bool = False
+    """Whether the process was in a world of someone else's before, such as a script under torchrun."""
 
     @classmethod
     def join(cls, rank: int, spec: WorldSpec, *, gpu: bool) -> World:
@@ -83,8 +85,18 @@ class World:
             spec: the world.
             gpu: compute on the first visible GPU. Whether one is visible does not decide it: a process on a
                 node with GPUs may see those that others have reserved.
+
+        Raises:
+            ValueError: subgroups are needed, and the process is in a world of someone else's.
         """
         world = cls(rank, torch.device("cuda", 0) if gpu else torch.device("cpu"))
+        world.is_guest = dist.is_initialized()
+        if world.is_guest and (spec.size > 1 or spec.groups):
+            raise ValueError(
+                "This process has a torch.distributed process group, and the engine needs one of its own. "
+                "Call torch.distributed.destroy_process_group() first, or try --strategy colocated, whose "
+                "devices are other processes."
+            )
         if gpu:
             torch.cuda.set_device(0)
         patience = timedelta(seconds=spec.timeout_s)
@@ -147,8 +159,7 @@ class World:
 
         return ModelGroups.create(layout, list(devices).index(self.rank), find)
 
-    @staticmethod
-    def leave() -> None:
-        """Leave the world, if this process is in one."""
-        if dist.is_initialized():
+    def leave(self) -> None:
+        """Leave the world, if this process is in one that is not someone else's."""
+        if dist.is_initialized() and not self.is_guest:
             dist.destroy_process_group()

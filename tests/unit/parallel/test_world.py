@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec, subgroups
 
@@ -18,7 +21,21 @@ def test_every_group_waits_as_long_as_the_world() -> None:
             assert group is not None
             assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
     finally:
-        World.leave()
+        world.leave()
+
+
+def test_the_world_of_someone_else_stays() -> None:
+    """A script under torchrun, or a notebook, may train with Local and go on with its own collectives."""
+    alone = WorldSpec(size=1, address="", groups=(), timeout_s=77.0)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        World.join(0, alone, gpu=False).leave()
+        assert dist.is_initialized()
+        with pytest.raises(ValueError, match=r"has a torch\.distributed process group, .*strategy colocated"):
+            World.join(0, replace(alone, groups=((0,),)), gpu=False)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_device_adds_up_gradients_with_those_that_hold_the_same_part() -> None:
