@@ -1,50 +1,67 @@
 """Copies or averages the weights of one model into another of the same architecture.
 
-A model that generates elsewhere copies the actor's weights parameter by parameter; a reference that follows
-the actor averages them in, from one flat vector.
+A model that generates elsewhere copies the actor's weights parameter by parameter, as vLLM does by itself; a
+reference that follows the actor averages them in, from one flat vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlhf_lightning.engines.dtensor import local
-from rlhf_lightning.engines.huggingface.adapter_files import is_factor
-from rlhf_lightning.engines.huggingface.adapters import plain_name
+
+
+class UnfitError(ValueError):
+    """Weights are not those that a model needs; the message says which."""
+
+
+def fitting(
+    weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, torch.Size], *, owner: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the same weights, each checked before.
+
+    Args:
+        weights: (name, tensor).
+        shapes: the shapes that they must have, by name.
+        owner: whose weights they are to become, for the message.
+
+    Raises:
+        UnfitError: a weight is of another architecture.
+    """
+    for name, value in weights:
+        shape = shapes.get(name)
+        if shape != value.shape:
+            has = "no such parameter" if shape is None else tuple(shape)
+            raise UnfitError(
+                f"{owner}: was given {name} {tuple(value.shape)} and has {has}. "
+                "Giver and taker must be of one architecture."
+            )
+        yield name, value
 
 
 def copy_weights(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, path: str) -> None:
-    """Copy the weights of another model; adapters are set to 0, so that they add nothing.
+    """Copy the weights of another model.
 
     Args:
         stored: the whole parameters of this model by name, to write to.
-        weights: those of the other, under their names without adapters; each is valid until the next.
+        weights: those of the other; each is valid until the next.
         path: the model's, for messages.
 
     Raises:
-        ValueError: they are the weights of another architecture.
+        UnfitError: they are the weights of another architecture.
     """
-    expected = {plain_name(name): tensor for name, tensor in stored.items() if not is_factor(name)}
+    missing = dict.fromkeys(stored)
     with torch.no_grad():
-        for name, value in weights:
-            mine = expected.pop(name, None)
-            if mine is None or mine.shape != value.shape:
-                raise ValueError(
-                    f"{path}: was sent {name} {tuple(value.shape)} and has "
-                    f"{'no such parameter' if mine is None else tuple(mine.shape)}. Sender and "
-                    "receiver must be of one architecture."
-                )
-            mine.copy_(value)
-        for name, tensor in stored.items():
-            if is_factor(name):
-                tensor.zero_()
-    if expected:
-        raise ValueError(
-            f"{path}: was sent no {next(iter(expected))}. Sender and receiver must be of one architecture."
+        for name, value in fitting(weights, {name: w.shape for name, w in stored.items()}, owner=path):
+            stored[name].copy_(value)
+            missing.pop(name, None)
+    if missing:
+        raise UnfitError(
+            f"{path}: was given no {next(iter(missing))}. Giver and taker must be of one architecture."
         )
 
 

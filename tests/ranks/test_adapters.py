@@ -231,12 +231,10 @@ def test_a_checkpoint_of_other_adapters_is_refused(paths: dict[str, Path], tmp_p
 def test_another_engine_becomes_the_merged_model(paths: dict[str, Path]) -> None:
     engine = FSDPEngine(adapted(paths["lm"]))
     step(engine)
-    for taker in (FSDPEngine(tiny.spec(paths["lm"])), FSDPEngine(adapted(paths["lm"]))):
-        step(taker)
-        taker.take_weights(engine.weights())
-        torch.testing.assert_close(
-            outputs(taker)["log_probs"], outputs(engine)["log_probs"], atol=1e-5, rtol=0
-        )
+    taker = FSDPEngine(tiny.spec(paths["lm"]))
+    step(taker)
+    taker.take_weights(engine.weights())
+    torch.testing.assert_close(outputs(taker)["log_probs"], outputs(engine)["log_probs"], atol=1e-5, rtol=0)
 
 
 def test_weights_that_are_stored_by_inputs_are_merged_so(paths: dict[str, Path], tmp_path: Path) -> None:

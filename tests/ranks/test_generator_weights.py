@@ -49,8 +49,8 @@ def test_the_generator_names_the_parameter_and_both_shapes(tmp_path: Path) -> No
     AutoConfig.from_pretrained(generator, intermediate_size=64).save_pretrained(generator)
     said = spmd.run(2, refused, actor, generator)[1]
     assert said.startswith("generator[rank 0, node ")
-    what = "model.layers.0.mlp.gate_proj.weight (48, 32) and has (64, 32). Sender and receiver must be"
-    assert f"].receive_weights: {generator}: was sent {what}" in said
+    what = "model.layers.0.mlp.gate_proj.weight (48, 32) and has (64, 32). Giver and taker must be"
+    assert f"].receive_weights: {generator}: was given {what}" in said
 
 
 def joined(group: dist.ProcessGroup, model: str, train: FSDP) -> Tensor:

@@ -56,12 +56,12 @@ def test_weights_of_another_model_are_refused(path: Path, tmp_path: Path) -> Non
         FSDPEngine(tiny.spec(tiny.write_causal(tmp_path, intermediate_size=64))),
     )
     shapes = "model.layers.0.mlp.gate_proj.weight (64, 64) and has (96, 64)"
-    with pytest.raises(ValueError, match=re.escape(f"was sent {shapes}. Sender and receiver must")):
+    with pytest.raises(ValueError, match=re.escape(f"was given {shapes}. Giver and taker must")):
         taker.take_weights(other.weights())
     every = list(taker.weights())
-    with pytest.raises(ValueError, match=re.escape(f"was sent no {every[-1][0]}")):
+    with pytest.raises(ValueError, match=re.escape(f"was given no {every[-1][0]}")):
         taker.take_weights(every[:-1])
-    with pytest.raises(ValueError, match=re.escape("was sent more (1,) and has no such parameter")):
+    with pytest.raises(ValueError, match=re.escape("was given more (1,) and has no such parameter")):
         taker.take_weights([*every, ("more", torch.zeros(1))])
 
 

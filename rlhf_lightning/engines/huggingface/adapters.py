@@ -153,12 +153,7 @@ def merged(
             a, b = (gather(stored[f"{layer}{FACTOR}{f}.{ADAPTER}.weight"]) for f in "AB")
             added = b.float() @ a.float() * lora.scale
             weight = weight.float() + (added.T if by_inputs else added)
-        yield plain_name(name), weight.to(dtype)
-
-
-def plain_name(name: str) -> str:
-    """The name that a parameter has in a model without adapters."""
-    return name.replace(_BASE, ".")
+        yield name.replace(_BASE, "."), weight.to(dtype)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.exchange import UnfitError, fitting
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.engines.prompts import begun, read_prompts
@@ -29,7 +30,7 @@ from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing, larger_cache
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.process import process_restored
-from rlhf_lightning.engines.vllm.weights import UnfitError, fitting, needed, weight_shapes
+from rlhf_lightning.engines.vllm.weights import needed, weight_shapes
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlhf_lightning.engines.exchange import UnfitError
 from rlhf_lightning.engines.vllm.config import VLLM
-from rlhf_lightning.engines.vllm.weights import UnfitError
 
 _MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory"),

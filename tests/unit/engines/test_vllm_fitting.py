@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_lightning.engines.vllm.weights import fitting, needed, weight_shapes
+from rlhf_lightning.engines.exchange import fitting
+from rlhf_lightning.engines.vllm.weights import needed, weight_shapes
 from tests.unit.engines import tiny
 
 
