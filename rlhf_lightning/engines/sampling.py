@@ -14,8 +14,9 @@ from torch.nn.functional import pad
 from rlhf_lightning.engines.determinism import cumulated
 from rlhf_lightning.spec import Sampling
 
+BITS = 48
+"""Number of bits of a number from `uniform`."""
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_BITS = 48
 _FORK = 8
 
 
@@ -49,7 +50,7 @@ def uniform(seed: int, row_ids: Tensor, position: Tensor) -> Tensor:
 
 
 def _fraction(state: Tensor) -> Tensor:
-    return _shifted(state, 64 - _BITS).double().div(2**_BITS)
+    return _shifted(state, 64 - BITS).double().div(2**BITS)
 
 
 def sample(logits: Tensor, u: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -111,7 +112,7 @@ def _drawn(weights: Tensor, u: Tensor) -> Tensor:
         levels.append(torch.unflatten(whole, -1, (_FORK, -1)))
         nodes = levels[-1].sum(1)
     forks = torch.arange(len(levels), device=u.device)[:, None]
-    numbers = _fraction(_mixed(_mixed((u * 2**_BITS).long()) ^ forks))
+    numbers = _fraction(_mixed(_mixed((u * 2**BITS).long()) ^ forks))
     node = torch.zeros(len(u), 1, dtype=torch.int64, device=u.device)
     for level, size, number in zip(reversed(levels), reversed(sizes), numbers, strict=True):
         heights = cumulated(level.gather(2, node[:, None].expand(-1, _FORK, -1))[:, :, 0])

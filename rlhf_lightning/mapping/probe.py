@@ -129,8 +129,8 @@ def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callabl
         engine.optimizer_step()
 
     def generate() -> None:
-        with engine.gathered() as module:
-            generator = NativeGenerator(module, device=device, ends=Ends(pad_token_id=0))
+        with engine.generating() as decoder:
+            generator = NativeGenerator(decoder, device=device, ends=Ends(pad_token_id=0))
             generator.generate(rows, sampling=Sampling(max_new_tokens=_RESPONSE), seed=0)
 
     return [infer, train, generate]

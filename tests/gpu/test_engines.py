@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from transformers import PreTrainedModel
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine
@@ -88,11 +87,7 @@ def prompts(vocabulary: int) -> TensorDict:
 
 
 def said(
-    decoder: Decoder | PreTrainedModel,
-    device: torch.device,
-    *,
-    slots: int = 0,
-    stops: tuple[str, ...] = ENDS,
+    decoder: Decoder, device: torch.device, *, slots: int = 0, stops: tuple[str, ...] = ENDS
 ) -> TensorDict:
     """Answers to prompts; on a GPU its steps must be replayed."""
     native = NativeGenerator(

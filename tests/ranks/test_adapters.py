@@ -140,8 +140,8 @@ def trained(group: dist.ProcessGroup | None, spec: ModelSpec, shard: int = 0) ->
     engine = FSDPEngine(spec, group=group, config=config)
     for _ in range(3):
         step(engine, group)
-    with engine.gathered() as module:
-        generator = NativeGenerator(module, device="cpu", ends=Ends(pad_token_id=0), config=Native())
+    with engine.generating() as decoder:
+        generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0), config=Native())
         rows = tiny.rows().select("prompt_ids", "prompt_mask")
         rows["row_ids"] = torch.arange(len(rows))
         answers = generator.generate(rows, sampling=Sampling(max_new_tokens=5), seed=0)

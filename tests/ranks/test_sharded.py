@@ -21,6 +21,8 @@ from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native import slots
 from rlhf_lightning.engines.native.cache import Cache, Places
 from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.decoder import Decoder
+from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.ranks import Ranks
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
@@ -146,7 +148,7 @@ def rows() -> TensorDict:
     return table([*prompts, prompts[0], prompts[3], prompts[0]])
 
 
-def answers(decoder: PreTrainedModel | ShardedDecoder, sampling: Sampling) -> TensorDict:
+def answers(decoder: Decoder, sampling: Sampling) -> TensorDict:
     generator = NativeGenerator(
         decoder,
         device="cpu",
@@ -158,7 +160,7 @@ def answers(decoder: PreTrainedModel | ShardedDecoder, sampling: Sampling) -> Te
 
 @cache
 def expected(kind: str, sampling: Sampling) -> TensorDict:
-    return answers(whole(kind), sampling)
+    return answers(decoder_of(whole(kind)), sampling)
 
 
 def same(found: Mapping[str, Tensor], kind: str, sampling: Sampling) -> None:

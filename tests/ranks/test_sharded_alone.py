@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.decoder import WholeDecoder
+from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.kv import Prefill
 from rlhf_lightning.engines.native.sharded import ShardedDecoder
 from rlhf_lightning.engines.packed.attention import Packed, use_interface
@@ -148,7 +149,7 @@ def changed(**options: object) -> tuple[PreTrainedModel, ShardedDecoder]:
 )
 def test_it_computes_what_the_configuration_says(options: dict[str, object]) -> None:
     module, decoder = changed(**options)
-    found, right = answers(decoder, GREEDY), answers(module, GREEDY)
+    found, right = answers(decoder, GREEDY), answers(decoder_of(module), GREEDY)
     torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
     assert not torch.equal(right["log_probs"], expected("qwen2", GREEDY)["log_probs"])
 

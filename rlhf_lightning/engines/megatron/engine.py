@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -34,7 +33,7 @@ from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transform
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
-from rlhf_lightning.engines.megatron.state import load, save
+from rlhf_lightning.engines.megatron.state import load, save, wait
 from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part
@@ -198,8 +197,7 @@ class MegatronEngine(TrainEngine):
         if self.rank == 0:
             empty = empty_model(self.conversion.config, self._head)
             export_model(directory, whole, like=empty, spec=self._spec)
-        dist.barrier(self.groups.replica)
-        dist.barrier(self.groups.data)
+        wait(self._seat)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
         """See `TrainEngine.give_weights`."""

@@ -36,7 +36,7 @@ def save(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, seat: Se
         optimizer.counters.state({} if steps is None else dict.fromkeys(weights.shapes, steps)),
         shapes={f"{kind}.{name}": shape for kind in kinds for name, shape in weights.shapes.items()},
         rank=seat.rank,
-        wait=partial(_wait, seat),
+        wait=partial(wait, seat),
     )
 
 
@@ -74,7 +74,7 @@ def _collected(weights: Weights, optimizer: ShardedAdamW, *, seat: Seat) -> Iter
             yield {f"{kind}.{name}": value.contiguous().cpu() for name, value in found.items()}
 
 
-def _wait(seat: Seat) -> None:
+def wait(seat: Seat) -> None:
     """A barrier of all ranks of the model: within each replica, then over the replicas."""
     assert seat.groups is not None
     for group in (seat.groups.replica, seat.groups.data):

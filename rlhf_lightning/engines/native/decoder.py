@@ -106,7 +106,7 @@ class WholeDecoder:
         name, attention = type(module).__name__, module.config._attn_implementation
         if attention != IMPLEMENTATION:
             raise ValueError(
-                f"NativeGenerator({name}): its attention is {attention!r}. Call use_interface(module) first."
+                f"WholeDecoder({name}): its attention is {attention!r}. Call use_interface(module) first."
             )
         self.module = module
 

@@ -11,13 +11,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.huggingface.sizes import explaining_positions, max_positions
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.decoder import Decoder
-from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.kv_gpu import free_bytes
 from rlhf_lightning.engines.native.slots import Means, Slots, capacity_of
 from rlhf_lightning.engines.native.slots_gpu import GPUSlots
@@ -31,23 +29,17 @@ _CACHE_SHARE = 0.7
 
 
 class NativeGenerator:
-    """Generates with a Hugging Face causal language model prepared by `use_interface`, or with a decoder.
+    """Generates with a decoder.
 
     Where several ranks share one copy of the model, each has a generator and calls it with the same rows; one
     rank draws the tokens, and all return the same answers.
     """
 
     def __init__(
-        self,
-        module: PreTrainedModel | Decoder,
-        *,
-        device: torch.device | str,
-        ends: Ends,
-        config: Native | None = None,
+        self, decoder: Decoder, *, device: torch.device | str, ends: Ends, config: Native | None = None
     ) -> None:
-        self.decoder = decoder_of(module) if isinstance(module, PreTrainedModel) else module
+        self.decoder, self.ends = decoder, ends
         self.device, self.config = torch.device(device), config or Native()
-        self.ends = ends
 
     def generate(self, rows: TensorDict, *, sampling: Sampling, seed: int) -> TensorDict:
         """See `GenerationEngine.generate`."""

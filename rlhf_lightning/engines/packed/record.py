@@ -110,8 +110,8 @@ class Record:
         self._rows.clear()
 
     @contextmanager
-    def given(self, packed: PackedRows) -> Iterator[bool]:
-        """Within this context linear layers return recorded products; yields whether all rows are there."""
+    def given(self, packed: PackedRows) -> Iterator[None]:
+        """Within this context linear layers return recorded products, where those of all rows are there."""
         places = self._find(packed)
         try:
             if places is not None:
@@ -122,7 +122,7 @@ class Record:
                 for key, outputs in self._products.items():
                     outputs[:] = [torch.cat(outputs)] if len(outputs) > 1 else outputs
                     self._give(*key, outputs[0].index_select(0, wanted.get(key, places)))
-            yield places is not None
+            yield
         finally:
             for number, product in self._products if places is not None else ():
                 for layer in self._layers(number, product):

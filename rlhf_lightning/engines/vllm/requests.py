@@ -24,11 +24,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from rlhf_lightning.engines.ends import Ends, StopTexts
 from rlhf_lightning.engines.prompts import Prompt
-from rlhf_lightning.engines.sampling import uniform
+from rlhf_lightning.engines.sampling import BITS, uniform
 from rlhf_lightning.spec import Sampling
-
-_BITS = 48
-"""Number of bits of a number from `uniform`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +75,7 @@ class Requests:
             for before in begun
         ]
         whole = [[*p.tolist(), *row[:n].tolist()] for p, row, n in zip(prompts, ids, begun, strict=True)]
-        seeds = (numbers * 2**_BITS).long().numpy()
+        seeds = (numbers * 2**BITS).long().numpy()
         return cls(prompts=whole, begun=begun, params=params, seeds=seeds, texts=ends.texts(sampling))
 
     def __len__(self) -> int:

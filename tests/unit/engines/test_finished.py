@@ -18,6 +18,7 @@ from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.engine import NativeEngine
+from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.parallel import ParallelLayout, Seat
@@ -33,9 +34,8 @@ SAMPLING = Sampling(max_new_tokens=13)
 def generator(config: Native | None = None, *, kind: str = "llama") -> NativeGenerator:
     module = decoder(kind)
     use_interface(module)
-    return NativeGenerator(
-        module, device="cpu", ends=Ends(pad_token_id=PAD, eos_token_ids=STOPS), config=config
-    )
+    ends = Ends(pad_token_id=PAD, eos_token_ids=STOPS)
+    return NativeGenerator(decoder_of(module), device="cpu", ends=ends, config=config)
 
 
 def finished(

@@ -47,9 +47,8 @@ def generate(
     seed: int = 5,
 ) -> TensorDict:
     use_interface(module)
-    generator = NativeGenerator(
-        module, device="cpu", ends=Ends(pad_token_id=PAD, eos_token_ids=eos_token_ids), config=config
-    )
+    ends = Ends(pad_token_id=PAD, eos_token_ids=eos_token_ids)
+    generator = NativeGenerator(decoder_of(module), device="cpu", ends=ends, config=config)
     return generator.generate(rows, sampling=sampling, seed=seed)
 
 
@@ -296,7 +295,7 @@ def test_wrong_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^strategy.settings.generate.refill=0"):
         Native(refill=0)
     with pytest.raises(ValueError, match=r"Call use_interface\(module\) first"):
-        NativeGenerator(decoder("llama"), device="cpu", ends=Ends(pad_token_id=0))
+        decoder_of(decoder("llama"))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *NARROW])

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
@@ -30,7 +31,7 @@ def generator(config: Native | None = None, *, ends: tuple[int, ...] = ()) -> Na
     module = decoder("llama")
     use_interface(module)
     return NativeGenerator(
-        module,
+        decoder_of(module),
         device="cpu",
         ends=Ends(pad_token_id=PAD, eos_token_ids=ends, tokenizer=TOKENIZER),
         config=config,

@@ -53,8 +53,8 @@ def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) 
         caches.append(self)
 
     monkeypatch.setattr(Cache, "__init__", noted)
-    with FSDPEngine(ModelSpec(path=EMBEDDED)).gathered() as module:
-        generator = NativeGenerator(module, device="cpu", ends=Ends(pad_token_id=0))
+    with FSDPEngine(ModelSpec(path=EMBEDDED)).generating() as decoder:
+        generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0))
         generator.generate(_rows(), sampling=Sampling(max_new_tokens=RESPONSE), seed=0)
     measured = sum(block.nbytes for cache in caches for pair in cache.layers.values() for block in pair)
     workload = Workload(
