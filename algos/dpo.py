@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import field
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.workers import Actor, Reference
@@ -30,10 +29,10 @@ class DPO(RLHFAlgorithm):
 
     def step(self, batch: Batch) -> Metrics:
         """One pass over a batch of pairs: rows chosen, rejected, chosen, rejected, ..."""
-        metrics, batch = Metrics(), balanced(batch, together=2)
-        batch |= self.reference.compute_ref_log_prob(batch)
+        metrics = Metrics()
         for mini in self.mini_batches(batch, size=self.mini_batch_size, together=2):
-            metrics |= self.actor.update_actor(mini, loss=self.loss)
+            scored = mini | self.reference.compute_ref_log_prob(mini)
+            metrics |= self.actor.update_actor(scored, loss=self.loss)
         return metrics
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:

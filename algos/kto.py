@@ -63,10 +63,10 @@ class KTO(RLHFAlgorithm):
 
     def step(self, batch: Batch) -> Metrics:
         """One pass over a batch of labelled answers."""
-        metrics, batch = Metrics(), balanced(batch)
-        batch |= self.reference.compute_ref_log_prob(batch)
+        metrics = Metrics()
         for mini in self.mini_batches(batch, size=self.mini_batch_size):
-            metrics |= self.actor.update_actor(mini | self.baseline(mini), loss=self.loss)
+            scored = mini | self.reference.compute_ref_log_prob(mini)
+            metrics |= self.actor.update_actor(scored | self.baseline(mini), loss=self.loss)
         return metrics
 
     def baseline(self, batch: Batch) -> Batch:
