@@ -23,24 +23,19 @@ _MAX_ERROR = 0.2
 
 
 def kl_estimate(
-    log_probs: Tensor,
-    ref_log_probs: Tensor,
-    kind: KLKind = "k1",
-    *,
-    mask: Tensor | None = None,
-    clamp: bool = True,
+    log_probs: Tensor, ref_log_probs: Tensor, kind: KLKind = "k1", *, mask: Tensor | None = None
 ) -> Tensor:
     """Estimate the divergence token by token.
 
     `k1` = d, `k2` = d^2 / 2, `k3` = exp(-d) - 1 + d. `k1+` and `k3+` have the value of k1 and k3 and the
-    gradient of k2, which is the unbiased gradient of the divergence (verl).
+    gradient of k2, which is the unbiased gradient of the divergence (verl). In k3 d is limited to +-20 and
+    the value to +-10 (verl), so that one odd token cannot overflow.
 
     Args:
         log_probs: [B, R] of the policy that drew the tokens.
         ref_log_probs: [B, R] of the reference.
         kind: which estimate.
         mask: [B, R] bool; the result is 0, and has no gradient, where it is False. None: every entry counts.
-        clamp: limit d to +-20 and the value to +-10 in k3 (verl), so that one odd token cannot overflow.
 
     Returns:
         [B, R] float32.
@@ -55,17 +50,15 @@ def kl_estimate(
     if kind == "k2":
         return 0.5 * d.square()
     if kind == "k3":
-        return _k3(d, clamp)
+        return _k3(d)
     if kind not in ("k1+", "k3+"):
         raise ValueError(f"kl_estimate(kind={kind!r}): unknown. Try 'k1', 'k2', 'k3', 'k1+' or 'k3+'.")
-    value = d if kind == "k1+" else _k3(d, clamp)
+    value = d if kind == "k1+" else _k3(d)
     gradient = 0.5 * d.square()
     return value.detach() + (gradient - gradient.detach())  # the difference is exactly 0
 
 
-def _k3(d: Tensor, clamp: bool) -> Tensor:
-    if not clamp:
-        return torch.expm1(-d) + d
+def _k3(d: Tensor) -> Tensor:
     d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (torch.expm1(-d) + d).clamp(-_MAX_K3, _MAX_K3)
 

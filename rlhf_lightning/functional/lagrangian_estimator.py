@@ -10,7 +10,6 @@ from torch import Tensor
 from rlhf_lightning.functional.estimator import Add, alone
 from rlhf_lightning.functional.gae import Gap, check_discounts, gae
 from rlhf_lightning.functional.kl import penalized_rewards
-from rlhf_lightning.functional.masked import masked_sum
 from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.returns import discounted_returns
 from rlhf_lightning.functional.whiten import whiten
@@ -24,8 +23,7 @@ class LagrangianEstimator(PenalizedEstimator):
     estimated against its own critic; without a critic of costs A_c is the discounted cost still to come.
 
     Beside the columns of `PenalizedEstimator` with the divergence it reads costs [B, R] (as scores), values
-    and, with a critic of costs, cost_values; it makes `returns`, `cost_advantages` and `cost_returns` [B, R]
-    float32, and `row_costs` [B] (sums without penalty).
+    and, with a critic of costs, cost_values; it makes `returns` and `cost_returns` [B, R] float32 too.
 
     Raises:
         ValueError: a value is outside its range.
@@ -68,8 +66,8 @@ class LagrangianEstimator(PenalizedEstimator):
 
     @property
     def returns(self) -> tuple[str, ...]:
-        """Advantages and returns of reward and cost, and sums by row."""
-        return (*super().returns, "returns", "cost_advantages", "cost_returns", "row_costs")
+        """Advantages, returns of reward and cost, and sums by row."""
+        return (*super().returns, "returns", "cost_returns")
 
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
         """Compute the new columns; see `Estimator`."""
@@ -87,9 +85,7 @@ class LagrangianEstimator(PenalizedEstimator):
         return found | {
             "advantages": whiten(advantages, mask, add=add) if self.whiten else advantages,
             "returns": returns,
-            "cost_advantages": cost_advantages,
             "cost_returns": cost_returns,
-            "row_costs": masked_sum(rows["costs"], mask, dim=1),
         }
 
     def _estimated(self, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "lagrangian_whitened": LagrangianEstimator(cost_critic=False, whiten=True, multiplier=2.0, clip=None),
 }  # fmt: skip
 SUMS = ("row_returns", "row_squares", "row_errors", "row_error_squares")
-ROWS = {"row_scores", "row_tokens", "row_ends", "row_kl", "row_costs", *SUMS}
+ROWS = {"row_scores", "row_tokens", "row_ends", "row_kl", *SUMS}
 TYPES = {"row_tokens": torch.int64, "row_ends": torch.int64, **dict.fromkeys(SUMS, torch.float64)}
 
 

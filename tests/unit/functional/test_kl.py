@@ -74,10 +74,6 @@ def test_clamps(kind: Literal["k3", "k3+"]) -> None:
     ref = torch.tensor([0.0, 0.0, -200.0])  # d = -200, -5, 200
     close(kl_estimate(log_probs, ref, kind), [10.0, 10.0, 10.0])
     assert torch.isfinite(kl_gradient(log_probs, ref, kind)).all()
-    free = kl_estimate(log_probs, ref, kind, clamp=False)
-    assert free[0] == torch.inf
-    assert free[1] == pytest.approx(math.exp(5) - 6)
-    assert free[2] == pytest.approx(199.0)
 
 
 def test_unknown_kind_is_refused() -> None:
