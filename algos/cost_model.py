@@ -17,7 +17,6 @@ class CostModel(RLHFAlgorithm):
     """
 
     needs = ("response_ids", "safe")
-    needs_pairs = True
     progress = ("cost_model/loss", "cost_model/accuracy")
 
     cost: Scorer = field(default_factory=Scorer)

@@ -14,7 +14,6 @@ class DPO(RLHFAlgorithm):
     """Rafailov 2023 eq. 7; IPO, hinge and label smoothing by `loss`. Needs pairs, such as PreferenceData."""
 
     needs = ("response_ids",)
-    needs_pairs = True
     validates = ("reference",)
     progress = ("dpo/loss", "dpo/accuracy")
 

@@ -15,8 +15,6 @@ from rlhf_lightning.workers import Actor, Reference, Reward
 class OnlineDPO(RLHFAlgorithm):
     """Guo 2024, algorithm 1, with a reward instead of a judge."""
 
-    makes_pairs = True
-
     actor: Actor = field(default_factory=Actor)
     """Answers, and learns to answer better."""
     reference: Reference = field(default_factory=Reference)

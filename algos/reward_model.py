@@ -17,7 +17,6 @@ class RewardModel(RLHFAlgorithm):
     """
 
     needs = ("response_ids",)
-    needs_pairs = True
     progress = ("reward_model/loss", "reward_model/accuracy")
 
     reward: Scorer = field(default_factory=Scorer)

@@ -14,7 +14,6 @@ class SimPO(RLHFAlgorithm):
     """Meng 2024 eq. 6; DPO minus the reference. Needs pairs, such as PreferenceData."""
 
     needs = ("response_ids",)
-    needs_pairs = True
     progress = ("simpo/loss", "simpo/accuracy")
 
     actor: Actor = field(default_factory=Actor)

@@ -26,7 +26,7 @@ from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
 from rlhf_lightning.data import load_tokenizer
 from rlhf_lightning.data.sampler import permutation
-from rlhf_lightning.functional import Estimator, check_estimator, run_estimator
+from rlhf_lightning.functional import Estimator, Loss, check_estimator, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import options
@@ -57,10 +57,6 @@ class RLHFAlgorithm(LightningModule):
     """Columns that the data must have in addition to prompts."""
     draws = False
     """Whether the actor draws answers of its own, too, where `needs` has `response_ids`."""
-    needs_pairs = False
-    """Whether the rows must be pairs: chosen, rejected, chosen, rejected, ..."""
-    makes_pairs = False
-    """Whether it learns from pairs of rows that it makes itself; `mini_batch_size` counts pairs there too."""
     validates: tuple[str, ...] = ()
     """Roles that `validation_step` calls, in addition to those that answer and score."""
     progress: tuple[str, ...] = ("reward/mean",)
@@ -194,6 +190,21 @@ class RLHFAlgorithm(LightningModule):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The main model's tokenizer."""
         return load_tokenizer(self.main_model.located().path)
+
+    # ---- losses --------------------------------------------------------------------------------------------
+    def losses(self) -> dict[str, Loss]:
+        """The losses in its fields, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Loss)}
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether it learns from pairs of rows, which `mini_batch_size` counts; as its losses say."""
+        return any(loss.rows_together == 2 for loss in self.losses().values())
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether the data must give the pairs: chosen, rejected, chosen, rejected, ..."""
+        return self.in_pairs and "response_ids" in self.needs
 
     # ---- Lightning hooks -----------------------------------------------------------------------------------
     def setup(self, stage: str) -> None:

@@ -24,7 +24,7 @@ from rlhf_lightning.engines import (
     padding_token,
 )
 from rlhf_lightning.field_types import check_names, check_types
-from rlhf_lightning.functional import Loss, PolicyLoss
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.optimizer import warn_of_slow_adapters
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
@@ -78,9 +78,8 @@ def _check_names(algorithm: RLHFAlgorithm) -> None:
     check_names(kind, "needs", algorithm.needs)
     check_names(kind, "validates", algorithm.validates)
     check_names(kind, "progress", algorithm.progress)
-    for value in vars(algorithm).values():
-        if isinstance(value, Loss):
-            check_names(type(value).__name__, "columns", value.columns)
+    for loss in algorithm.losses().values():
+        check_names(type(loss).__name__, "columns", loss.columns)
 
 
 def _check_stray_roles(algorithm: RLHFAlgorithm) -> None:
@@ -385,7 +384,7 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
     Raises:
         ValueError: a loss has a correction, and the actor does not recompute log-probabilities.
     """
-    losses = [loss for loss in vars(algorithm).values() if isinstance(loss, PolicyLoss)]
+    losses = [loss for loss in algorithm.losses().values() if isinstance(loss, PolicyLoss)]
     if any(loss.correction for loss in losses) and not algorithm.main_actor.recompute_log_probs:
         raise ValueError(
             "policy_loss.correction: compares two log-probabilities of the answers, and there is one. "

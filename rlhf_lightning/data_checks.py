@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
-from rlhf_lightning.functional import Loss, PairwiseLoss, SFTLoss
+from rlhf_lightning.functional import PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _is_own(step: Callable[..., object]) -> bool:
 
 def _check_margins(algorithm: RLHFAlgorithm, data: RowData) -> None:
     """Refuse a loss that reads margins where the data has none, and warn of margins that no loss reads."""
-    losses = {name: value for name, value in vars(algorithm).items() if isinstance(value, Loss)}
+    losses = algorithm.losses()
     reading = [name for name, loss in losses.items() if "margins" in loss.columns]
     given = "margins" in data.columns
     if reading and not given:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import (
     DPO,
@@ -116,6 +117,21 @@ def test_a_horizon_is_long_enough_for_a_batch(make: Callable[..., PPO], tmp_path
     )
     assert begun(0.1, 8.0) == "started"
     assert begun(None, 1.6) == "started"
+
+
+class Writing(SFT):
+    """Whose step makes a loss of pairs."""
+
+    needs_pairs = True
+
+
+def test_who_learns_from_pairs_is_known_by_the_losses() -> None:
+    options = {"SafeRLHF": {"cost": Cost(functions="length")}}
+    made = {name: getattr(algos, name)(**options.get(name, {})) for name in algos.__all__}
+    needing = {"CostModel", "DPO", "RewardModel", "SimPO"}
+    assert {name for name, algorithm in made.items() if algorithm.needs_pairs} == needing
+    assert {name for name, algorithm in made.items() if algorithm.in_pairs} == needing | {"OnlineDPO"}
+    assert Writing().needs_pairs
 
 
 PAIR: dict[str, object] = {"prompt": "a", "chosen": "b", "rejected": "c"}
