@@ -11,6 +11,8 @@ from rlhf_lightning.functional import PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
     from rlhf_lightning.algorithm import RLHFAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -144,3 +146,24 @@ def check_held_out(data: RowData, *, what: str) -> None:
             f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try "
             f"{data.typed}.val_rows, {data.typed}.num_val_rows or {data.typed}.val_path, whichever it has."
         )
+
+
+def check_validates(trainer: Trainer, stage: str, *, name: str) -> None:
+    """Refuse, for a callback that needs a validation, a fit without one, and a validation on nothing.
+
+    Args:
+        trainer: of the run.
+        stage: of `Callback.setup`.
+        name: of the callback, for the message.
+
+    Raises:
+        ValueError: `limit_val_batches` is 0, or the data holds nothing out.
+    """
+    if stage == "fit" and not trainer.limit_val_batches:
+        raise ValueError(
+            f"{name}: with trainer.limit_val_batches=0 nothing is ever validated. "
+            "Try --trainer.limit_val_batches 1.0."
+        )
+    data = row_data(trainer)
+    if stage in ("fit", "validate") and data is not None:
+        check_held_out(data, what=name)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
-from rlhf_lightning.callbacks.validation import check_validates
+from rlhf_lightning.data_checks import check_validates
 from rlhf_lightning.output import check_output, first_free, leaves_files, output_path, put_aside
 
 _COLUMNS = ["step", "prompt", "response", "score"]

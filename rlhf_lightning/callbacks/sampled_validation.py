@@ -6,8 +6,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.callbacks.validation import check_validates
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.data_checks import check_validates
 from rlhf_lightning.functional import expected_best
 from rlhf_lightning.workers import Reward
 

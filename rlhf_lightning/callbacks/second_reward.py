@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
-from rlhf_lightning.callbacks.validation import check_validates
 from rlhf_lightning.data import row_data
+from rlhf_lightning.data_checks import check_validates
 from rlhf_lightning.output import check_output, leaves_files, output_path
 from rlhf_lightning.reporting import begins_anew, validation_interval
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from rlhf_lightning.callbacks.validation import check_validates
+from rlhf_lightning.data_checks import check_validates
 
 
 class ValidateFirst(Callback):
