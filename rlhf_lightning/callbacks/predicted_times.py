@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.mapping import hardware as clusters
 from rlhf_lightning.mapping import measured
 from rlhf_lightning.mapping.machine import of_a_run
@@ -19,6 +20,7 @@ from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_o
 from rlhf_lightning.mapping.phases import Iteration
 from rlhf_lightning.output import check_output, keep, leaves_files, output_path
 from rlhf_lightning.reporting import unreported
+from rlhf_lightning.strategy import Strategy
 
 
 class PredictedTimes(Callback):
@@ -61,9 +63,9 @@ class PredictedTimes(Callback):
                     "PredictedTimes: with trainer.barebones=true no metrics are logged, and it reads the "
                     "lengths of answers in them. Leave one of the two out."
                 )
-            self._cluster = of_a_run(
-                self.hardware, os.cpu_count() or 1, option="PredictedTimes(hardware=...)"
-            )
+            asked = trainer.strategy.devices if isinstance(trainer.strategy, Strategy) else None
+            devices = asked or num_gpus() or os.cpu_count() or 1
+            self._cluster = of_a_run(self.hardware, devices, option="PredictedTimes(hardware=...)")
             check_output(trainer, self._file(trainer).parent, name="PredictedTimes")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

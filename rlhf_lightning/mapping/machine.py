@@ -44,12 +44,12 @@ def this_machine(devices: int) -> Hardware:
 def of_a_run(named: str, devices: int, *, option: str) -> Hardware:
     """The hardware of a run: what is named, or else this machine.
 
-    Its nodes are those of the cluster that is connected: tensor shards stay inside, so a node counts with
-    what divides the GPUs of each.
+    Its nodes are the largest of the cluster that is connected which have so many devices together: tensor
+    shards stay inside, so a node counts with what divides the GPUs of each.
 
     Args:
         named: a known name, a file, or empty.
-        devices: see `this_machine`.
+        devices: of the run.
         option: what names it, for messages.
 
     Raises:
@@ -59,8 +59,9 @@ def of_a_run(named: str, devices: int, *, option: str) -> Hardware:
 
     nodes = gpus_by_node()
     found = hardware.load(named) if named else _unnamed(devices, nodes, option=option)
-    node = math.gcd(*(node.count for node in nodes)) or found.gpus_per_node
-    return dataclasses.replace(found, gpus_per_node=node)
+    counts = sorted((node.count for node in nodes), reverse=True)
+    used = next((n for n in range(1, len(counts)) if sum(counts[:n]) >= devices), len(counts))
+    return dataclasses.replace(found, gpus_per_node=math.gcd(*counts[:used]) or found.gpus_per_node)
 
 
 def _unnamed(devices: int, nodes: Sequence[NodeGPUs], *, option: str) -> Hardware:

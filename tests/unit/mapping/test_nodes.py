@@ -40,12 +40,21 @@ def joined(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, int, str]) -> Non
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(sum(n for _, n, _ in nodes))})
 
 
-@pytest.mark.parametrize(("counts", "node"), [((4, 4), 4), ((8, 4), 4), ((6, 4), 2), ((8,), 8)])
+@pytest.mark.parametrize(("counts", "node"), [((4, 4), 4), ((8, 4), 4), ((6, 4), 2), ((8,), 8), ((), 8)])
 def test_a_node_has_what_divides_each_of_the_clusters(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], node: int
 ) -> None:
     joined(monkeypatch, HEAD, *((f"n{i}", count, "A100") for i, count in enumerate(counts)))
-    assert of_a_run("a100-80gb", 8, option=OPTION).gpus_per_node == node
+    assert of_a_run("a100-80gb", 12, option=OPTION).gpus_per_node == node
+
+
+@pytest.mark.parametrize(("devices", "node"), [(8, 8), (16, 8), (17, 1), (20, 1)])
+def test_nodes_that_a_run_does_not_need_make_no_other_smaller(
+    monkeypatch: pytest.MonkeyPatch, devices: int, node: int
+) -> None:
+    """A workstation with one GPU beside two nodes of eight."""
+    joined(monkeypatch, ("desk", 1, "A100"), ("a", 8, "A100"), ("b", 8, "A100"))
+    assert of_a_run("a100-80gb", devices, option=OPTION).gpus_per_node == node
 
 
 def test_tensor_shards_stay_inside_the_nodes_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
