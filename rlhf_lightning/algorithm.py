@@ -29,7 +29,7 @@ from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator, Loss, check_estimator, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
-from rlhf_lightning.options import options
+from rlhf_lightning.options import check_free, options
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.trainer_checks import check_lightning
 from rlhf_lightning.workers import Actor, Reference, Reward, Role, seed_of
@@ -43,6 +43,8 @@ Columns = Mapping[str, Tensor | Sequence[object]]
 """One batch as a data module yields it: values [B, ...] by column name."""
 PTX = "ptx"
 """Key under which MixedData puts a batch of pre-training text beside the columns."""
+_DECLARED = {"needs", "draws", "needs_pairs", "makes_pairs", "validates", "progress"}
+"""What a subclass declares: it may make options of these, though the base has them."""
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -72,8 +74,8 @@ class RLHFAlgorithm(LightningModule):
     explain_samples = False
     """Whether `validation_step` adds per-token numbers; for SampleTable."""
     keeps_rollouts = False
-    """Whether `rollout_metrics` stores the rows in `rollouts`; for Rollouts."""
-    rollouts: Batch | None = None
+    """Whether `rollout_metrics` stores the rows in `kept_rollouts`; for Rollouts."""
+    kept_rollouts: Batch | None = None
 
     # State of the run.
     ptx_batch: Batch | None = None
@@ -84,9 +86,14 @@ class RLHFAlgorithm(LightningModule):
     """The algorithm's own tensors before its first run, as its options make them."""
 
     def __init_subclass__(cls) -> None:
-        """Make the fields of the subclass options."""
+        """Make the fields of the subclass options.
+
+        Raises:
+            ValueError: a field has the name of something else.
+        """
         super().__init_subclass__()
         options(cls)
+        check_free(cls, {*dir(RLHFAlgorithm), *vars(LightningModule())} - _DECLARED)
 
     def __new__(cls, *_args: object, **_options: object) -> Self:
         """Prepare the module before the generated constructor sets fields on it."""
@@ -353,7 +360,7 @@ class RLHFAlgorithm(LightningModule):
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
         """Metrics of a batch after `estimate`: rewards, lengths and, where known, KL and value statistics."""
-        self.rollouts = batch if self.keeps_rollouts else None
+        self.kept_rollouts = batch if self.keeps_rollouts else None
         return reporting.response_metrics(
             batch, actor=self.main_actor, parts=reporting.part_names(self.roles())
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
@@ -64,6 +64,20 @@ def _check_post_init(cls: type) -> None:
             f"{cls.__name__}.__post_init__ leaves out that of {base.__name__}, which it extends. Begin it "
             "with super().__post_init__()."
         )
+
+
+def check_free(cls: type, taken: Collection[str]) -> None:
+    """Refuse options of names that the class which they extend uses itself, and would overwrite or call.
+
+    Raises:
+        ValueError: an option has such a name.
+    """
+    for field in dataclasses.fields(cls):
+        if field.name in taken:
+            raise ValueError(
+                f"{cls.__name__}.{field.name}: the name is in use, in RLHFAlgorithm or in Lightning. Call "
+                f"the field something else, such as own_{field.name.strip('_')}."
+            )
 
 
 def with_types(cls: type[T]) -> type[T]:

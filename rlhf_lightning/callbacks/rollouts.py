@@ -71,7 +71,7 @@ class Rollouts(Callback):
         """Ask the algorithm to keep the rows of an iteration that will be written."""
         if isinstance(pl_module, RLHFAlgorithm):
             self._due |= (trainer.global_step + 1) % self.every_n_steps == 0
-            pl_module.keeps_rollouts, pl_module.rollouts = self._due, None
+            pl_module.keeps_rollouts, pl_module.kept_rollouts = self._due, None
 
     def on_train_batch_end(
         self,
@@ -84,7 +84,7 @@ class Rollouts(Callback):
         """Write the rows that the algorithm kept; nothing with `fast_dev_run`."""
         if not isinstance(pl_module, RLHFAlgorithm):
             return
-        rows, pl_module.rollouts, pl_module.keeps_rollouts = pl_module.rollouts, None, False
+        rows, pl_module.kept_rollouts, pl_module.keeps_rollouts = pl_module.kept_rollouts, None, False
         if not rows:
             return
         self._due = False

@@ -203,3 +203,15 @@ def test_one_text_in_the_place_of_names_is_refused() -> None:
         told = type("Told", (GRPO,), {option: "reward"})()
         with pytest.raises(ValueError, match=rf"^Told\.{option}='reward': is one text"):
             check_fields(told)
+
+
+@pytest.mark.parametrize("name", ["explain", "advantages_on", "_first", "log", "trainer", "training"])
+def test_a_name_that_the_base_uses_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^Mine\.{name}: .* such as own_{name.strip('_')}\.$"):
+        type("Mine", (GRPO,), {"__annotations__": {name: int}, name: 4})
+
+
+def test_what_a_subclass_declares_may_be_an_option() -> None:
+    names = {"progress": tuple[str, ...], "draws": bool, "rollouts": int}
+    made = type("Mine", (GRPO,), {"__annotations__": names, "progress": (), "draws": False, "rollouts": 4})
+    check_fields(made(draws=True))

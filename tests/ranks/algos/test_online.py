@@ -67,8 +67,8 @@ def test_what_was_cut_off_teaches_nothing(model: str) -> None:
     algorithm.keeps_rollouts = True
     kept = run(algorithm, data(), steps=1)
     ids, mask, learned = algorithm.seen
-    assert algorithm.rollouts is not None
-    assert torch.equal(algorithm.rollouts["response_mask"], mask)  # told of all that was drawn
+    assert algorithm.kept_rollouts is not None
+    assert torch.equal(algorithm.kept_rollouts["response_mask"], mask)  # told of all that was drawn
     ended = (torch.isin(ids, torch.tensor([*sampling.stop_token_ids, 258])) & mask).any(dim=1)
     assert torch.equal(learned, mask & ended[:, None])
     assert torch.equal(algorithm.row_ends, mask.sum(dim=1) * ended)  # devices are balanced by these

@@ -33,7 +33,7 @@ class Noting(GRPO):
 def written(algorithm: GRPO, callback: Rollouts, root: Path, **options: object) -> Lines:
     run = trainer(Local(), root, steps=3, callbacks=[callback], **options)
     run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=6, num_val_rows=0))
-    assert algorithm.rollouts is None
+    assert algorithm.kept_rollouts is None
     files = sorted((root / "rollouts").glob("*"))
     return {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in files}
 
