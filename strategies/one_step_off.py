@@ -120,21 +120,10 @@ class OneStepOff(OpenRLHF):
         return ahead
 
     def after_step(self) -> None:
-        """See `Strategy.after_step`.
-
-        Raises:
-            ValueError: the step called `generate_sequences` more than once.
-        """
+        """See `Strategy.after_step`; the next step may call `generate_sequences` once more."""
         super().after_step()
-        if self.generation is None:
-            return
-        calls, self.generation.calls = self.generation.calls, 0
-        if calls > 1:
-            raise ValueError(
-                f"{type(self.algorithm).__name__}.step calls generate_sequences {calls} times, and generation"
-                " that is a batch ahead answers each call with the rows of the one before. Try --strategy "
-                "openrlhf, which answers at once."
-            )
+        if self.generation is not None:
+            self.generation.end_step()
 
     def teardown(self) -> None:
         """See `Strategy.teardown`; prompts of a checkpoint that no run has answered are forgotten."""

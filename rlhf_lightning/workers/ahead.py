@@ -37,20 +37,31 @@ class Ahead(SeparateGeneration, ABC):
     """Rows whose answers were not returned yet. Set before the first call: those of a checkpoint."""
     is_validating: Callable[[], bool] = lambda: False
     """Says whether this is a validation, which needs the given rows answered by the current weights."""
-    calls: int = 0
-    """Calls in this iteration that returned earlier rows."""
+    called: bool = False
+    """Whether a call of this iteration has returned earlier rows; at most one may."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`; greedy answers and those for a validation are of the given rows.
 
         Raises:
-            ValueError: the batches of two iterations differ in their number of rows.
+            ValueError: the batches of two iterations differ in their number of rows, or one iteration calls
+                a second time.
         """
         if method.name != "generate_sequences" or arguments.get("greedy") or self.is_validating():
             return super().call(method, batch, arguments)
         assert batch is not None
-        self.calls += 1
+        if self.called:
+            raise ValueError(
+                "generate_sequences: `step` calls it a second time, and generation that is a batch ahead "
+                "answers each call with the rows of the one before. Try --strategy openrlhf, which answers "
+                "at once."
+            )
+        self.called = True
         return self.with_log_probs(self.exchanged(batch, arguments))
+
+    def end_step(self) -> None:
+        """Begin the next iteration, which may call once more."""
+        self.called = False
 
     @abstractmethod
     def exchanged(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:

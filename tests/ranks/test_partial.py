@@ -160,6 +160,7 @@ def iterations(
     """What an algorithm is given: it asks for answers, and learns."""
     for number in range(first, first + count):
         batch = rows_of(number, size=size, together=together)
+        generation.end_step()
         found = generation.call(ACTOR["generate_sequences"], batch, {})
         assert isinstance(found, Batch)
         yield found

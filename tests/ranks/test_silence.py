@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
+from typing import cast
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, GRPO
 from rlhf_lightning.controller import Batch, Caller, Metrics
-from rlhf_lightning.controller.register import Method
+from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.data import PreferenceData, PromptData, TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
@@ -24,24 +26,39 @@ from tests.unit.algos.small import run as fitted
 
 
 class Several(Caller):
-    """Takes every call."""
+    """Takes every call, and answers with what it was given."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`."""
         return batch
 
 
-def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
+def ahead_of(algorithm: RLHFAlgorithm, *roles: str) -> tuple[OneStepOff, Mapping[str, Caller]]:
+    """A strategy that is a batch ahead, in the middle of a fit, and what receives the calls on the roles."""
     strategy = OneStepOff()
-    strategy.connect(grpo())
-    strategy.generation = strategy.make_generation(Several(), Several(), recompute_log_probs=False)
-    for calls in (1, 0, 1):
-        strategy.generation.calls = calls
+    strategy.connect(algorithm)
+    callers = strategy.callers({name: Several() for name in (*roles, "actor", "generator")})
+    assert strategy.generation is not None
+    strategy.generation.is_validating = lambda: False
+    return strategy, callers
+
+
+def generate(caller: Caller, batch: Batch, **arguments: object) -> Batch:
+    return cast(Batch, caller.call(methods_of(Actor)["generate_sequences"], batch, arguments))
+
+
+def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
+    """Whatever the number of rows of the second call."""
+    strategy, callers = ahead_of(grpo())
+    rows = Batch.of({"row_ids": torch.arange(4)})
+    for _ in range(2):
+        generate(callers["actor"], rows)
+        generate(callers["actor"], rows, greedy=True)
         strategy.after_step()
-        assert strategy.generation.calls == 0
-    strategy.generation.calls = 2
-    with pytest.raises(ValueError, match=r"^GRPO.step calls generate_sequences 2 times, .* openrlhf"):
-        strategy.after_step()
+    strategy.after_step()
+    generate(callers["actor"], rows)
+    with pytest.raises(ValueError, match=r"^generate_sequences: `step` calls it a second time, .* openrlhf"):
+        generate(callers["actor"], rows.take([0, 1]))
 
 
 def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
