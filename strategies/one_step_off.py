@@ -14,7 +14,7 @@ from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
 from rlhf_lightning.functional import PolicyLoss, ReinforceLoss
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
-from rlhf_lightning.workers import Ahead, GenerationAhead, PartialGeneration
+from rlhf_lightning.workers import Actor, Ahead, GenerationAhead, OtherActor, PartialGeneration
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,15 @@ class OneStepOff(OpenRLHF):
                     both,
                     name,
                 )
+
+    def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
+        """As `OpenRLHF.callers`; other actors, which are not ahead, say what they answer."""
+        found, ahead = super().callers(workers), self.generation
+        if ahead is None:
+            return found
+        actors = {name for name, role in self.algorithm.roles().items() if isinstance(role, Actor)}
+        others = actors & {*workers} - {"actor"}
+        return {**found, **{name: OtherActor(name, workers[name], ahead) for name in others}}
 
     def make_generation(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> Ahead:
         """See `OpenRLHF.make_generation`."""

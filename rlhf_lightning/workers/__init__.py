@@ -1,7 +1,7 @@
 """Roles: what each model of the dataflow is for. Methods are named as in HybridFlow's Table 4."""
 
 from rlhf_lightning.workers.actor import Actor, seed_of
-from rlhf_lightning.workers.ahead import Ahead, GenerationAhead, PartialGeneration
+from rlhf_lightning.workers.ahead import Ahead, GenerationAhead, OtherActor, PartialGeneration
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
@@ -21,6 +21,7 @@ __all__ = [
     "GenerationInParts",
     "Generator",
     "Judge",
+    "OtherActor",
     "PartialGeneration",
     "Reference",
     "Reward",

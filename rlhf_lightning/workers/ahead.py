@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlhf_lightning.controller import GROUPS, Batch
+from rlhf_lightning.controller import GROUPS, Batch, Caller
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
 from rlhf_lightning.workers.generator import Generator, SeparateGeneration, refuse_turns
@@ -39,13 +39,15 @@ class Ahead(SeparateGeneration, ABC):
     """Says whether this is a validation, which needs the given rows answered by the current weights."""
     called: bool = False
     """Whether a call of this iteration has returned earlier rows; at most one may."""
+    others: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Other actors that have answered in this iteration, and the columns of what each was given."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`; greedy answers and those for a validation are of the given rows.
 
         Raises:
             ValueError: the batches of two iterations differ in their number of rows, or one iteration calls
-                a second time.
+                a second time, or after another actor that has answered the rows which it exchanges.
         """
         if method.name != "generate_sequences" or arguments.get("greedy") or self.is_validating():
             return super().call(method, batch, arguments)
@@ -57,11 +59,24 @@ class Ahead(SeparateGeneration, ABC):
                 "at once."
             )
         self.called = True
+        self._check_others(batch)
         return self.with_log_probs(self.exchanged(batch, arguments))
 
     def end_step(self) -> None:
         """Begin the next iteration, which may call once more."""
         self.called = False
+        self.others.clear()
+
+    def _check_others(self, batch: Batch) -> None:
+        """Refuse to exchange rows that another actor has answered, unless they have got columns since."""
+        for name, given in self.others.items():
+            if given.issuperset(batch):
+                raise ValueError(
+                    f"generate_sequences: {name} has answered this batch before actor, which is a batch "
+                    f"ahead and returns the rows of the one before, to other prompts. Let {name} answer "
+                    "what actor returns, or give the batch what it said, as columns, before actor is called; "
+                    "or try --strategy openrlhf, which answers at once."
+                )
 
     @abstractmethod
     def exchanged(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
@@ -70,6 +85,24 @@ class Ahead(SeparateGeneration, ABC):
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Numbers about the answers that were last returned, for loggers."""
+
+
+@dataclass(frozen=True)
+class OtherActor:
+    """What receives the calls on another actor's handle: it notes which rows are answered at once."""
+
+    name: str
+    """Of the role."""
+    workers: Caller
+    """The role's own."""
+    ahead: Ahead
+    """Whose rows are exchanged."""
+
+    def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
+        """See `Caller.call`."""
+        if method.name == "generate_sequences" and batch is not None and not self.ahead.is_validating():
+            self.ahead.others[self.name] = frozenset(batch)
+        return self.workers.call(method, batch, arguments)
 
 
 @dataclass

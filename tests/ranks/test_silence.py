@@ -61,6 +61,28 @@ def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
         generate(callers["actor"], rows.take([0, 1]))
 
 
+class Playing(GRPO):
+    """Beside the actor, one that answers the same prompts."""
+
+    opponent: Actor = field(default_factory=Actor)
+
+
+def test_an_actor_that_answers_at_once_comes_after_one_that_is_a_batch_ahead() -> None:
+    strategy, callers = ahead_of(Playing(), "opponent")
+    for first in (0, 4):
+        rows = Batch.of({"row_ids": torch.arange(first, first + 4)})
+        mine = generate(callers["actor"], rows)
+        theirs = generate(callers["opponent"], mine)
+        assert theirs["row_ids"].tolist() == mine["row_ids"].tolist()
+        strategy.after_step()
+    theirs = generate(callers["opponent"], rows).renamed({"row_ids": "their_ids"})
+    generate(callers["actor"], rows | theirs)  # what it said goes along
+    strategy.after_step()
+    generate(callers["opponent"], rows)
+    with pytest.raises(ValueError, match=r"^generate_sequences: opponent has answered this batch before act"):
+        generate(callers["actor"], rows)
+
+
 def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows: list[dict[str, object]] = [{"prompt": "p", "data_source": name} for name in ("maths", "code")]
     data = PromptData(path=write_rows(tmp_path / "rows.jsonl", rows), batch_size=2)
