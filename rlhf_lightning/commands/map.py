@@ -16,6 +16,7 @@ from typing import Any
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.commands.parser import Parser, check_picture, check_place, count
+from rlhf_lightning.engines import has_tokenizer
 from rlhf_lightning.mapping import cluster, hardware, report, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage
 from rlhf_lightning.mapping.picture import draw
@@ -25,6 +26,7 @@ from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.names import FOLDERS, class_path
+from rlhf_lightning.spec import EMBEDDED, ModelSpec
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Judge
 
@@ -126,11 +128,17 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         sharding="full" if whole else "states",
         held_once=False,  # its YAML asks for Megatron's distributed optimizer
     )
-    algorithm.bind({n: replace(role, path=sources[n]) for n, role in roles.items()})
+    algorithm.bind({n: replace(role, path=_readable(sources[n])) for n, role in roles.items()})
     flow = with_updates(read_dataflow(algorithm, rows), updates)
     every = [(SimulatedCosts(on, flow, loaded, workload=workload), devices) for on, devices in kinds]
     compared, most = baselines(every[0][0].roles), max(options.top, options.pick)
     return plan(*every[0], baselines=compared, count=most, others=every[1:])
+
+
+def _readable(source: str) -> str:
+    """What stands for a model in the step that is read: the embedded one where it has no tokenizer."""
+    whole = Path(source).is_dir() and has_tokenizer(ModelSpec(path=source))
+    return source if whole or not source else EMBEDDED
 
 
 def with_updates(flow: Dataflow, updates: int) -> Dataflow:

@@ -165,6 +165,6 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
             f"made-up rows, and that failed: {type(err).__name__}: {str(err).removesuffix('.')}"
             f"{'. Metrics of your own, and fields of rows, may be missing there: use .get' * lacking}"
             ". Values and columns of methods of your own are made up there: where `step` needs true ones, "
-            "give the placement, --strategy.mapping.pools, or take another strategy."
+            "give a run the placement, --strategy.mapping.pools, or another strategy."
         ) from err
     return dataflow_of(recorder.calls)

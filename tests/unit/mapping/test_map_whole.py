@@ -90,6 +90,17 @@ def test_models_that_megatron_takes_are_divided(
     assert accepted(file).settings.engine == "megatron"
 
 
+@pytest.mark.parametrize("source", ["llama-7b", "directory", "config.json"])
+def test_a_step_that_asks_for_the_tokenizer_is_read_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str
+) -> None:
+    directory = model(tmp_path / "model")
+    given = {"directory": directory, "config.json": f"{directory}/config.json"}.get(source, source)
+    name = "examples.written_verdict.WrittenVerdict"
+    command.run(("--algo", name, "--devices", "8", "--model", given, "--batch", "8", "--top", "1"))
+    assert "generation 2 " in capsys.readouterr().out
+
+
 def test_models_that_do_not_fit_whole_are_told_why_they_are(tmp_path: Path) -> None:
     path = model(tmp_path / "model", model_type="qwen3")
     with pytest.raises(
