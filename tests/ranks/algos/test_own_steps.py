@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -183,6 +183,8 @@ def test_a_batch_ahead_it_needs_batches_of_one_size(model: str, tmp_path: Path) 
 class Opponent(Actor):
     """As docs/own_algorithm.md has it."""
 
+    decay: float = 0.0
+    """Share of its own weights that it keeps."""
     trains: ClassVar[bool] = False
 
     @property
@@ -193,7 +195,7 @@ class Opponent(Actor):
     @register(transfer=BROADCAST, reads=("weights",), returns=("followed",))
     def follow(self, rows: TensorDict) -> TensorDict:
         """Take over weights [1, N]."""
-        self.engine.follow_weights(rows["weights"][0], decay=0.0)
+        self.engine.follow_weights(rows["weights"][0], decay=self.decay)
         return TensorDict({"followed": torch.ones(1)}, batch_size=1)
 
 
@@ -201,7 +203,11 @@ class SelfPlay(RLHFAlgorithm):
     """Learns from what an older self has drawn."""
 
     actor: Actor = field(default_factory=Actor)
-    opponent: Opponent = field(default_factory=lambda: Opponent(path="", sampling=Sampling(max_new_tokens=6)))
+    opponent: Opponent = field(default_factory=lambda: Opponent(path=""))
+
+    def __post_init__(self) -> None:
+        """Let both draw alike."""
+        self.opponent = replace(self.opponent, sampling=self.actor.sampling)
 
     def step(self, batch: Batch) -> Metrics:
         """How far the two are apart before an update, after it, and once the opponent has followed."""
@@ -221,15 +227,18 @@ class SelfPlay(RLHFAlgorithm):
         return float((found[0] - found[1]).abs().max())
 
 
-def test_an_opponent_that_draws_and_does_not_learn(model: str) -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_an_opponent_that_draws_and_does_not_learn(model: str, decay: float) -> None:
     optimizer = OptimizerSpec(lr=1e-2)
     student = Actor(path=model, optimizer=optimizer, sampling=Sampling(max_new_tokens=6))
-    kept = run(SelfPlay(actor=student), data(), steps=2)
+    playing = SelfPlay(actor=student, opponent=Opponent(path="", decay=decay))
+    kept = run(playing, data(), steps=2)
     assert list(kept.weights) == ["actor"]
     for numbers in kept.numbers:
-        assert numbers["mine/followed"] == 0
+        assert (numbers["mine/followed"] == 0) == (decay == 0)
         assert numbers["mine/after"] > 1e-3
-    assert kept.numbers[1]["mine/before"] == 0
+    assert kept.numbers[0]["mine/followed"] < kept.numbers[0]["mine/after"]
+    assert (kept.numbers[1]["mine/before"] == 0) == (decay == 0)
 
 
 class Couple(RLHFAlgorithm):
