@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 def check_fields(algorithm: RLHFAlgorithm) -> None:
     """Refuse values of wrong types, roles that no strategy would place, optimizers without use, empty loops.
 
-    Warns of adapters that would learn at the rate of whole models.
-
     Raises:
         ValueError: a field is of the wrong type, too small or unread, or a role is no field.
     """
@@ -55,10 +53,6 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     _check_actors(type(algorithm).__name__, roles)
     _check_stray_roles(algorithm)
     _check_optimizers(roles)
-    if algorithm.trainer.state.fn == "fit":
-        made = dataclasses.fields(cast("DataclassInstance", algorithm))
-        makers = {field.name: field.default_factory for field in made if field.name in roles}
-        warn_of_slow_adapters(roles, {name: make() for name, make in makers.items() if callable(make)})
     for name, least, why in (
         ("epochs", 1, "nothing would be learned"),
         ("mini_batch_size", 0, "nothing would be learned"),
@@ -122,7 +116,7 @@ def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
 
 
 def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
-    """Refuse models, tokenizers, an environment or an off-policy correction that cannot work.
+    """Refuse models, tokenizers, an environment or a correction that cannot work; warn of slow adapters.
 
     Args:
         algorithm: its roles have paths and seeds.
@@ -131,11 +125,19 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     Raises:
         ValueError: one of them cannot work; the message names its option.
     """
+    if algorithm.trainer.state.fn == "fit":
+        _warn_of_rates(algorithm)
     check_models(algorithm, generates=generates)
     check_tokenizers(algorithm)
     check_answers_fit(algorithm)
     check_environment(algorithm)
     check_correction(algorithm)
+
+
+def _warn_of_rates(algorithm: RLHFAlgorithm) -> None:
+    roles, made = algorithm.roles(), dataclasses.fields(cast("DataclassInstance", algorithm))
+    makers = {field.name: field.default_factory for field in made if field.name in roles}
+    warn_of_slow_adapters(roles, {name: make() for name, make in makers.items() if callable(make)})
 
 
 def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
