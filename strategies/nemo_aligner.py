@@ -9,7 +9,7 @@ from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.strategies.hybrid3d import HybridEngine3D, Parallel3D, Sizes
 from rlhf_lightning.strategies.split import ACTOR_SIDE, two_sides
-from rlhf_lightning.strategies.standalone import models_of
+from rlhf_lightning.strategies.standalone import SHARING, models_of
 
 
 class NeMoAligner(HybridEngine3D):
@@ -41,6 +41,6 @@ class NeMoAligner(HybridEngine3D):
             raise ValueError(
                 f"{name}(devices={total}): p={self.parallel.p} x t={self.parallel.t} = {each} ranks a "
                 f"replica want a multiple of {fewest} devices, the same number on each side. "
-                f"Try devices={max(1, total // fewest) * fewest}."
+                f"Try devices={max(1, total // fewest) * fewest}{SHARING * (total < fewest)}."
             )
         return two_sides(roles, total, models=models, actor_devices=total // 2, name=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlhf_lightning.controller.cluster import ResourcePool
-from rlhf_lightning.strategies.standalone import models_of
+from rlhf_lightning.strategies.standalone import SHARING, models_of
 from rlhf_lightning.strategy import Strategy
 
 ACTOR_SIDE = ("actor", "reference")
@@ -66,10 +66,11 @@ def two_sides(
     total = devices if devices is not None else 2 * (actor_devices or 1)
     actor = actor_devices if actor_devices is not None else total // 2
     if actor_devices is None and total % 2:
-        uneven = f", or say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}"
+        if total == 1:
+            raise ValueError(f"{name}(devices=1): 1 device has no two halves. Try devices=2{SHARING}.")
         raise ValueError(
-            f"{name}(devices={total}): {total} devices are not two equal halves. Try "
-            f"devices={total - 1 or 2}{uneven if total > 1 else ''}."
+            f"{name}(devices={total}): {total} devices are not two equal halves. Try devices={total - 1}, or "
+            f"say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}."
         )
     if not 0 < actor < total:
         raise ValueError(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategy import Strategy
 
+SHARING = ", or --strategy colocated, where all models share every device"
+"""What else to type where there are fewer devices than have to stand apart."""
+
 
 class Standalone(Strategy):
     """One pool a model, equal in size; functions stand with the first."""
@@ -54,9 +57,10 @@ def one_each(
     total = devices if devices is not None else len(models)
     if total % len(models) or total < len(models):
         nearest = max(1, total // len(models)) * len(models)
+        shared = SHARING if total < len(models) else ""
         raise ValueError(
-            f"{name}(devices={total}): {total} devices cannot be divided over {len(models)} models "
-            f"({', '.join(models)}). Try devices={nearest}{instead}."
+            f"{name}(devices={total}): {total} device{'s' * (total > 1)} cannot be divided over "
+            f"{len(models)} models ({', '.join(models)}). Try devices={nearest}{instead}{shared}."
         )
     first = tuple(role for role in roles if role == models[0] or role not in models)
     sets = [first, *((model,) for model in models[1:])]

@@ -49,10 +49,16 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", refuse_to_start)
 
 
+SHARING = ", or --strategy colocated, where all models share every device"
+
+
 @pytest.mark.parametrize(
     ("strategy", "said"),
     [
-        (Split(devices=1), "Split(devices=1): 1 devices are not two equal halves. Try devices=2"),
+        (Split(devices=1), f"Split(devices=1): 1 device has no two halves. Try devices=2{SHARING}."),
+        (NeMoAligner(devices=1), f"of 2 devices, the same number on each side. Try devices=2{SHARING}."),
+        (Standalone(devices=2), f"over 3 models (actor, critic, reference). Try devices=3{SHARING}."),
+        (Standalone(devices=1), "Standalone(devices=1): 1 device cannot be divided over 3 models (actor,"),
         (Split(devices=3), "Split(devices=3): 3 devices are not two equal halves. Try devices=2"),
         (NeMoAligner(devices=3), "a multiple of 2 devices, the same number on each side. Try devices=2"),
         (
@@ -68,7 +74,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             OpenRLHF(devices=3),
             "OpenRLHF(devices=3): 3 devices cannot be divided over 4 models (actor, critic, reference, "
-            "generator). Try devices=4.",
+            f"generator). Try devices=4{SHARING}.",
         ),
         (
             Pipelined(devices=8),
