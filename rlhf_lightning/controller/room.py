@@ -26,16 +26,21 @@ class NodeGPUs:
     """How many there are."""
     kind: str
     """As Ray calls them, such as `A100`; empty where it does not know."""
+    here: bool
+    """Whether this process runs on the node."""
 
 
 def gpus_by_node() -> list[NodeGPUs]:
     """Those of the cluster that is connected, node by node; nothing where none is, or none has a GPU."""
-    found = []
-    for node in ray.nodes() if ray.is_initialized() else ():
+    if not ray.is_initialized():
+        return []
+    found, own = [], ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
         has = node["Resources"]
         if node["Alive"] and (count := int(has.get("GPU", 0))):
             kinds = (name.removeprefix(_KIND) for name in has if name.startswith(_KIND))
-            found.append(NodeGPUs(node["NodeManagerHostname"], count, next(kinds, "")))
+            here = node["NodeID"] == own
+            found.append(NodeGPUs(node["NodeManagerHostname"], count, next(kinds, ""), here))
     return found
 
 

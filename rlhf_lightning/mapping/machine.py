@@ -68,15 +68,16 @@ def _unnamed(devices: int, nodes: Sequence[NodeGPUs], *, option: str) -> Hardwar
     """This machine, where the GPUs of the cluster are like its own.
 
     Raises:
-        ValueError: it has none, or the nodes have several kinds.
+        ValueError: it gives the cluster none, or the nodes have several kinds.
     """
     from rlhf_lightning.controller.cluster import num_gpus  # noqa: PLC0415
 
     known = f"{', '.join(hardware.KNOWN)}, or a file of `rlhf calibrate`"
-    if num_gpus() and not torch.cuda.is_available():
+    elsewhere = bool(nodes) and not any(node.here for node in nodes)  # whatever GPU a login node has
+    if num_gpus() and (elsewhere or not torch.cuda.is_available()):
         raise ValueError(
-            f"{option}: the cluster has {num_gpus()} GPUs, and this process sees none. Say of which kind "
-            f"they are: {known}."
+            f"{option}: the cluster has {num_gpus()} GPUs, and this process sees none of them. Say of which "
+            f"kind they are: {known}."
         )
     hosts = {node.kind: node.host for node in nodes if node.kind}
     if len(hosts) > 1:

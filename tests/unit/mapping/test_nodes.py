@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import ray
 import torch
@@ -24,10 +26,11 @@ OPTION = "strategy.mapping.hardware"
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, int, str]) -> None:
-    """Have this process be connected to a cluster of such nodes: name, GPUs, kind; one more has died."""
+    """Have this process, on the first, be connected to such nodes: name, GPUs, kind; one more has died."""
     told = [
         {
             "NodeManagerHostname": name,
+            "NodeID": f"id of {name}",
             "Alive": True,
             "Resources": {"CPU": 8.0}
             | ({"GPU": float(gpus), f"accelerator_type:{kind}": 1.0} if gpus else {}),
@@ -35,6 +38,8 @@ def joined(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, int, str]) -> Non
         for name, gpus, kind in nodes
     ]
     dead = {"NodeManagerHostname": "dead", "Alive": False, "Resources": {"GPU": 7.0}}
+    own = SimpleNamespace(get_node_id=lambda: f"id of {nodes[0][0]}")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: own)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", lambda: [*told, dead])
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(sum(n for _, n, _ in nodes))})
@@ -81,6 +86,20 @@ def test_gpus_of_several_kinds_are_to_be_named(monkeypatch: pytest.MonkeyPatch) 
     assert of_a_run("a100-80gb", 16, option=OPTION).memory_bytes == A100.memory_bytes
     joined(monkeypatch, ("a", 8, "A100"), ("b", 4, "A100"))
     assert of_a_run("", 12, option=OPTION).gpus_per_node == 4
+
+
+def test_a_gpu_that_the_cluster_is_not_given_describes_none_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a login node that takes part with `--num-gpus 0`."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "this_machine", lambda _: A100)
+    joined(monkeypatch, HEAD, ("a", 8, "H200"))
+    said = r"hardware: the cluster has 8 GPUs, and this process sees none of them\. Say of which kind"
+    with pytest.raises(ValueError, match=said):
+        of_a_run("", 8, option=OPTION)
+    joined(monkeypatch, ("a", 8, "A100"), ("b", 8, "A100"))
+    assert of_a_run("", 8, option=OPTION) == A100
 
 
 def test_without_a_cluster_nodes_are_as_they_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
