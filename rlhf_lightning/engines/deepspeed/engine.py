@@ -128,7 +128,10 @@ class ZeROEngine(TrainEngine):
             yield decoder_of(module)
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """Gather the whole model, in the dtype of the computation, as a plain Hugging Face module to read."""
+        """Gather the whole model, in the dtype of the computation, as a Hugging Face module to read.
+
+        Its attention asks for `sequences`, as `packed.packing.pack` makes them of rows.
+        """
         self._offloaded.refuse("parameters")
         return self._gathering.gathered()
 
