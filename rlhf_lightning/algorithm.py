@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, Tensor | Sequence[object]]
 """One batch as a data module yields it: values [B, ...] by column name."""
-PTX = "ptx"
-"""Key under which MixedData puts a batch of pre-training text beside the columns."""
-_DECLARED = {"needs", "draws", "needs_pairs", "makes_pairs", "validates", "progress"}
-"""What a subclass declares: it may make options of these, though the base has them."""
+_DECLARED = {"needs", "draws", "in_pairs", "needs_pairs", "validates", "progress"}  # may be options, too
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -395,9 +392,9 @@ class RLHFAlgorithm(LightningModule):
 
 
 def _split_ptx(batch: Columns) -> tuple[Batch, Batch | None]:
-    """The rows of an iteration, and its pre-training rows where the data has some."""
+    """The rows of an iteration, and its pre-training rows where MixedData puts some under the key `ptx`."""
     given: object = batch  # a plain DataLoader may yield anything
-    ptx = given.get(PTX) if isinstance(given, Mapping) else None
+    ptx = given.get("ptx") if isinstance(given, Mapping) else None
     if not isinstance(ptx, Mapping):
         return Batch.of(batch), None
-    return Batch.of({name: column for name, column in batch.items() if name != PTX}), Batch.of(ptx)
+    return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)
