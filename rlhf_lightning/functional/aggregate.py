@@ -92,8 +92,8 @@ class Loss(ABC):
 
         Returns:
             A scalar and scalars by name, all divided by `counts`: adding over micro-batches and ranks is all
-            that remains to do. A rank that has run out of rows calls it with rows whose mask is all False:
-            all are 0 then, and none is left out.
+            that remains to do. A rank that has run out of rows, or of whole pairs, calls it with rows of
+            which `count` counts none: all are 0 then, and none is left out.
         """
 
 
@@ -110,7 +110,7 @@ def run_loss(
 
     Raises:
         ValueError: it read an output or a column that it did not ask for, did not return a scalar and metrics
-            by name, or the scalar does not depend on the outputs, though there is a token to learn from.
+            by name, or the scalar does not depend on the outputs, though it counts rows to learn from.
     """
     whose = type(loss).__name__
     with reading(whose, outputs=outputs, rows=rows):
@@ -131,12 +131,12 @@ def run_loss(
                 'numbers of tokens by aggregate(x, rows["response_mask"], "token-mean", counts).'
             )
     if not value.requires_grad and any(output.requires_grad for output in outputs.values()):
-        if rows["response_mask"].any():
+        if loss.count(rows) != Counts(0, 0, 0):
             raise ValueError(
                 f"{whose}: the loss does not depend on outputs, so nothing would be learned. Columns of rows "
                 "are constants: take outputs['log_probs'], not rows['log_probs']."
             )
-        # Collectives in the backward pass need every rank, also one without rows.
+        # Collectives in the backward pass need every rank, also one without rows that count.
         value = value + sum(output.sum() for output in outputs.values()) * 0
     return value, dict(metrics)
 

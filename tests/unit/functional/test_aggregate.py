@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import Aggregation, Counts, Loss, aggregate, run_loss
+from rlhf_lightning.functional import Aggregation, Counts, Loss, PairLoss, aggregate, run_loss
 from tests.unit.engines import tiny
 from tests.unit.functional.cases import close, mask_of, noise, valid
 
@@ -117,6 +117,23 @@ def test_a_loss_may_be_a_constant_where_no_token_is_valid(num_rows: int) -> None
     assert value == 0
     assert x.grad is not None
     assert not x.grad.any()
+
+
+class InPairs(Returning, PairLoss):
+    """The same of a loss of pairs."""
+
+
+def test_a_loss_of_pairs_may_be_a_constant_where_none_is_whole() -> None:
+    """An answer without a partner has tokens, and there is nothing to learn from it."""
+    x, mask = torch.zeros(2, 3, requires_grad=True), torch.tensor([[True] * 3, [False] * 3])
+    kinds: tuple[type[Returning], ...] = (InPairs, Returning)
+    pairs, single = (kind(made=lambda _: (torch.zeros(()), {})) for kind in kinds)
+    value, _ = run_loss(pairs, {"log_probs": x}, {"response_mask": mask}, Counts(6, 2, 1))
+    torch.autograd.backward(value)
+    assert x.grad is not None
+    for loss, rows in ((pairs, mask | True), (single, mask)):
+        with pytest.raises(ValueError, match="the loss does not depend on outputs"):
+            run_loss(loss, {"log_probs": x}, {"response_mask": rows}, Counts(6, 2, 1))
 
 
 @pytest.mark.parametrize(
