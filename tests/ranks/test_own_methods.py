@@ -1,4 +1,4 @@
-"""The method of docs/own_algorithm.md, which runs on the devices: its number does not depend on how many."""
+"""What docs/own_algorithm.md has in Python: a method that runs on the devices, and a loss with its test."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from tests.conftest import ROOT
 from tests.unit import spmd
 
 
-def documented() -> type[Actor]:
-    """The role, as a reader would copy it."""
+def run_documented(*parts: str) -> dict[str, object]:
+    """What the blocks with these lines make, as a reader would copy them."""
     text = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (code,) = (block for block in blocks if "Watched(Actor)" in block)
     names: dict[str, object] = {}
-    exec(code, names)  # noqa: S102 - the package's own document
-    return cast(type[Actor], names["Watched"])
+    for part in parts:
+        (code,) = (block for block in blocks if part in block)
+        exec(code, names)  # noqa: S102 - the package's own document
+    return names
+
+
+def documented() -> type[Actor]:
+    """The role."""
+    return cast(type[Actor], run_documented("Watched(Actor)")["Watched"])
 
 
 def measured(group: dist.ProcessGroup, kind: type[Actor], rows: Batch) -> dict[str, float]:
@@ -45,3 +51,9 @@ def test_a_mean_over_all_rows(lengths: list[int]) -> None:
     rows = Batch.of({"response_mask": torch.arange(8) < torch.tensor(lengths)[:, None]})
     found = Metrics([spmd.run(2, measured, documented(), rows)]).fetch()
     assert found == {"mine/length": sum(lengths) / len(lengths)}
+
+
+def test_a_loss_is_called_alone() -> None:
+    value = run_documented("class Weighted(Loss)", "loss = Weighted()")["value"]
+    assert isinstance(value, torch.Tensor)
+    assert float(value.detach()) == 0.5
