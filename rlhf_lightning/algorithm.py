@@ -196,14 +196,14 @@ class RLHFAlgorithm(LightningModule):
         return load_tokenizer(self.main_model.located().path)
 
     # ---- losses --------------------------------------------------------------------------------------------
-    def losses(self) -> dict[str, Loss]:
+    def loss_fields(self) -> dict[str, Loss]:
         """The losses in its fields, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Loss)}
 
     @property
     def in_pairs(self) -> bool:
         """Whether it learns from pairs of rows, which `mini_batch_size` counts; as its losses say."""
-        return any(loss.rows_together == 2 for loss in self.losses().values())
+        return any(loss.rows_together == 2 for loss in self.loss_fields().values())
 
     @property
     def needs_pairs(self) -> bool:

@@ -72,7 +72,7 @@ def _check_names(algorithm: RLHFAlgorithm) -> None:
     check_names(kind, "needs", algorithm.needs)
     check_names(kind, "validates", algorithm.validates)
     check_names(kind, "progress", algorithm.progress)
-    for loss in algorithm.losses().values():
+    for loss in algorithm.loss_fields().values():
         check_names(type(loss).__name__, "columns", loss.columns)
 
 
@@ -386,7 +386,7 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
     Raises:
         ValueError: a loss has a correction, and the actor does not recompute log-probabilities.
     """
-    losses = [loss for loss in algorithm.losses().values() if isinstance(loss, PolicyLoss)]
+    losses = [loss for loss in algorithm.loss_fields().values() if isinstance(loss, PolicyLoss)]
     if any(loss.correction for loss in losses) and not algorithm.main_actor.recompute_log_probs:
         raise ValueError(
             "policy_loss.correction: compares two log-probabilities of the answers, and there is one. "

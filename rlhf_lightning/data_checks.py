@@ -74,7 +74,7 @@ def _is_own(step: Callable[..., object]) -> bool:
 
 def _check_margins(algorithm: RLHFAlgorithm, data: RowData) -> None:
     """Refuse a loss that reads margins where the data has none, and warn of margins that no loss reads."""
-    losses = algorithm.losses()
+    losses = algorithm.loss_fields()
     reading = [name for name, loss in losses.items() if "margins" in loss.columns]
     given = "margins" in data.columns
     if reading and not given:
