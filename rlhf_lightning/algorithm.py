@@ -207,8 +207,8 @@ class RLHFAlgorithm(LightningModule):
 
     @property
     def needs_pairs(self) -> bool:
-        """Whether the data must give the pairs: chosen, rejected, chosen, rejected, ..."""
-        return self.in_pairs and "response_ids" in self.needs
+        """Whether the data must give the pairs, chosen, rejected, ..., since it draws no answers itself."""
+        return self.in_pairs and self.reads_only
 
     # ---- Lightning hooks -----------------------------------------------------------------------------------
     def setup(self, stage: str) -> None:

@@ -300,7 +300,8 @@ class Strategy(SingleDeviceStrategy):
 
     def on_validation_end(self) -> None:
         """Wait for the calls of a validation, and free what models kept of its rows: no update follows."""
-        if self.algorithm.rows_stay and self.algorithm.trainer.state.fn == "fit":
+        keeping = any(self.settings_of(name).training.kept_tokens for name in self._handles)
+        if keeping and self.algorithm.trainer.state.fn == "fit":
             for role in resume.kept(self._handles).values():
                 role.free_kept()
         self.drain()

@@ -132,7 +132,9 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
         is_saved = trainer.state.fn == "fit" and self._last_global_step_saved == trainer.global_step > 0
         if is_saved and self._others_have_state(trainer):
+            before = self._took_s
             self._save_checkpoint(trainer, str(self.path))
+            self._took_s += before
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the iterations since the last checkpoint, and the final state of other callbacks."""

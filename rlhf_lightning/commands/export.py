@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> None:
     add("out", metavar="OUT", type=Path, help="directory to write")
     add("role", metavar="ROLE", nargs="?", help="whose model; by default the only one, else actor")
     add(ADAPTERS, action="store_true", help="write the adapters alone, in a format that peft reads")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     given, out, alone = options.checkpoint, options.out, options.adapters
     source = CheckpointSource(files.find(given))
     directory = source.directory

@@ -88,7 +88,7 @@ def _heading(found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace)
     every = [work for stage in found.costs.dataflow.stages for work in stage.work]
     updates = [(work.calls, math.ceil(work.rows / work.calls)) for work in every if work.kind == "train"]
     number, rows = max(updates, default=(0, 0))
-    size = f"{math.ceil(rows / 2)} pairs" if algorithm.in_pairs else f"{rows} rows"
+    size = f"{math.ceil(rows / 2)} pairs" if _in_pairs(algorithm) else f"{rows} rows"
     drawing = [work.role for work in every if work.kind == "generate"]
     limit = f"algo.{drawing[0]}.sampling.max_new_tokens" if drawing else "data.max_response_tokens"
     replicas = report.only_replicas(found)
@@ -99,6 +99,10 @@ def _heading(found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace)
         f"--{limit} {options.response}\n"
         f"# in {number} updates of {size} (--algo.mini_batch_size)" + (f"\n# {replicas}" if replicas else "")
     )
+
+
+def _in_pairs(algorithm: RLHFAlgorithm) -> bool:
+    return algorithm.in_pairs or algorithm.needs_pairs  # which one's own says of a loss that `step` makes
 
 
 def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argparse.Namespace) -> Plan:
@@ -117,7 +121,7 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     loaded = {n: shapes.load(source, head=roles[n].head) for n, source in sources.items() if source}
     whole = any(shape.undivided for shape in loaded.values())
     rows = options.batch * (2 if algorithm.needs_pairs else 1)
-    updates = min(options.updates, options.batch) if algorithm.in_pairs else options.updates
+    updates = min(options.updates, options.batch) if _in_pairs(algorithm) else options.updates
     workload = Workload(
         prompt=options.prompt,
         response=options.response,

@@ -97,6 +97,14 @@ class World:
                 "Call torch.distributed.destroy_process_group() first, or try --strategy colocated, whose "
                 "devices are other processes."
             )
+        try:
+            world._begin(spec, gpu=gpu)
+        except BaseException:
+            world.leave()
+            raise
+        return world
+
+    def _begin(self, spec: WorldSpec, *, gpu: bool) -> None:
         if gpu:
             torch.cuda.set_device(0)
         patience = timedelta(seconds=spec.timeout_s)
@@ -105,20 +113,19 @@ class World:
             with defaults({} if gpu else _NO_RECORD):
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if gpu else "gloo",
-                    rank=rank,
+                    rank=self.rank,
                     world_size=spec.size,
                     timeout=patience,
                     **where,
                 )
             # New groups do not inherit the world's timeout: the default is half an hour.
             patient = dict.fromkeys(spec.links, LINK_PATIENCE)
-            world.groups = {
+            self.groups = {
                 ranks: dist.new_group(list(ranks), timeout=patient.get(ranks, patience))
                 for ranks in spec.groups
             }
         if gpu:
-            world.meet()
-        return world
+            self.meet()
 
     def meet(self) -> None:
         """Let each group of this device and others `meet`, in the order in which all devices made them."""

@@ -39,8 +39,8 @@ class Ahead(SeparateGeneration, ABC):
     """Says whether this is a validation, which needs the given rows answered by the current weights."""
     called: bool = False
     """Whether a call of this iteration has returned earlier rows; at most one may."""
-    others: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Other actors that have answered in this iteration, and the columns of what each was given."""
+    others: list[tuple[str, frozenset[str]]] = field(default_factory=list)
+    """Other actors' answers of this iteration: the name, and the columns of what was given."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`; greedy answers and those for a validation are of the given rows.
@@ -69,8 +69,8 @@ class Ahead(SeparateGeneration, ABC):
 
     def _check_others(self, batch: Batch) -> None:
         """Refuse to exchange rows that another actor has answered, unless they have got columns since."""
-        for name, given in self.others.items():
-            if given.issuperset(batch):
+        for name, given in self.others:
+            if given.issuperset({*batch} - {GROUPS}):  # which `answers_to` adds
                 raise ValueError(
                     f"generate_sequences: {name} has answered this batch before actor, which is a batch "
                     f"ahead and returns the rows of the one before, to other prompts. Let {name} answer "
@@ -101,7 +101,7 @@ class OtherActor:
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`."""
         if method.name == "generate_sequences" and batch is not None and not self.ahead.is_validating():
-            self.ahead.others[self.name] = frozenset(batch)
+            self.ahead.others.append((self.name, frozenset(batch)))
         return self.workers.call(method, batch, arguments)
 
 

@@ -353,7 +353,7 @@ class Role(ModelSpec, Remote):
         config, builds, answers = settings.training, method == "build", "sequences" in method
         if answers:
             found.append((settings.vllm if settings.generator == "vllm" else settings.generate).fewer)
-        elif self.trains and not self.gradient_checkpointing and not builds:
+        elif method.startswith(("update", "accumulate")) and not self.gradient_checkpointing:
             found.append(f"{option}.gradient_checkpointing true")
         if self.computes_in == "float32" and not (builds and self.weights_change):  # masters stay float32
             found.append(f"{option}.dtype bfloat16")

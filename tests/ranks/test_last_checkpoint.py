@@ -54,7 +54,12 @@ class Watch(Callback):
 
 
 def fit(
-    root: Path, steps: int, *, resume: Path | str | None = None, watch: Watch | None = None, every: int = 2
+    root: Path,
+    steps: int,
+    *,
+    resume: Path | str | None = None,
+    watch: Watch | None = None,
+    every: int | None = 2,
 ) -> None:
     """A run of a few iterations, which keeps every second one and the last, and validates where watched."""
     run = trainer(
@@ -287,6 +292,15 @@ def test_saving_takes_a_twentieth_of_the_time_unless_a_number_is_given(
     run = trainer(Local(), tmp_path, steps=8, enable_checkpointing=True, callbacks=[clock, own])
     run.fit(grpo(), datamodule=TaskData(batch_size=1, num_rows=8, num_val_rows=0))
     assert clock.saved == saved
+
+
+def test_what_a_validation_writes_again_is_of_that_twentieth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_checkpoint, "USUAL_STEPS", 2)
+    clock = Clock(save_s=0.14, patch=monkeypatch)
+    fit(tmp_path, 9, watch=Watch(), every=None)
+    assert clock.saved == [2, 2, 8, 8, 9]
 
 
 @pytest.mark.parametrize("every", [None, 2])

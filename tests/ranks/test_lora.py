@@ -136,7 +136,7 @@ def test_an_export_of_adapters_alone_is_what_peft_reads(
     for role, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
         out[role].mkdir()
         (out[role] / "chat_template.jinja").write_text("another model's")
-        export.run([str(root / "last.ckpt"), str(out[role]), role, "--adapters"])
+        export.run([str(root / "last.ckpt"), str(out[role]), "--adapters", role])
         assert {file.name for file in out[role].iterdir()} >= {
             "adapter_config.json",
             "adapter_model.safetensors",

@@ -78,9 +78,14 @@ def test_an_actor_that_answers_at_once_comes_after_one_that_is_a_batch_ahead() -
     theirs = generate(callers["opponent"], rows).renamed({"row_ids": "their_ids"})
     generate(callers["actor"], rows | theirs)  # what it said goes along
     strategy.after_step()
+    generate(callers["opponent"], rows | {"turn": torch.zeros(4)})
     generate(callers["opponent"], rows)
-    with pytest.raises(ValueError, match=r"^generate_sequences: opponent has answered this batch before act"):
-        generate(callers["actor"], rows)
+    for same in (rows, rows | {"group_ids": rows["row_ids"]}, rows | {"turn": torch.zeros(4)}):
+        with pytest.raises(ValueError, match=r"^generate_sequences: opponent has answered this batch before"):
+            generate(callers["actor"], same)
+        strategy.after_step()
+        generate(callers["opponent"], rows | {"turn": torch.zeros(4)})
+        generate(callers["opponent"], rows)
 
 
 def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -125,6 +125,12 @@ class Writing(SFT):
     needs_pairs = True
 
 
+class SelfPlay(DPO):
+    """Who pairs the given answers with drawn ones."""
+
+    draws = True
+
+
 def test_who_learns_from_pairs_is_known_by_the_losses() -> None:
     options = {"SafeRLHF": {"cost": Cost(functions="length")}}
     made = {name: getattr(algos, name)(**options.get(name, {})) for name in algos.__all__}
@@ -132,6 +138,7 @@ def test_who_learns_from_pairs_is_known_by_the_losses() -> None:
     assert {name for name, algorithm in made.items() if algorithm.needs_pairs} == needing
     assert {name for name, algorithm in made.items() if algorithm.in_pairs} == needing | {"OnlineDPO"}
     assert Writing().needs_pairs
+    assert (SelfPlay().in_pairs, SelfPlay().needs_pairs) == (True, False)
 
 
 PAIR: dict[str, object] = {"prompt": "a", "chosen": "b", "rejected": "c"}

@@ -389,7 +389,7 @@ def _awaken(engine: LLMEngine) -> None:
         engine.wake_up()
     except RuntimeError as err:
         logger.warning(
-            "vLLM ends asleep, as there is no room for it to wake up (%s). Another in this process may not "
-            "start, whatever is free by then: start a new process.",
+            "vLLM ends asleep, as it could not wake up, for want of room say (%s). Another in this process "
+            "may not start, whatever is free by then: start a new process.",
             err,
         )

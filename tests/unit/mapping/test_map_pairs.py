@@ -24,6 +24,7 @@ GIVEN, DRAWN = "--data.max_response_tokens", "--algo.actor.sampling.max_new_toke
         ("dpo", 3, 6, (GIVEN, "3 updates of 1 pairs")),
         ("rewardmodel", 64, 128, (GIVEN, "8 updates of 8 pairs")),
         ("costmodel", 9, 18, (GIVEN, "8 updates of 2 pairs")),
+        ("tests.unit.test_data_checks.Writing", 3, 6, (GIVEN, "3 updates of 1 pairs")),
         ("sft", 64, 64, (GIVEN, "8 updates of 8 rows")),
         ("onlinedpo", 64, 128, (DRAWN, "8 updates of 8 pairs")),
         ("ppo", 64, 64, (DRAWN, "8 updates of 8 rows")),

@@ -38,6 +38,13 @@ def test_the_world_of_someone_else_stays() -> None:
         dist.destroy_process_group()
 
 
+def test_a_world_that_could_not_be_joined_whole_is_left() -> None:
+    """A later run of the same process would be told that it is someone else's."""
+    with pytest.raises(ValueError, match="world size"):
+        World.join(0, WorldSpec(size=1, address="", groups=((0, 1),), timeout_s=77.0), gpu=False)
+    assert not dist.is_initialized()
+
+
 def test_a_device_adds_up_gradients_with_those_that_hold_the_same_part() -> None:
     groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {
         ranks: mock.create_autospec(dist.ProcessGroup, instance=True) for ranks in ((2, 4), (3, 5))

@@ -30,6 +30,7 @@ def advice(role: Role, method: str, *, settings: Settings, layout: ParallelLayou
             ["--algo.actor.gradient_checkpointing true", "--algo.actor.dtype bfloat16", TOKENS],
         ),
         ("actor", Actor(dtype="bfloat16", gradient_checkpointing=True), "update_actor", [TOKENS]),
+        ("actor", Actor(dtype="bfloat16"), "compute_log_prob", [TOKENS]),
         (
             "cost_critic",
             Critic(path="embedded", dtype="bfloat16"),
