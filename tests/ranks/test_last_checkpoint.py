@@ -54,12 +54,7 @@ class Watch(Callback):
 
 
 def fit(
-    root: Path,
-    steps: int,
-    *,
-    resume: Path | str | None = None,
-    watch: Watch | None = None,
-    every: int | None = 2,
+    root: Path, steps: int, *, resume: Path | str | None = None, watch: Watch | None = None, every: int = 2
 ) -> None:
     """A run of a few iterations, which keeps every second one and the last, and validates where watched."""
     run = trainer(
@@ -299,7 +294,17 @@ def test_what_a_validation_writes_again_is_of_that_twentieth(
 ) -> None:
     monkeypatch.setattr(last_checkpoint, "USUAL_STEPS", 2)
     clock = Clock(save_s=0.14, patch=monkeypatch)
-    fit(tmp_path, 9, watch=Watch(), every=None)
+    run = trainer(
+        Local(),
+        tmp_path,
+        steps=9,
+        enable_checkpointing=True,
+        limit_val_batches=1,
+        val_check_interval=2,
+        check_val_every_n_epoch=None,
+        callbacks=[clock, Watch(), LastCheckpoint(tmp_path)],
+    )
+    run.fit(grpo(), datamodule=TaskData(batch_size=1, num_rows=10, num_val_rows=2))
     assert clock.saved == [2, 2, 8, 8, 9]
 
 
