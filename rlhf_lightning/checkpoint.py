@@ -98,7 +98,7 @@ def adding(target: Path, *, last: str, replaces: Collection[str]) -> Iterator[Pa
             yield fresh
             written = sorted((file for file in fresh.rglob("*") if file.is_file()), key=(fresh / last).__eq__)
             places = {file: target / file.relative_to(fresh) for file in written}
-            folders = {place.parent for place in places.values()}
+            folders = {place.parent for place in places.values()}  # `target` among them, as it holds `last`
             _flush(*fresh.rglob("*"))
             for folder in folders:
                 folder.mkdir(exist_ok=True, parents=True)
@@ -107,7 +107,7 @@ def adding(target: Path, *, last: str, replaces: Collection[str]) -> Iterator[Pa
                 old.unlink()
             for file, place in places.items():
                 file.replace(place)
-            _flush(*folders, target)
+            _flush(*folders)
     finally:
         if made and not any(target.iterdir()):
             target.rmdir()

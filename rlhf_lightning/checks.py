@@ -26,6 +26,7 @@ from rlhf_lightning.engines import (
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.optimizer import warn_of_slow_adapters
+from rlhf_lightning.options import factory
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
@@ -136,8 +137,8 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
 
 def _warn_of_rates(algorithm: RLHFAlgorithm) -> None:
     roles, made = algorithm.roles(), dataclasses.fields(cast("DataclassInstance", algorithm))
-    makers = {field.name: field.default_factory for field in made if field.name in roles}
-    warn_of_slow_adapters(roles, {name: make() for name, make in makers.items() if callable(make)})
+    usual = {f.name: make() for f in made if f.name in roles and callable(make := factory(f))}
+    warn_of_slow_adapters(roles, usual)
 
 
 def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:

@@ -250,10 +250,12 @@ class Strategy(SingleDeviceStrategy):
         self._handles = {n: roles[n].bound(caller) for n, caller in self.callers(self.workers).items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
-        keeping = [name for name in placements if self.settings_of(name).training.kept_tokens]
-        if self.algorithm.reads_only:  # then actors score no answers before they learn from them
-            keeping = [name for name in keeping if isinstance(roles[name], Critic)]
-        self.algorithm.rows_stay = bool(keeping)
+        reads = self.algorithm.reads_only  # then actors score no answers before they learn from them
+        gaining = [name for name in self._keeping() if not reads or isinstance(roles[name], Critic)]
+        self.algorithm.rows_stay = bool(gaining)
+
+    def _keeping(self) -> list[str]:
+        return [name for name in self._handles if self.settings_of(name).training.kept_tokens]
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Start the devices, set `transport`, build the roles, and return where each one is."""
@@ -300,8 +302,7 @@ class Strategy(SingleDeviceStrategy):
 
     def on_validation_end(self) -> None:
         """Wait for the calls of a validation, and free what models kept of its rows: no update follows."""
-        keeping = any(self.settings_of(name).training.kept_tokens for name in self._handles)
-        if keeping and self.algorithm.trainer.state.fn == "fit":
+        if self._keeping() and self.algorithm.trainer.state.fn == "fit":
             for role in resume.kept(self._handles).values():
                 role.free_kept()
         self.drain()

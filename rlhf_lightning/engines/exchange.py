@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlhf_lightning.engines.dtensor import local
 
+_ONE_KIND = "Giver and taker must be of one architecture."
+
 
 class UnfitError(ValueError):
     """Weights are not those that a model needs; the message says which."""
@@ -36,10 +38,7 @@ def fitting(
         shape = shapes.get(name)
         if shape != value.shape:
             has = "no such parameter" if shape is None else tuple(shape)
-            raise UnfitError(
-                f"{owner}: was given {name} {tuple(value.shape)} and has {has}. "
-                "Giver and taker must be of one architecture."
-            )
+            raise UnfitError(f"{owner}: was given {name} {tuple(value.shape)} and has {has}. " + _ONE_KIND)
         yield name, value
 
 
@@ -60,9 +59,7 @@ def copy_weights(stored: Mapping[str, Tensor], weights: Iterable[tuple[str, Tens
             stored[name].copy_(value)
             missing.pop(name, None)
     if missing:
-        raise UnfitError(
-            f"{path}: was given no {next(iter(missing))}. Giver and taker must be of one architecture."
-        )
+        raise UnfitError(f"{path}: was given no {next(iter(missing))}. {_ONE_KIND}")
 
 
 def flattened(weights: Iterable[Tensor], *, size: int) -> Tensor:
