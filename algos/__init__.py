@@ -6,6 +6,7 @@ if __name__ != "rlhf_lightning.algos":
 from rlhf_lightning.algos.cispo import CISPO
 from rlhf_lightning.algos.cost_model import CostModel
 from rlhf_lightning.algos.dapo import DAPO
+from rlhf_lightning.algos.distillation import Distillation
 from rlhf_lightning.algos.dpo import DPO
 from rlhf_lightning.algos.gmpo import GMPO
 from rlhf_lightning.algos.grpo import GRPO
@@ -36,6 +37,7 @@ __all__ = [
     "RLOO",
     "SFT",
     "CostModel",
+    "Distillation",
     "OnlineDPO",
     "ProcessRewardModel",
     "ReMax",

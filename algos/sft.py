@@ -6,7 +6,7 @@ from dataclasses import field
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import row_data
+from rlhf_lightning.data_checks import check_imitable
 from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.workers import Actor
@@ -31,12 +31,7 @@ class SFT(RLHFAlgorithm):
         Raises:
             ValueError: the data gives pairs or labelled answers, or the loss has no weight.
         """
-        data = row_data(self.trainer)
-        if data is not None and stage != "predict" and data.marks_bad:
-            raise ValueError(
-                f"SFT imitates every answer, and {type(data).__name__} gives {data.marks_bad}: the bad ones "
-                "too. Try --data completiondata, with --data.response_field chosen where rows have pairs."
-            )
+        check_imitable(self, stage)
         if not self.loss.coef and stage == "fit":
             raise ValueError("loss.coef=0.0: nothing would be learned. Try 1.0.")
         super().setup(stage)

@@ -1,8 +1,9 @@
-"""Does every offline algorithm learn? The embedded model is told which of two sorted strings is right.
+"""Does every offline algorithm learn, and a student? The embedded model is told which sorted string is right.
 
     python -m benchmarks.offline_learning    prints first and last numbers, draws docs/images/learning-*.svg
 
-A wrong answer has two neighbouring digits exchanged. No row is seen twice, so the curves are of new rows.
+A wrong answer has two neighbouring digits exchanged. No row is seen twice, so the curves are of new rows. The
+student's teacher is the model that SFT makes.
 """
 
 from __future__ import annotations
@@ -15,24 +16,35 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import LambdaCallback
 
 from benchmarks.learning import curve_picture, smooth
 from benchmarks.small_runs import quiet_trainer
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import DPO, KTO, SFT, CostModel, ProcessRewardModel, RewardModel, SimPO
-from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
+from rlhf_lightning.algos import (
+    DPO,
+    KTO,
+    SFT,
+    CostModel,
+    Distillation,
+    ProcessRewardModel,
+    RewardModel,
+    SimPO,
+)
+from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, StepData, UnpairedData
 from rlhf_lightning.data.tasks import sort_digits
 from rlhf_lightning.functional import DPOLoss
-from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Scorer
 
 BATCH = 64
-Make = Callable[[float], RLHFAlgorithm]
+Make = Callable[[], RLHFAlgorithm]
 Data = Callable[[str], pl.LightningDataModule]
 
 
@@ -52,7 +64,7 @@ def pairs(path: str) -> PreferenceData:
 class Entry:
     """An algorithm, its data, and the number that is to rise (or, for a loss, to fall)."""
 
-    make: Callable[[], RLHFAlgorithm]
+    make: Make
     data: Data
     metric: str
 
@@ -79,6 +91,13 @@ ENTRIES: Mapping[str, Entry] = {
         "kto/margin",
     ),
     "simpo": Entry(lambda: SimPO(actor=actor(2e-4)), pairs, "simpo/accuracy"),
+    "distillation": Entry(
+        lambda: Distillation(
+            actor=Actor(optimizer=OptimizerSpec(lr=1e-4), sampling=Sampling(max_new_tokens=8))
+        ),
+        lambda path: PromptData(path=path, batch_size=BATCH, answer_field="chosen"),
+        "distillation/loss",
+    ),
 }
 
 
@@ -114,12 +133,24 @@ class Watch(pl.Callback):
         self.values.append(float(trainer.logged_metrics[self.metric]))
 
 
+def teacher(path: str, steps: int) -> str:
+    """A directory, beside the rows, of the model that SFT makes of them."""
+    entry, directory = ENTRIES["sft"], Path(path).parent / "teacher"
+    algorithm = cast(SFT, entry.make())
+    export = LambdaCallback(on_train_end=lambda *_: algorithm.actor.export(directory=directory).fetch())
+    trainer = quiet_trainer(Local(), ".", steps=steps, callbacks=[export])
+    trainer.fit(algorithm, datamodule=entry.data(path))
+    return str(directory)
+
+
 def play(entry: Entry, path: str, steps: int) -> list[float]:
     """Train once; the metric of every iteration."""
     pl.seed_everything(0, verbose=False)
-    watch = Watch(entry.metric)
+    algorithm, watch = entry.make(), Watch(entry.metric)
+    if isinstance(algorithm, Distillation):
+        algorithm.teacher = replace(algorithm.teacher, path=teacher(path, steps))
     trainer = quiet_trainer(Local(), ".", steps=steps, callbacks=[watch])
-    trainer.fit(entry.make(), datamodule=entry.data(path))
+    trainer.fit(algorithm, datamodule=entry.data(path))
     return watch.values
 
 

@@ -3,9 +3,9 @@
     python examples/distillation.py --steps 60
     rlhf fit --algo examples.distillation.Distillation --algo.teacher.path DIRECTORY --strategy colocated
 
-The loss is the reverse KL, token by token (Gu 2023, MiniLLM, arXiv 2306.08543; Agarwal 2023, GKD, arXiv
-2306.13649). The first command makes its teacher: the embedded model, which sees more sorted digits. The
-second takes any model with the student's tokenizer.
+The loss is the reverse KL of the said tokens (Gu 2023, MiniLLM, arXiv 2306.08543); `--algo distillation`
+compares the teacher's likeliest words in each place. The first command makes its teacher: the embedded model,
+which sees more sorted digits. The second takes any model with the student's tokenizer.
 """
 
 from __future__ import annotations

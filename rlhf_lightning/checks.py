@@ -294,7 +294,7 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
     """
     read = _rows_in_use(algorithm)
     sources = {str(row.get("data_source", "")) for rows in read for row in rows}
-    for name, judge in algorithm.roles().items():
+    for name, judge in algorithm.placed().items():
         if isinstance(judge, Judge):
             with naming_judge(name, judge.kind):
                 judge.check()

@@ -67,6 +67,21 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
             _check_steps(algorithm, data)
 
 
+def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:
+    """Refuse data some of whose answers are bad, for an algorithm that imitates all.
+
+    Raises:
+        ValueError: the data gives pairs or labelled answers.
+    """
+    data = row_data(algorithm.trainer)
+    if data is not None and stage != "predict" and data.marks_bad:
+        raise ValueError(
+            f"{type(algorithm).__name__} imitates every answer, and {type(data).__name__} gives "
+            f"{data.marks_bad}: the bad ones too. Try --data completiondata, with --data.response_field "
+            "chosen where rows have pairs."
+        )
+
+
 def _is_own(step: Callable[..., object]) -> bool:
     """Whether the user wrote a `step`, which may make columns, and read what the algorithms here do not."""
     return not step.__module__.startswith(f"{__package__}.")

@@ -58,6 +58,9 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "optim": "Every model is trained with AdamW, with options such as --algo.actor.optimizer.lr.",
     "model model_name_or_path pretrain sft_model_path model.path": _trained("path"),
     "ref_model": ("algo.reference.path",),
+    "teacher_model_name_or_path teacher_model": ("algo.teacher.path",),
+    "lmbda": "Type --algo.given G, which is 1 - lmbda: the share of iterations of given answers.",
+    "topk_logits_k": ("algo.candidates",),
     "value_model critic_pretrain": ("algo.critic.path",),
     "reward_model_path reward_pretrain reward.model_name_or_path reward_model.model.path": (
         "algo.reward.path",

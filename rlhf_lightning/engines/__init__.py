@@ -8,7 +8,7 @@ from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.fsdp.base_model import shared_base_model
 from rlhf_lightning.engines.fsdp.engine import FSDP, FSDPEngine
 from rlhf_lightning.engines.generation import GenerationEngine
-from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.head import Asked, Head
 from rlhf_lightning.engines.huggingface.adapters import saved_lora
 from rlhf_lightning.engines.huggingface.architecture import (
     check_adapters,
@@ -47,6 +47,7 @@ __all__ = [
     "PARTS",
     "TOKENIZER_FILES",
     "VLLM",
+    "Asked",
     "Deterministic",
     "Ends",
     "FSDPEngine",

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.conversion import Conversion
+from rlhf_lightning.engines.head import PLAIN, Asked
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import OffloadedParts, Part
 from rlhf_lightning.functional.aggregate import Counts, Loss
@@ -86,19 +87,21 @@ class TrainEngine(WeightSource):
 
     @abstractmethod
     def infer(
-        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+        self, rows: TensorDict, *, temperature: float, asked: Asked = PLAIN, keep: bool = False
     ) -> TensorDict:
         """Evaluate without a gradient.
 
         Args:
             rows: n rows with prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R].
             temperature: divides the logits; 0 (greedy) counts as 1. Without meaning for numbers per token.
-            entropy: whether a language model computes the entropy too.
+            asked: what a language model computes beside log-probabilities.
             keep: an update of the same rows with the same weights may follow: an engine with an option for it
                 keeps the autograd graph of this pass.
 
         Returns:
-            log_probs and, if asked for, entropy; or values: [n, R] float32, 0 outside the response mask.
+            log_probs and, if asked for, entropy [n, R] float32, candidate_log_probs [n, R, k] float32, and
+            the likeliest words as candidate_ids [n, R, k] int32; or values [n, R] float32. All are 0 outside
+            the response mask.
         """
 
     @abstractmethod

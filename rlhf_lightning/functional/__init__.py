@@ -8,6 +8,7 @@ policy and its subclasses                    losses of policies: sequence_policy
                                              geometric_policy (GMPO); off_policy, their correction
 value                                        the loss of critics
 sft, pairs, dpo, simpo, kto                  losses on given answers
+distillation                                 the loss of a student whose teacher says what it would say
 reward_model, cost_model, process_reward     losses of models that score
 rollout, best_of                             metrics of responses
 """
@@ -16,6 +17,7 @@ from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggre
 from rlhf_lightning.functional.best_of import expected_best
 from rlhf_lightning.functional.cispo import CISPOLoss
 from rlhf_lightning.functional.cost_model import CostLoss, sign_loss
+from rlhf_lightning.functional.distillation import DistillationLoss
 from rlhf_lightning.functional.dpo import DPOLoss, PreferenceKind, preference_loss
 from rlhf_lightning.functional.estimator import (
     Add,
@@ -86,6 +88,7 @@ __all__ = [
     "CostLoss",
     "Counts",
     "DPOLoss",
+    "DistillationLoss",
     "Estimator",
     "GAEEstimator",
     "Gap",

@@ -70,6 +70,11 @@ class Loss(ABC):
         return False
 
     @property
+    def candidates(self) -> str:
+        """A column [n, R, k] of words, whose log-probabilities `outputs` must hold; one of the `columns`."""
+        return ""
+
+    @property
     def rows_together(self) -> int:
         """Neighbouring rows that one term reads, kept on one rank and in one micro-batch; 2 for pairs."""
         return 1
@@ -85,7 +90,8 @@ class Loss(ABC):
         """Compute the loss and the metrics of some rows, as parts of those of the mini-batch.
 
         Args:
-            outputs: of the model in training, [n, R]: `log_probs` and, if asked for, `entropy`; or `values`.
+            outputs: of the model in training, [n, R]: `log_probs` and, if asked for, `entropy` and
+                `candidate_log_probs` [n, R, k]; or `values`.
             rows: `response_mask` [n, R] bool and the `columns`, [n, R] or [n], anything where the mask is
                 False; n is a multiple of `rows_together`.
             counts: of the whole mini-batch.

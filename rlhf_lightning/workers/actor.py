@@ -17,6 +17,7 @@ from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer
 from rlhf_lightning.engines import (
     VLLM,
+    Asked,
     Ends,
     GenerationEngine,
     Native,
@@ -210,7 +211,9 @@ class Actor(Role):
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
     def compute_log_prob(self, rows: TensorDict) -> TensorDict:
         """Log-probabilities and entropy of the responses under the current weights, [B, R] float32."""
-        return self.engine.infer(rows, temperature=self.sampling.temperature, entropy=True, keep=True)
+        return self.engine.infer(
+            rows, temperature=self.sampling.temperature, asked=Asked(entropy=True), keep=True
+        )
 
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs",))
     def read_log_prob(self, rows: TensorDict, *, keep: bool = False) -> TensorDict:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import BROADCAST, DP, Worker, register
-from rlhf_lightning.engines import shared_base_model
+from rlhf_lightning.engines import Asked, shared_base_model
 from rlhf_lightning.workers.actor import SEQUENCES, Actor
 from rlhf_lightning.workers.role import Role
 
@@ -75,3 +75,24 @@ class Reference(Role):
         """Log-probabilities [B, R] float32 of the responses."""
         found = self.engine.infer(rows, temperature=self.temperature or 1.0)
         return TensorDict({"ref_log_probs": found["log_probs"]}, batch_size=found.batch_size)
+
+    @register(transfer=DP, reads=SEQUENCES, returns=("candidate_ids", "candidate_ref_log_probs"))
+    def compute_ref_candidates(self, rows: TensorDict, *, size: int = 64, among: int = 0) -> TensorDict:
+        """The likeliest words in each response token's place, for a loss that has them as `candidates`.
+
+        Args:
+            rows: prompts and responses.
+            size: how many words k, the likeliest first.
+            among: only the first so many words, where the model that learns has fewer; 0: all.
+
+        Returns:
+            candidate_ids [B, R, k] int32, and their log-probabilities candidate_ref_log_probs [B, R, k]
+            float32 in the distribution over all words.
+        """
+        asked = Asked(likeliest=size, among=among)
+        found = self.engine.infer(rows, temperature=self.temperature or 1.0, asked=asked)
+        columns = {
+            "candidate_ids": found["candidate_ids"],
+            "candidate_ref_log_probs": found["candidate_log_probs"],
+        }
+        return TensorDict(columns, batch_size=found.batch_size)

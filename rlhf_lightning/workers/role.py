@@ -22,6 +22,7 @@ from rlhf_lightning.engines import (
     FSDP,
     PARTS,
     VLLM,
+    Asked,
     Deterministic,
     Head,
     Megatron,
@@ -248,7 +249,7 @@ class Role(ModelSpec, Remote):
 
     def evaluate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
         """The metrics of a loss without a gradient; like those of `accumulate`, times d."""
-        outputs = self.engine.infer(rows, temperature=temperature, entropy=loss.needs_entropy)
+        outputs = self.engine.infer(rows, temperature=temperature, asked=Asked.by(loss))
         said, given = (cast(dict[str, Tensor], dict(table.items())) for table in (outputs, rows))
         _, metrics = run_loss(loss, said, given, self.count(rows, loss))
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, TrainEngine, ZeRO
 from rlhf_lightning.engines.deepspeed.engine import ZeROEngine
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec
 from tests.unit.engines import tiny
@@ -66,7 +67,7 @@ class Trained:
 def train(engine: TrainEngine, *portions: TensorDict) -> Trained:
     """Evaluate the rows, then step; the gradients of all portions add up before each step."""
     rows = cast(TensorDict, torch.cat(cast(list[Tensor], [*portions])))
-    found = engine.infer(rows, temperature=0.7, entropy=True)
+    found = engine.infer(rows, temperature=0.7, asked=Asked(entropy=True, likeliest=3))
     reports: list[dict[str, float]] = []
     metrics: dict[str, float] = {}
     for _ in range(STEPS):

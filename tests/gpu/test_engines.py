@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import PARTS, FSDPEngine, Native, NativeGenerator, TrainEngine
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.native import cuda_graphs
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.cuda_graphs import GraphCapture
@@ -52,7 +53,9 @@ def learned(engine: TrainEngine) -> torch.Tensor:
 def test_fsdp_learns_the_same(model: Path, gpu: torch.device, gradient_checkpointing: bool) -> None:
     spec = tiny.spec(model, gradient_checkpointing=gradient_checkpointing)
     here, there = FSDPEngine(spec), FSDPEngine(spec, device=gpu)
-    found = [engine.infer(tiny.rows(), temperature=0.7, entropy=True) for engine in (here, there)]
+    found = [
+        engine.infer(tiny.rows(), temperature=0.7, asked=Asked(entropy=True)) for engine in (here, there)
+    ]
     for name in ("log_probs", "entropy"):
         torch.testing.assert_close(found[1][name], found[0][name], atol=SAME, rtol=0)
     torch.testing.assert_close(learned(there), learned(here), atol=SAME, rtol=0)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator, check_adapters
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.huggingface.adapters import saved_lora
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
@@ -108,7 +109,7 @@ def test_an_export_is_the_plain_model_that_was_learned(
     engine.export(tmp_path)
     assert not list(tmp_path.glob("adapter*"))
     expected = tiny.expect(tmp_path, head=head)
-    found = engine.infer(tiny.rows(), temperature=1.0, entropy=True)
+    found = engine.infer(tiny.rows(), temperature=1.0, asked=Asked(entropy=True))
     for name, values in expected.outputs.items():
         torch.testing.assert_close(found[name], values, atol=1e-5, rtol=1e-5)
     name = "log_probs" if head == "lm" else "values"

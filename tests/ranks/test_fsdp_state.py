@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Part, checkpoint
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.spec import ModelSpec
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit import spmd
@@ -179,7 +180,9 @@ def test_an_export_computes_the_same_in_plain_transformers(
     assert torch.equal(found, expected)
     logits = loaded.base_model(input_ids=torch.arange(5)[None]).last_hidden_state
     again = tiny.expect(out, head=head)
-    rows = FSDPEngine(ModelSpec(path=str(out)), head=head).infer(tiny.rows(), temperature=1.0, entropy=True)
+    rows = FSDPEngine(ModelSpec(path=str(out)), head=head).infer(
+        tiny.rows(), temperature=1.0, asked=Asked(entropy=True)
+    )
     assert logits.isfinite().all()
     for name, values in again.outputs.items():
         torch.testing.assert_close(rows[name], values, atol=1e-5, rtol=1e-5)

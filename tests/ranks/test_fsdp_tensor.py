@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Transition
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout
 from rlhf_lightning.spec import ModelSpec
@@ -131,7 +132,7 @@ def trained(place: Place, specs: dict[str, ModelSpec], config: FSDP) -> dict[str
     found = {}
     for name, spec in specs.items():
         engine = place.engine(spec, head(name), config)
-        outputs = engine.infer(place.rows, temperature=0.7, entropy=True)
+        outputs = engine.infer(place.rows, temperature=0.7, asked=Asked(entropy=True, likeliest=3))
         norms = [place.step(engine) for _ in range(3)]
         whole = {name: weight.clone() for name, weight in engine.weights()}
         with engine.gathered() as module:

@@ -16,6 +16,7 @@ from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.functional import (
     CISPOLoss,
     CostLoss,
+    DistillationLoss,
     DPOLoss,
     GeometricPolicyLoss,
     KTOLoss,
@@ -33,7 +34,7 @@ from rlhf_lightning.functional import (
 from rlhf_lightning.workers import Actor, Critic, Role, Scorer
 from rlhf_lightning.workers.actor import SEQUENCES
 
-PAIRS, PROMPT, RESPONSE = 4, 5, 6
+PAIRS, PROMPT, RESPONSE, CANDIDATES = 4, 5, 6, 3
 Gradients = dict[str, Tensor]
 CORRECTION = OffPolicyCorrection(level="sequence", high=1.5)
 LOSSES: Mapping[str, tuple[str, Loss]] = {
@@ -51,6 +52,7 @@ LOSSES: Mapping[str, tuple[str, Loss]] = {
     "hinge": ("actor", DPOLoss(kind="hinge")),
     "kto": ("actor", KTOLoss(undesirable_weight=0.7)),
     "simpo": ("actor", SimPOLoss()),
+    "distillation": ("actor", DistillationLoss(beta=0.3)),
     "value": ("critic", ValueLoss()),
     "reward model": ("reward", PairwiseLoss(margin=True, centering=0.1)),
     "cost model": ("reward", CostLoss()),
@@ -74,8 +76,12 @@ def columns() -> dict[str, Tensor]:
     for name in ("log_probs", "ref_log_probs", "rollout_log_probs"):
         wide[name] = 0.2 * wide[name] - 5.5  # about the model's own: it knows nothing of 264 tokens
     same = torch.randint(0, 250, (PAIRS, PROMPT), generator=noise).repeat_interleave(2, dim=0)
+    candidates = torch.rand(rows, RESPONSE, 250, generator=noise).topk(CANDIDATES, dim=2).indices.int()
+    likely = torch.rand(rows, RESPONSE, CANDIDATES, generator=noise).log() - 1.5
     return {
         **wide,
+        "candidate_ids": candidates,
+        "candidate_ref_log_probs": likely,
         "prompt_ids": same,
         "prompt_mask": torch.arange(PROMPT) >= PROMPT - prompts[:, None],
         "response_ids": torch.randint(0, 250, (rows, RESPONSE), generator=noise),

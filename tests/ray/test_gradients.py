@@ -102,11 +102,14 @@ def padded(model: PreTrainedModel, columns: Mapping[str, Tensor], owner: str) ->
         log_p = model(**inputs, use_cache=False).logits[:, PROMPT - 1 : -1].log_softmax(-1)
         chosen = log_p.gather(2, columns["response_ids"][..., None])[..., 0]
         found = {"log_probs": chosen, "entropy": -(log_p.exp() * log_p).sum(-1)}
+        found["candidate_log_probs"] = log_p.gather(2, columns["candidate_ids"].long())
     else:
         hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
         numbers = model.score(hidden)[..., 0]  # type: ignore[operator]
         found = {"values": numbers[:, PROMPT - 1 : -1] if owner == "critic" else numbers[:, PROMPT:]}
-    return {name: torch.where(mask, output, 0.0) for name, output in found.items()}
+    return {
+        name: output * mask.view(*mask.shape, *[1] * (output.dim() - 2)) for name, output in found.items()
+    }
 
 
 @pytest.mark.parametrize("name", LOSSES)

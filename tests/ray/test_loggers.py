@@ -55,6 +55,7 @@ OTHERS = {
     " --data.main.batch_size 4 --data.ptx rlhf_lightning.data.TextData --data.ptx.path rows.jsonl"
     " --data.ptx.text_field prompt --data.ptx.block_tokens 16 --data.ptx.batch_size 2",
     "onlinedpo": f"--algo.reward.functions length --strategy one-step-off --strategy.max_staleness 2 {TASK}",
+    "distillation": f"--algo.teacher.path {{tiny}} {TASK}",
     "dpo": f"--algo.loss.sft_coef 0.1 {PAIRS}",
     "simpo": f"--algo.loss.sft_coef 0.1 {PAIRS}",
     "kto": ROWS_OF.format(data="unpaireddata") + " --data.response_field chosen",
@@ -157,7 +158,8 @@ def documented() -> list[re.Pattern[str]]:
 
 def test_the_document_lists_what_is_logged_and_nothing_else(logged: Path, tiny: Path) -> None:
     names = set(csv_file(logged / "csv"))
-    for algorithm, options in OTHERS.items():
+    others = {algorithm: options.format(tiny=tiny) for algorithm, options in OTHERS.items()}
+    for algorithm, options in others.items():
         root = logged / algorithm
         root.mkdir()
         rows = [ROW | {"label": number % 2 == 0} for number in range(12)]

@@ -6,7 +6,18 @@ import pytest
 from lightning.pytorch import Trainer
 
 import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
-from rlhf_lightning.algos import DPO, GRPO, KTO, PPO, SFT, CostModel, OnlineDPO, RewardModel, SimPO
+from rlhf_lightning.algos import (
+    DPO,
+    GRPO,
+    KTO,
+    PPO,
+    SFT,
+    CostModel,
+    Distillation,
+    OnlineDPO,
+    RewardModel,
+    SimPO,
+)
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.usage import option_error
 
@@ -70,6 +81,8 @@ def test_how_validation_draws_is_not_how_training_does(option: str) -> None:
         ("beta", KTO, "loss.beta"),
         ("beta", SimPO, "loss.beta"),
         ("beta", OnlineDPO, "loss.beta"),
+        ("teacher_model_name_or_path", Distillation, "teacher.path"),
+        ("topk_logits_k", Distillation, "candidates"),
         ("beta", GRPO, "policy_loss.kl_coef"),
         ("loss_type", DPO, "loss.kind"),
         ("loss_type", GRPO, "policy_loss.aggregation"),

@@ -25,7 +25,7 @@ from rlhf_lightning.engines.deepspeed.masters import Masters
 from rlhf_lightning.engines.deepspeed.scope import DeepSpeedConfig, Scope, ZeROModule, free
 from rlhf_lightning.engines.deepspeed.state import load, save
 from rlhf_lightning.engines.exchange import flattened, split_flat
-from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.head import PLAIN, Asked, Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.models import export_gathered, load_model, recomputing
 from rlhf_lightning.engines.native.decoder import Decoder
@@ -79,12 +79,12 @@ class ZeROEngine(TrainEngine):
         self._counters = Counters(model.optimizer)
 
     def infer(
-        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+        self, rows: TensorDict, *, temperature: float, asked: Asked = PLAIN, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._offloaded.refuse("parameters")
         with self._scope.entered():
-            results = self._passes.infer(rows, temperature=temperature, entropy=entropy)
+            results = self._passes.infer(rows, temperature=temperature, asked=asked)
             if self._config.stage == 3:  # it may have prefetched layers for a backward pass
                 self._module.optimizer.empty_partition_cache()
         return results

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.engines.fsdp.engine import FSDPEngine
+from rlhf_lightning.engines.head import PLAIN, Asked
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import PARTS, Part
 from rlhf_lightning.engines.training import TrainEngine
@@ -54,11 +55,11 @@ class BaseModelEngine(TrainEngine):
         self._engine = engine
 
     def infer(
-        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+        self, rows: TensorDict, *, temperature: float, asked: Asked = PLAIN, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
         with self._engine.without_adapters():
-            return self._engine.infer(rows, temperature=temperature, entropy=entropy)
+            return self._engine.infer(rows, temperature=temperature, asked=asked)
 
     def accumulate(
         self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float

@@ -28,7 +28,7 @@ from rlhf_lightning.engines.fsdp.config import FSDP
 from rlhf_lightning.engines.fsdp.mesh import Mesh, model_mesh
 from rlhf_lightning.engines.fsdp.replica import Replica
 from rlhf_lightning.engines.fsdp.shards import Shards, layers_of
-from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.head import PLAIN, Asked, Head
 from rlhf_lightning.engines.host_linear import use_host_linears
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.adapter_files import export_adapters, is_factor
@@ -92,12 +92,12 @@ class FSDPEngine(TrainEngine):
         self._offloaded = OffloadedParts(model.path, device=self._device)
 
     def infer(
-        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+        self, rows: TensorDict, *, temperature: float, asked: Asked = PLAIN, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._offloaded.refuse("parameters")
         with recomputing(self._root, wanted=keep and self._spec.gradient_checkpointing):
-            results = self._passes.infer(rows, temperature=temperature, entropy=entropy, keep=keep)
+            results = self._passes.infer(rows, temperature=temperature, asked=asked, keep=keep)
         self._weights.after_forward()
         return results
 

@@ -8,7 +8,7 @@ All ranks of a replica get the same rows; replicas get different rows, any numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlhf_lightning.engines.conversion import Conversion
-from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.head import PLAIN, Asked, Head
 from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.models import empty_model, export_model, read_config
 from rlhf_lightning.engines.hybrid import HybridEngine
@@ -37,8 +37,7 @@ from rlhf_lightning.engines.megatron.state import load, save, wait
 from rlhf_lightning.engines.megatron.weights import Weights
 from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part
-from rlhf_lightning.engines.packed.forward import zero_outputs
-from rlhf_lightning.engines.packed.log_probs import parallel_token_log_probs
+from rlhf_lightning.engines.packed.forward import Vocabulary, said, zero_outputs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack, plan, select
 from rlhf_lightning.engines.training import Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
@@ -86,18 +85,19 @@ class MegatronEngine(TrainEngine):
         self._hybrid: HybridEngine | None = None
 
     def infer(
-        self, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+        self, rows: TensorDict, *, temperature: float, asked: Asked = PLAIN, keep: bool = False
     ) -> TensorDict:
         """See `TrainEngine.infer`; zeros on stages before the last."""
         self._offloaded.refuse("parameters")
-        results = zero_outputs(rows["response_mask"], head=self._head, entropy=entropy)
+        results = zero_outputs(rows, head=self._head, asked=asked)
         parts = self._plan(rows)
 
         def outputs_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[None, object]:
-            return None, self._outputs(output, packed, temperature=temperature, entropy=entropy)
+            return None, self._outputs(output, packed, part, temperature=temperature, asked=asked)
 
+        make = partial(self._packed, rows, also=(asked.candidates,) if asked.candidates else ())
         with torch.no_grad(), self._scope.entered():
-            found = self._pipeline.run(parts, partial(self._packed, rows), outputs_of, backward=False)
+            found = self._pipeline.run(parts, make, outputs_of, backward=False)
         for index, outputs in zip(parts, found, strict=False):
             for name, values in results.items() if index else ():
                 values[index] = cast(Rows, outputs)[name].cpu()
@@ -111,7 +111,7 @@ class MegatronEngine(TrainEngine):
         parts, self.accumulated = self._plan(rows, loss), True
 
         def loss_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[Tensor, object]:
-            outputs = self._outputs(output, packed, temperature=temperature, entropy=loss.needs_entropy)
+            outputs = self._outputs(output, packed, part, temperature=temperature, asked=Asked.by(loss))
             value, metrics = run_loss(loss, outputs, part, counts)
             return value, {name: metric.detach().clone() for name, metric in metrics.items()}
 
@@ -265,26 +265,18 @@ class MegatronEngine(TrainEngine):
         return parts + [[] for _ in range(-len(parts) % self._pipeline.multiple)]
 
     def _packed(
-        self, rows: TensorDict, index: list[int], loss: Loss | None = None
+        self, rows: TensorDict, index: list[int], loss: Loss | None = None, also: Sequence[str] = ()
     ) -> tuple[Rows, PackedRows]:
-        part = select(rows, index, loss, device=self._device)
+        part = select(rows, index, loss, device=self._device, also=also)
         return part, pack(part, place="after" if self._head == "reward" else "before")
 
     def _outputs(
-        self, output: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
+        self, output: Tensor, packed: PackedRows, rows: Rows, *, temperature: float, asked: Asked
     ) -> dict[str, Tensor]:
         if self._head != "lm":
             return {"values": packed.unpack(output[:, 0])}
-        log_probs, entropies = parallel_token_log_probs(
-            output,
-            packed.targets,
-            vocabulary=self.conversion.config.vocab_size,
-            temperature=temperature or 1.0,
-            entropy=entropy,
-            group=self.groups.tensor,
-        )
-        outputs = {"log_probs": packed.unpack(log_probs)}
-        return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs
+        words = Vocabulary(self.conversion.config.vocab_size, self.groups.tensor)
+        return said(output, packed, rows, words=words, temperature=temperature, asked=asked)
 
     @property
     def _adamw(self) -> ShardedAdamW:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines.dtensor import local
-from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.packed.log_probs import parallel_token_log_probs, token_log_probs
+from rlhf_lightning.engines.head import Asked, Head
+from rlhf_lightning.engines.packed.log_probs import likeliest_words, parallel_token_log_probs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack
 from rlhf_lightning.engines.packed.record import Record
+
+
+class Vocabulary(NamedTuple):
+    """The words that logits are of."""
+
+    size: int
+    """Their number over all ranks, without padding."""
+    group: dist.ProcessGroup | None
+    """The ranks among which they are divided, in shards of equal size; None: this rank has all."""
 
 
 def forward(
@@ -22,21 +34,22 @@ def forward(
     *,
     head: Head,
     temperature: float,
-    entropy: bool,
+    asked: Asked,
     record: Record | None = None,
 ) -> dict[str, Tensor]:
     """Compute the outputs of a micro-batch, differentiably.
 
     Args:
         root: a causal language model, or a `ScalarModel`.
-        rows: prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R], on the model's device.
+        rows: prompt_ids, prompt_mask [n, P], response_ids, response_mask [n, R], on the model's device; and
+            the candidates that are asked for.
         head: which outputs; `lm` gives log-probabilities.
         temperature: divides the logits; 0 (greedy) counts as 1.
-        entropy: whether `lm` computes the entropy too.
+        asked: what `lm` computes beside log-probabilities.
         record: matrix products of `lm` that a generation has computed already.
 
     Returns:
-        log_probs and, if asked for, entropy; or values: [n, R] float32, 0 where the response mask is False.
+        See `TrainEngine.infer`.
     """
     packed = pack(rows, place="after" if head == "reward" else "before")
     places = {"position_ids": packed.sequences.position_ids, "sequences": packed.sequences}
@@ -44,29 +57,73 @@ def forward(
         return {"values": packed.unpack(root(packed.input_ids, keep=packed.keep, **places)[:, 0])}
     with record.given(packed) if record is not None else nullcontext():
         logits = root(packed.input_ids, use_cache=False, logits_to_keep=packed.keep, **places).logits
-    log_probs, entropies = _evaluated(logits, packed, temperature=temperature or 1.0, entropy=entropy)
-    outputs = {"log_probs": packed.unpack(log_probs)}
-    return outputs | {"entropy": packed.unpack(entropies)} if entropy else outputs
-
-
-def zero_outputs(response_mask: Tensor, *, head: Head, entropy: bool) -> dict[str, Tensor]:
-    """The outputs that `forward` computes, by name, as zeros on the host to be filled row by row: [n, R]."""
-    names = ["values"] if head != "lm" else ["log_probs", "entropy"] if entropy else ["log_probs"]
-    return {name: torch.zeros(response_mask.shape, dtype=torch.float32) for name in names}
-
-
-def _evaluated(
-    logits: Tensor, packed: PackedRows, *, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies [K] from logits [1, K, V]; t tensor ranks have [1, K, V / t] each."""
+    group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
+    words = Vocabulary(logits.shape[2], group)
     kept = local(logits).squeeze(0)  # its backward pass is free, that of an index is not
-    if not isinstance(logits, DTensor):
-        return token_log_probs(kept, packed.targets, temperature=temperature, entropy=entropy)
-    return parallel_token_log_probs(
-        kept,
-        packed.targets,
-        vocabulary=logits.shape[2],
-        temperature=temperature,
-        entropy=entropy,
-        group=logits.device_mesh.get_group(),
+    return said(kept, packed, rows, words=words, temperature=temperature, asked=asked)
+
+
+def said(
+    logits: Tensor,
+    packed: PackedRows,
+    rows: Mapping[str, Tensor],
+    *,
+    words: Vocabulary,
+    temperature: float,
+    asked: Asked,
+) -> dict[str, Tensor]:
+    """The outputs of a language model by its logits [K, S]; S is this rank's number of words.
+
+    Raises:
+        ValueError: more of the likeliest words are wanted than there are, or a candidate is no word.
+    """
+    targets = packed.targets[:, None]
+    if asked.likeliest:
+        among = min(asked.among or words.size, words.size)
+        found = likeliest_words(logits.detach(), asked.likeliest, vocabulary=among, group=words.group)
+        targets = torch.cat([targets, found], 1)
+    elif asked.candidates:
+        targets = torch.cat([targets, _candidates(packed, rows[asked.candidates], words.size)], 1)
+    log_probs, entropies = parallel_token_log_probs(
+        logits,
+        targets,
+        vocabulary=words.size,
+        temperature=temperature or 1.0,
+        entropy=asked.entropy,
+        group=words.group,
     )
+    outputs = {"log_probs": log_probs[:, 0]} | ({"entropy": entropies} if asked.entropy else {})
+    if targets.shape[1] > 1:
+        outputs["candidate_log_probs"] = log_probs[:, 1:]
+    if asked.likeliest:
+        outputs["candidate_ids"] = targets[:, 1:].int()
+    return {name: packed.unpack(values) for name, values in outputs.items()}
+
+
+def _candidates(packed: PackedRows, column: Tensor, size: int) -> Tensor:
+    """The candidates of the response tokens: [K, k] int64.
+
+    Raises:
+        ValueError: one is no word of this model.
+    """
+    found = packed.packed(column).long()
+    if found.numel() and not 0 <= int(found.min()) <= int(found.max()) < size:
+        raise ValueError(
+            f"the candidates {int(found.min())} to {int(found.max())} are to be words of a model that has "
+            f"{size}. Ask the other model for words of both: compute_ref_candidates(batch, among={size})."
+        )
+    return found
+
+
+def zero_outputs(rows: TensorDict, *, head: Head, asked: Asked) -> dict[str, Tensor]:
+    """The outputs that `forward` computes, by name, as zeros on the host to be filled row by row."""
+    shape = rows["response_mask"].shape
+    if head != "lm":
+        return {"values": torch.zeros(shape)}
+    found = {name: torch.zeros(shape) for name in ("log_probs", *(["entropy"] if asked.entropy else ()))}
+    width = asked.likeliest or (rows[asked.candidates].shape[2] if asked.candidates else 0)
+    if width:
+        found["candidate_log_probs"] = torch.zeros(*shape, width)
+    if asked.likeliest:
+        found["candidate_ids"] = torch.zeros(*shape, width, dtype=torch.int32)
+    return found

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.packed.packing import COLUMNS, row_lengths
 from rlhf_lightning.engines.packed.record import Record
 
@@ -54,10 +55,12 @@ class KeptPasses:
         if not (same and all(torch.equal(column, rows[name]) for name, column in self._rows.items())):
             self.release()
 
-    def pop(self, index: Sequence[int], *, entropy: bool) -> dict[str, Tensor] | None:
+    def pop(self, index: Sequence[int], *, asked: Asked) -> dict[str, Tensor] | None:
         """Hand over the kept outputs of these rows; None where they must be computed."""
         found = self._outputs.pop(tuple(index), None)
-        if found is not None and not entropy:
+        if found is None or asked.candidates:
+            return None
+        if not asked.entropy:
             found.pop("entropy", None)
         return found
 

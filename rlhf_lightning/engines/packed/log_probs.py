@@ -6,10 +6,11 @@ Logits may be divided over t tensor ranks by vocabulary:
 
 rank 0: logits of words 0 .. V/t       rank 1: logits of words V/t .. 2 V/t       ...
 
-Ranks exchange four numbers per token and never their logits: the largest logit, the sum of exponentials, the
-target's logit, and for the entropy a sum of products.
+Ranks exchange a few numbers per token and never their logits: the largest logit, the sum of exponentials, the
+logits of the words in question, and for the entropy a sum of products.
 
-K is the number of tokens, V the size of the vocabulary, S = V/t the number of words of a shard.
+K is the number of tokens, V the size of the vocabulary, S = V/t the number of words of a shard, C the number
+of words in question: the token that was said and, where they are asked for, candidates for its place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.nn.functional import pad
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 """Logits in a chunk. On a CPU a chunk fits a core's cache: three times as fast as all logits at once."""
@@ -39,12 +41,12 @@ def token_log_probs(
 
     Args:
         logits: [K, V], any floating type; the arithmetic is float32.
-        targets: [K] int64.
+        targets: [K, C] int64.
         temperature: divides the logits.
         entropy: whether to compute the entropy; else it is 0.
 
     Returns:
-        log_probs [K] and entropy [K], float32, in nats.
+        log_probs [K, C] and entropy [K], float32, in nats.
     """
     return _applied(logits, targets, _Options(1.0 / temperature, entropy))
 
@@ -56,7 +58,7 @@ def parallel_token_log_probs(
     vocabulary: int,
     temperature: float,
     entropy: bool,
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
     """As `token_log_probs`, from logits that the ranks of a group hold in shards of equal size.
 
@@ -66,23 +68,56 @@ def parallel_token_log_probs(
     Args:
         logits: [K, S], this rank's words, from word rank * S on; any floating type, the arithmetic is
             float32.
-        targets: [K] int64, below `vocabulary`.
+        targets: [K, C] int64, below `vocabulary`.
         vocabulary: number of words; columns beyond them are padding, which has no probability.
         temperature: divides the logits.
         entropy: whether to compute the entropy; else it is 0.
-        group: the ranks, in the order of their shards.
+        group: the ranks, in the order of their shards; None: this rank has all words.
 
     Returns:
-        log_probs [K] and entropy [K], float32, in nats.
+        log_probs [K, C] and entropy [K], float32, in nats.
     """
-    first = group.rank() * logits.shape[1]
-    words = max(0, min(logits.shape[1], vocabulary - first))
-    logits = logits[:, :words]
-    if group.size() == 1:
+    logits, first = _own_words(logits, vocabulary, group)
+    if group is None or group.size() == 1:
         return token_log_probs(logits, targets, temperature=temperature, entropy=entropy)
     places = targets - first
-    shard = _Shard(group, mine=(places >= 0) & (places < words))
+    shard = _Shard(group, mine=(places >= 0) & (places < logits.shape[1]))
     return _applied(logits, places.where(shard.mine, 0), _Options(1.0 / temperature, entropy, shard))
+
+
+def likeliest_words(
+    logits: Tensor, count: int, *, vocabulary: int, group: dist.ProcessGroup | None
+) -> Tensor:
+    """The words with the largest logits, the likeliest first: [K, count] int64, the same on all ranks.
+
+    Args:
+        logits: [K, S], as for `parallel_token_log_probs`.
+        count: how many; at most `vocabulary`.
+        vocabulary: see there.
+        group: see there.
+
+    Raises:
+        ValueError: there are fewer words.
+    """
+    if count > vocabulary:
+        raise ValueError(f"{count} of the likeliest words are wanted of a model that has {vocabulary}.")
+    logits, first = _own_words(logits, vocabulary, group)
+    values, words = logits.topk(min(count, logits.shape[1]), dim=1)
+    if group is None or group.size() == 1:
+        return words
+    room = (0, count - words.shape[1])
+    mine = pad(values.float(), room, value=-torch.inf), pad(words + first, room)
+    every = [[torch.empty_like(x) for _ in range(group.size())] for x in mine]
+    for x, parts in zip(mine, every, strict=True):
+        dist.all_gather(parts, x, group=group)
+    best = torch.cat(every[0], 1).topk(count, dim=1).indices
+    return torch.cat(every[1], 1).gather(1, best)
+
+
+def _own_words(logits: Tensor, vocabulary: int, group: dist.ProcessGroup | None) -> tuple[Tensor, int]:
+    """A shard's logits without padding, and the number of its first word."""
+    first = 0 if group is None else group.rank() * logits.shape[1]
+    return logits[:, : max(0, min(logits.shape[1], vocabulary - first))], first
 
 
 class _Shard(NamedTuple):
@@ -90,7 +125,7 @@ class _Shard(NamedTuple):
 
     group: dist.ProcessGroup
     mine: Tensor
-    """[K] bool, whether a target is among this rank's words; its place is 0 where it is not."""
+    """[K, C] bool, whether a target is among this rank's words; its place is 0 where it is not."""
 
 
 class _Options(NamedTuple):
@@ -117,28 +152,29 @@ def _can_overwrite(logits: Tensor) -> bool:
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: Tensor, places: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
-        """`places` [K]: the targets' columns. All sums are of logits less the token's largest, its `top`."""
+        """`places` [K, C]: the targets' columns. All sums are of logits less the token's largest."""
         scale, entropy, shard = options
         tops = logits.new_full((len(logits),), -torch.inf, dtype=torch.float32)
-        sums = tops.new_zeros(3 if entropy else 2, len(logits))  # exponentials, target's logit, products
+        words = places.shape[1]
+        sums = tops.new_zeros(1 + words + entropy, len(logits))  # exponentials, targets' logits, products
         for part in chunks(logits):
             scaled = times(logits[part], scale)
             tops[part] = scaled.amax(1)
             shifted = scaled - tops[part, None]
-            sums[1, part] = shifted.gather(1, places[part, None])[:, 0]
+            sums[1 : 1 + words, part] = shifted.gather(1, places[part]).T
             weights = shifted.exp() if entropy else shifted.exp_()
             sums[0, part] = weights.sum(1)
             if entropy:
-                sums[2, part] = torch.linalg.vecdot(weights, shifted)
+                sums[-1, part] = torch.linalg.vecdot(weights, shifted)
         if shard is not None:
             tops, sums = _joined(tops, sums, shard)
         logs = sums[0].log()
-        entropies = logs - sums[2] / sums[0] if entropy else torch.zeros_like(logs)
+        entropies = logs - sums[-1] / sums[0] if entropy else torch.zeros_like(logs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, places, tops + logs, entropies)
         ctx.options = options  # type: ignore[attr-defined]
         ctx.in_place = _can_overwrite(logits)  # type: ignore[attr-defined]
-        return sums[1] - logs, entropies
+        return (sums[1 : 1 + words] - logs).T, entropies
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor, None, None]:
@@ -149,17 +185,17 @@ class _TokenLogProbs(torch.autograd.Function):
         """
         logits, places, norms, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
         scale, entropy, shard = cast(_Options, ctx.options)  # type: ignore[attr-defined]
-        grad_log_probs = torch.zeros_like(norms) if grads[0] is None else grads[0]
+        grad_log_probs = norms.new_zeros(places.shape) if grads[0] is None else grads[0]
         grad_targets = scale * (grad_log_probs if shard is None else grad_log_probs * shard.mine)
-        grad_entropies = grads[1] if entropy else None
+        grad_sums, grad_entropies = grad_log_probs.sum(1), grads[1] if entropy else None
         out = logits.detach() if ctx.in_place else torch.empty_like(logits)  # type: ignore[attr-defined]
         for part in chunks(logits):
             log_p = times(logits[part], scale) - norms[part, None]
-            factor = -scale * grad_log_probs[part, None]
+            factor = -scale * grad_sums[part, None]
             if grad_entropies is not None:
                 factor = factor - scale * grad_entropies[part, None] * (log_p + entropies[part, None])
             grad = log_p.exp_().mul_(factor)
-            grad.scatter_add_(1, places[part, None], grad_targets[part, None])
+            grad.scatter_add_(1, places[part], grad_targets[part])
             out[part] = grad
         return out, None, None
 
@@ -169,10 +205,9 @@ def _joined(tops: Tensor, sums: Tensor, shard: _Shard) -> tuple[Tensor, Tensor]:
     whole = tops.clone()
     _reduce(whole, dist.ReduceOp.MAX, shard.group)
     gaps = (tops - whole).clamp(min=torch.finfo(torch.float32).min)  # a shard of padding has no top: -inf
-    totals, chosen, *products = sums
-    parts = [totals * gaps.exp(), (chosen + gaps).where(shard.mine, 0.0)]
-    parts += [(product + gaps * totals) * gaps.exp() for product in products]
-    added = torch.stack(parts)
+    totals, chosen, products = sums.split((1, shard.mine.shape[1], len(sums) - 1 - shard.mine.shape[1]))
+    chosen = (chosen + gaps).where(shard.mine.T, 0.0)
+    added = torch.cat([totals * gaps.exp(), chosen, (products + gaps * totals) * gaps.exp()])
     _reduce(added, dist.ReduceOp.SUM, shard.group)
     return whole, added
 

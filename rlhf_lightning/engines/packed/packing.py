@@ -51,22 +51,29 @@ class PackedRows:
     """[T] int64, which of the W tokens are computed; None for all."""
 
     def unpack(self, values: Tensor) -> Tensor:
-        """[K] -> [n, R] float32, 0 where the mask is False; differentiable."""
-        zeros = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
-        return zeros.masked_scatter(self.mask, values.float())
+        """[K, ...] -> [n, R, ...], 0 where the mask is False; differentiable; numbers become float32."""
+        values = values.float() if values.is_floating_point() else values
+        zeros = values.new_zeros(*self.mask.shape, *values.shape[1:])
+        mask = self.mask.view(*self.mask.shape, *(1 for _ in values.shape[1:]))
+        return zeros.masked_scatter(mask, values)
+
+    def packed(self, column: Tensor) -> Tensor:
+        """[n, R, k] -> [K, k], as `unpack` takes it."""
+        found = column[self.mask]
+        return found if len(found) else column.new_zeros(1, column.shape[2])
 
 
 def select(
-    rows: TensorDict, index: list[int], loss: Loss | None, *, device: torch.device
+    rows: TensorDict, index: list[int], loss: Loss | None, *, device: torch.device, also: Sequence[str] = ()
 ) -> dict[str, Tensor]:
-    """Select `COLUMNS` and those that a loss reads, of some rows, on the device.
+    """Select `COLUMNS`, those that a loss reads, and others, of some rows, on the device.
 
     Without rows there are fully masked ones, as many as the loss reads together.
 
     Raises:
         ValueError: a column is missing, or does not hold numbers.
     """
-    columns, filler = (loss.columns, loss.rows_together) if loss is not None else ((), 1)
+    columns, filler = ((*loss.columns, *also), loss.rows_together) if loss is not None else (also, 1)
     names, have = (*COLUMNS, *columns), set(rows.keys())
     missing = [name for name in names if name not in have]
     if missing:

@@ -7,6 +7,7 @@ loss counts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rlhf_lightning.engines.head import Head
+from rlhf_lightning.engines.head import Asked, Head
 from rlhf_lightning.engines.packed.forward import forward, zero_outputs
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.packing import plan, select
@@ -53,17 +54,18 @@ class Passes:
         self._root, self._head, self._group, self._device, self._budget = root, head, group, device, budget
         self._kept = kept or KeptPasses(0)
 
-    def infer(self, rows: TensorDict, *, temperature: float, entropy: bool, keep: bool = False) -> TensorDict:
+    def infer(self, rows: TensorDict, *, temperature: float, asked: Asked, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
-        results = zero_outputs(rows["response_mask"], head=self._head, entropy=entropy)
+        results = zero_outputs(rows, head=self._head, asked=asked)
+        also = (asked.candidates,) if asked.candidates else ()
         if keep:
             self._kept.begin(rows, temperature=temperature)
         for index in self._plan(rows):
-            part = select(rows, index, None, device=self._device)
+            part = select(rows, index, None, device=self._device, also=also)
             kept = keep and self._kept.admits(part)
-            needed = entropy or kept  # the loss of the update may read the entropy
+            needed = replace(asked, entropy=asked.entropy or kept)  # the loss of the update may read it
             with torch.set_grad_enabled(kept):
-                outputs = forward(self._root, part, head=self._head, temperature=temperature, entropy=needed)
+                outputs = forward(self._root, part, head=self._head, temperature=temperature, asked=needed)
             if kept:
                 self._kept.add(index, outputs)
             for name, values in results.items() if index else ():
@@ -92,17 +94,17 @@ class Passes:
             temperature: see there.
             backward: called once per micro-batch.
         """
-        parts, entropy = self._plan(rows, loss), loss.needs_entropy
+        parts, asked = self._plan(rows, loss), Asked.by(loss)
         totals: dict[str, Tensor] = {}
         self._kept.drop_others(rows, temperature=temperature)
         for number, index in enumerate(parts):
             part = select(rows, index, loss, device=self._device)
-            outputs = self._kept.pop(index, entropy=entropy) or forward(
+            outputs = self._kept.pop(index, asked=asked) or forward(
                 self._root,
                 part,
                 head=self._head,
                 temperature=temperature,
-                entropy=entropy,
+                asked=asked,
                 record=self._kept.record,
             )
             value, metrics = run_loss(loss, outputs, part, counts)

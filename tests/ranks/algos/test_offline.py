@@ -19,6 +19,7 @@ from rlhf_lightning.algos import DPO, KTO, SFT, CostModel, ProcessRewardModel, R
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
 from rlhf_lightning.engines import FSDP, FSDPEngine
+from rlhf_lightning.engines.head import PLAIN, Asked
 from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
@@ -108,19 +109,19 @@ def test_a_pretended_gpu_says_the_same(name: str, model: str, rows: str) -> None
 
 def test_a_baseline_is_only_read(model: str, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing learns from its rows, so no pass over them is kept, and nobody asks for an entropy."""
-    asked: list[tuple[bool, bool]] = []
+    calls: list[tuple[bool, bool]] = []
     infer = FSDPEngine.infer
 
     def noted(
-        self: FSDPEngine, rows: TensorDict, *, temperature: float, entropy: bool = False, keep: bool = False
+        self: FSDPEngine, rows: TensorDict, *, temperature: float, asked: Asked = PLAIN, keep: bool = False
     ) -> TensorDict:
-        asked.append((entropy, keep))
-        return infer(self, rows, temperature=temperature, entropy=entropy, keep=keep)
+        calls.append((asked.entropy, keep))
+        return infer(self, rows, temperature=temperature, asked=asked, keep=keep)
 
     monkeypatch.setattr(FSDPEngine, "infer", noted)
     data = UnpairedData(path=rows, batch_size=NUM_ROWS)
     run(KTO(actor=actor(model)), data, settings=Settings(train=FSDP(kept_tokens=10_000)))
-    assert asked == [(False, False)] * 2 * 3, "of the reference twice, and of the actor"
+    assert calls == [(False, False)] * 2 * 3, "of the reference twice, and of the actor"
 
 
 def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:

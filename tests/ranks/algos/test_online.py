@@ -21,7 +21,8 @@ from tests.unit.algos.small import run
 from tests.unit.pretended import GPU, pretended
 
 OFFLINE = ("CostModel", "DPO", "KTO", "ProcessRewardModel", "RewardModel", "SFT", "SimPO")
-ONLINE = [name for name in algos.__all__ if name not in OFFLINE]
+ONLINE = [name for name in algos.__all__ if name not in (*OFFLINE, "Distillation")]
+"""Those that learn from scores of drawn answers."""
 FAST = OptimizerSpec(lr=1e-3)
 
 

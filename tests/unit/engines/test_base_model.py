@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, shared_base_model, train_engine
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import LoRA, ModelSpec
 from tests.unit.engines import tiny
@@ -32,11 +33,11 @@ def test_it_stays_what_it_was_while_the_adapters_learn(spec: ModelSpec) -> None:
     actor = adapted(spec)
     below = shared_base_model(spec, seat=SEAT)
     assert below is not None
-    plain = FSDPEngine(spec).infer(tiny.rows(), temperature=0.7, entropy=True)
+    plain = FSDPEngine(spec).infer(tiny.rows(), temperature=0.7, asked=Asked(entropy=True))
     for _ in range(2):
         actor.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
         actor.optimizer_step()
-        found = below.infer(tiny.rows(), temperature=0.7, entropy=True)
+        found = below.infer(tiny.rows(), temperature=0.7, asked=Asked(entropy=True))
         assert torch.equal(found["log_probs"], plain["log_probs"])
         assert torch.equal(found["entropy"], plain["entropy"])
         learned = actor.infer(tiny.rows(), temperature=0.7)["log_probs"]

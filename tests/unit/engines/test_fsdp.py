@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.workers import Reference
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
@@ -48,7 +49,7 @@ def test_outputs_come_in_row_order_and_are_0_where_masked(
     expected = tiny.expect(paths[head], head=head, temperature=temperature)
     config = FSDP(max_tokens_per_micro_batch=BUDGETS[budget])
     found = FSDPEngine(tiny.spec(paths[head]), head=head, config=config).infer(
-        tiny.rows(), temperature=temperature, entropy=True
+        tiny.rows(), temperature=temperature, asked=Asked(entropy=True)
     )
     assert set(found.keys()) == set(expected.outputs)
     for name, values in expected.outputs.items():

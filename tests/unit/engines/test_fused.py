@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lightning.engines import NativeGenerator
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.native.decoder import WholeDecoder
 from rlhf_lightning.engines.native.fused import FusedDecoder, can_fuse, decoder_of
 from rlhf_lightning.engines.packed.attention import use_interface
@@ -72,7 +73,7 @@ def distance(module: PreTrainedModel, rows: TensorDict, found: TensorDict) -> fl
     """Mean difference of what was drawn from what the model says of it in float32."""
     exact = copy.deepcopy(module).float()
     with torch.no_grad():
-        known = forward(exact, rows.update(found), head="lm", temperature=1.0, entropy=False)["log_probs"]
+        known = forward(exact, rows.update(found), head="lm", temperature=1.0, asked=Asked())["log_probs"]
     mask = found["response_mask"]
     return float((found["log_probs"] - known)[mask].abs().mean())
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.native.decoder import WholeDecoder
 from rlhf_lightning.engines.native.fused import FusedDecoder
 from rlhf_lightning.engines.native.kv import Cached
@@ -40,11 +41,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def learned(engine: FSDPEngine) -> dict[str, Tensor]:
     """What an engine says before and after two steps, and its weights."""
     head = engine._head
-    found = {"before": engine.infer(tiny.rows(), temperature=0.7, entropy=head == "lm", keep=True)}
+    found = {
+        "before": engine.infer(tiny.rows(), temperature=0.7, asked=Asked(entropy=head == "lm"), keep=True)
+    }
     for _ in range(2):
         engine.accumulate(tiny.rows(), tiny.Fit(needs_entropy=head == "lm"), tiny.counts(), temperature=0.7)
         assert engine.optimizer_step()["grad_norm"] > 0
-    found["after"] = engine.infer(tiny.rows(), temperature=0.7, entropy=head == "lm")
+    found["after"] = engine.infer(tiny.rows(), temperature=0.7, asked=Asked(entropy=head == "lm"))
     said = {f"{when}.{name}": rows[str(name)] for when, rows in found.items() for name in rows.keys()}  # noqa: SIM118
     return {**said, "weights": engine.give_weights()}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Megatron, TrainEngine
+from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters
 from rlhf_lightning.parallel import ModelGroups, ParallelLayout, Seat
@@ -112,7 +113,7 @@ def step(engine: TrainEngine, rows: TensorDict) -> tuple[dict[str, Tensor], floa
 
 def train(engine: FSDPEngine | MegatronEngine, rows: TensorDict) -> Trained:
     """Evaluate, then step."""
-    outputs = engine.infer(rows, temperature=0.7, entropy=True)
+    outputs = engine.infer(rows, temperature=0.7, asked=Asked(entropy=True, likeliest=3))
     gradients: dict[str, Tensor] = {}
     assert not isinstance(engine._optimizer, FrozenParameters)
     own = engine._optimizer.step

@@ -39,6 +39,8 @@ def batch_of(mask: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
     valid, n = mask.any(dim=1), len(mask)
     outputs = {name: noise(mask, seed, dtype=dtype) for seed, name in enumerate(("log_probs", "values"))}
     pairs = valid.view(-1, 2).all(dim=1, keepdim=True).expand(-1, 2).reshape(-1)
+    words = mask[..., None].expand(*mask.shape, 3)
+    outputs["candidate_log_probs"] = -2 - noise(words, 6, dtype=dtype).abs()
     steps = torch.rand(mask.shape, generator=torch.Generator().manual_seed(5)) < 0.6
     rows = {
         "response_mask": mask,
@@ -49,6 +51,8 @@ def batch_of(mask: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
         "kl_baseline": torch.where(valid, 0.3, torch.nan),
         "step_labels": noise(mask & steps, 4).sigmoid(),
         "step_mask": steps,
+        "candidate_ids": torch.arange(3).expand(*mask.shape, 3),
+        "candidate_ref_log_probs": -2 - noise(words, 7, dtype=dtype).abs(),
     }
     return outputs, rows
 
