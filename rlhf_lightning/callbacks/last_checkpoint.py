@@ -18,8 +18,9 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.checkpoint import find_complete, read_state
@@ -101,6 +102,7 @@ class LastCheckpoint(ModelCheckpoint):
             return
         self._run, self._after = uuid4().hex, []
         self._last_global_step_saved, self._took_s = 0, 0.0
+        self._held = dict[str, torch.Tensor]()
         if leaves_files(trainer) and self.path.parent.is_dir():
             self._acquire()
 
@@ -128,19 +130,19 @@ class LastCheckpoint(ModelCheckpoint):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save again if the iteration was saved before its validation, which changed say EarlyStopping."""
+        """Save again if the iteration was saved before its validation, which may have changed something."""
         super().on_validation_end(trainer, pl_module)
         is_saved = trainer.state.fn == "fit" and self._last_global_step_saved == trainer.global_step > 0
-        if is_saved and self._others_have_state(trainer):
+        if is_saved and self._may_have_changed(trainer):
             before = self._took_s
             self._save_checkpoint(trainer, str(self.path))
             self._took_s += before
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the iterations since the last checkpoint, and the final state of other callbacks."""
+        """Save the iterations since the last checkpoint, and the final state of what else it holds."""
         super().on_train_end(trainer, pl_module)
         is_new = self._last_global_step_saved != trainer.global_step
-        if leaves_files(trainer) and trainer.global_step and (is_new or self._others_have_state(trainer)):
+        if leaves_files(trainer) and trainer.global_step and (is_new or self._may_have_changed(trainer)):
             self._save_checkpoint(trainer, str(self.path))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -153,9 +155,15 @@ class LastCheckpoint(ModelCheckpoint):
         super().teardown(trainer, pl_module, stage)
         self._release()
 
-    def _others_have_state(self, trainer: Trainer) -> bool:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        return any(callback.state_dict() for callback in callbacks if callback is not self)
+    def _may_have_changed(self, trainer: Trainer) -> bool:
+        """Whether a checkpoint of now may hold other state of callbacks, algorithm or data than the last."""
+        module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+        callbacks = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
+        if any(one.state_dict() for one in (*callbacks, data) if one is not None):
+            return True
+        own, held = module.state_dict(), self._held
+        same = own.keys() == held.keys() and all(_are_equal(x, held[name]) for name, x in own.items())
+        return not same or any(map(_adds_own, [module, *callbacks]))
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         """Candidates for `ckpt_path="last"`, without earlier runs': its own, and that of Slurm's warning."""
@@ -174,6 +182,7 @@ class LastCheckpoint(ModelCheckpoint):
         super()._save_checkpoint(trainer, filepath)
         self._saved_at = monotonic()
         self._took_s = self._saved_at - began
+        self._held = {name: x.clone() for name, x in trainer.lightning_module.state_dict().items()}
 
     def _acquire(self) -> None:
         """Lock the directory until the run ends, in whatever way; does nothing on a disk without locks."""
@@ -195,6 +204,17 @@ class LastCheckpoint(ModelCheckpoint):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _adds_own(part: LightningModule | Callback) -> bool:
+    """Whether what a module or a callback adds to a checkpoint is of the user's own, so may be anything."""
+    package, *_ = type(part).on_save_checkpoint.__module__.split(".")
+    return package not in {"lightning", "rlhf_lightning"}
+
+
+def _are_equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    alike = (x.shape, x.dtype) == (y.shape, y.dtype)
+    return alike and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
 
 
 def _is_of(checkpoint: Path | None, runs: list[str], again: list[str]) -> bool:

@@ -18,7 +18,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning.callbacks import LastCheckpoint, last_checkpoint
+from rlhf_lightning.algos import GRPO
+from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
@@ -54,7 +55,14 @@ class Watch(Callback):
 
 
 def fit(
-    root: Path, steps: int, *, resume: Path | str | None = None, watch: Watch | None = None, every: int = 2
+    root: Path,
+    steps: int,
+    *,
+    resume: Path | str | None = None,
+    watch: Watch | None = None,
+    every: int = 2,
+    kind: type[GRPO] = GRPO,
+    data: type[TaskData] = TaskData,
 ) -> None:
     """A run of a few iterations, which keeps every second one and the last, and validates where watched."""
     run = trainer(
@@ -68,7 +76,7 @@ def fit(
         check_val_every_n_epoch=None,
         callbacks=[*([watch] if watch else []), LastCheckpoint(root / "checkpoints", every_n_steps=every)],
     )
-    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=20, num_val_rows=2), ckpt_path=resume)
+    run.fit(grpo(kind), datamodule=data(batch_size=2, num_rows=20, num_val_rows=2), ckpt_path=resume)
 
 
 def kept(root: Path) -> dict[str, int]:
@@ -214,98 +222,6 @@ def test_a_checkpoint_that_does_not_say_whose_it_is_is_kept(damage: str, tmp_pat
     assert state.read_text() != text
     fit(tmp_path, 5, resume=place / "keep.ckpt")
     assert sorted(path.name for path in place.iterdir()) == ["keep.ckpt", "last-v1.ckpt", "last.ckpt"]
-
-
-@pytest.mark.parametrize("after", [4, 5])
-def test_a_validation_at_the_iteration_of_a_checkpoint_is_in_it(after: int, tmp_path: Path) -> None:
-    whole, failing, resumed = Watch(), Watch(fails_at=after), Watch()
-    fit(tmp_path / "whole", 6, watch=whole)
-    with pytest.raises(KeyError, match="it fails"):
-        fit(tmp_path / "part", 6, watch=failing)
-    assert kept(tmp_path / "part") == {"last.ckpt": 4}
-    fit(tmp_path / "part", 6, resume="last", watch=resumed)
-    assert resumed.rows == whole.rows[4:]
-    assert resumed.counted == whole.counted == 3
-
-
-class Forgetful(Watch):
-    """A callback without state."""
-
-    def state_dict(self) -> dict[str, int]:
-        """None."""
-        return {}
-
-
-class Clock(Callback):
-    """A clock by which each iteration takes a second, and each checkpoint its own time; notes those."""
-
-    def __init__(self, *, save_s: float, patch: pytest.MonkeyPatch) -> None:
-        self.now_s, self.save_s = 1000.0, save_s
-        self.saved: list[object] = []
-        self.write = files.write_state
-        patch.setattr(last_checkpoint, "monotonic", lambda: self.now_s)
-        patch.setattr(files, "write_state", self.save)
-
-    def on_train_batch_start(self, *_: object) -> None:
-        """An iteration."""
-        self.now_s += 1
-
-    def save(self, directory: Path, state: dict[str, object]) -> None:
-        """A checkpoint."""
-        self.now_s += self.save_s
-        self.saved.append(state["global_step"])
-        self.write(directory, state)
-
-
-@pytest.mark.parametrize(
-    ("watch", "saved"), [(Watch(), [2, 2, 4, 4, 4]), (Forgetful(), [2, 4])], ids=["state", "no state"]
-)
-def test_a_validation_is_saved_where_it_may_have_changed_something(
-    watch: Watch, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(save_s=0, patch=monkeypatch)
-    fit(tmp_path, 4, watch=watch)
-    assert (clock.saved, watch.counted) == (saved, 2)
-
-
-@pytest.mark.parametrize(
-    ("save_s", "every", "saved"),
-    [
-        (0.05, None, [2, 4, 6, 8]),
-        (0.15, None, [2, 6, 8]),
-        (0.4, None, [2, 8]),
-        (0.4, 2, [2, 4, 6, 8]),
-        (0.4, 3, [3, 6, 8]),
-    ],
-)
-def test_saving_takes_a_twentieth_of_the_time_unless_a_number_is_given(
-    save_s: float, every: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here of 2 iterations in place of 10; the last one is saved, too, where its multiple comes too early."""
-    monkeypatch.setattr(last_checkpoint, "USUAL_STEPS", 2)
-    clock, own = Clock(save_s=save_s, patch=monkeypatch), LastCheckpoint(tmp_path, every_n_steps=every)
-    run = trainer(Local(), tmp_path, steps=8, enable_checkpointing=True, callbacks=[clock, own])
-    run.fit(grpo(), datamodule=TaskData(batch_size=1, num_rows=8, num_val_rows=0))
-    assert clock.saved == saved
-
-
-def test_what_a_validation_writes_again_is_of_that_twentieth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(last_checkpoint, "USUAL_STEPS", 2)
-    clock = Clock(save_s=0.14, patch=monkeypatch)
-    run = trainer(
-        Local(),
-        tmp_path,
-        steps=9,
-        enable_checkpointing=True,
-        limit_val_batches=1,
-        val_check_interval=2,
-        check_val_every_n_epoch=None,
-        callbacks=[clock, Watch(), LastCheckpoint(tmp_path)],
-    )
-    run.fit(grpo(), datamodule=TaskData(batch_size=1, num_rows=10, num_val_rows=2))
-    assert clock.saved == [2, 2, 8, 8, 9]
 
 
 @pytest.mark.parametrize("every", [None, 2])
