@@ -43,6 +43,7 @@ from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.binding import Binding
+from rlhf_lightning.workers.savings import savings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,18 +351,7 @@ class Role(ModelSpec, Remote):
         """See `Remote.takes_less`: what helps a model, but for what its options have already."""
         if not self.path or self.binding.worker is None:
             return super().takes_less(method)
-        settings, option, found = self.settings, f"--algo.{self.worker.role}", list[str]()
-        config, builds, answers = settings.training, method == "build", "sequences" in method
-        if answers:
-            found.append((settings.vllm if settings.generator == "vllm" else settings.generate).fewer)
-        elif method.startswith(("update", "accumulate")) and not self.gradient_checkpointing:
-            found.append(f"{option}.gradient_checkpointing true")
-        if self.computes_in == "float32" and not (builds and self.weights_change):  # masters stay float32
-            found.append(f"{option}.dtype bfloat16")
-        if not answers and not builds:
-            most = config.micro_batch_tokens(on_cpu=False)
-            found.append(f"--{config.option}.max_tokens_per_micro_batch below {most}")
-        return [*found, *config.savings(self.worker.layout)]
+        return savings_of(self, method)
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be divided, reading its config.json only.

@@ -111,8 +111,12 @@ class FSDP(TrainConfig):
         return super().allows(layout, layers) and self._divides(layout.d) and self._keeps(layout.d)
 
     def savings(self, layout: ParallelLayout) -> tuple[str, ...]:
-        """See `TrainConfig.savings`."""
-        return (f"--{self.option}.shard 0 on several devices",) if self.shard else super().savings(layout)
+        """See `TrainConfig.savings`: finer shards, without kept passes, which need whole weights."""
+        if not self.shard and not self.kept_tokens:
+            return super().savings(layout)
+        kept = f"--{self.option}.kept_tokens 0 and " if self.kept_tokens else ""
+        where = "more" if 1 < layout.d <= self.shard else "several"
+        return (f"{kept}--{self.option}.shard 0 on {where} devices",)
 
     def _divides(self, ranks: int) -> bool:
         """Whether `shard` divides the ranks; one rank holds all, whatever it says."""

@@ -11,6 +11,8 @@ from rlhf_lightning.engines import FSDP, Megatron, TrainConfig, ZeRO
 from rlhf_lightning.parallel import ParallelLayout, World
 from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
 
+KEPT = "--strategy.settings.train.kept_tokens"
+SHARD = "--strategy.settings.train.shard"
 TOKENS = "--strategy.settings.train.max_tokens_per_micro_batch below 16384"
 
 
@@ -71,7 +73,11 @@ def test_options_of_the_role_that_are_not_set_yet(
     ("config", "layout", "said"),
     [
         (FSDP(), ParallelLayout(d=4), ["more devices"]),
-        (FSDP(shard=2), ParallelLayout(d=4), ["--strategy.settings.train.shard 0 on several devices"]),
+        (FSDP(shard=2), ParallelLayout(d=4), [f"{SHARD} 0 on several devices"]),
+        (FSDP(shard=1), ParallelLayout(), [f"{SHARD} 0 on several devices"]),
+        (FSDP(shard=4), ParallelLayout(d=4), [f"{SHARD} 0 on more devices"]),
+        (FSDP(kept_tokens=9), ParallelLayout(), [f"{KEPT} 0 and {SHARD} 0 on several devices"]),
+        (FSDP(kept_tokens=9, shard=1), ParallelLayout(d=4), [f"{KEPT} 0 and {SHARD} 0 on several devices"]),
         (
             Megatron(),
             ParallelLayout(d=4),
@@ -107,6 +113,43 @@ def test_tokens_below_those_that_were_given() -> None:
     settings = Settings(engine="megatron", megatron=Megatron(max_tokens_per_micro_batch=4096))
     found = advice(Actor(), "update_actor", settings=settings, layout=ParallelLayout(), name="actor")
     assert "--strategy.settings.megatron.max_tokens_per_micro_batch below 4096" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "method", "said"),
+    [
+        (
+            "critic",
+            Critic(path="embedded", dtype="bfloat16"),
+            "compute_values",
+            ["--algo.critic.gradient_checkpointing true", TOKENS, f"{KEPT} below 9"],
+        ),
+        (
+            "actor",
+            Actor(dtype="bfloat16", gradient_checkpointing=True),
+            "update_actor",
+            [TOKENS, f"{KEPT} below 9"],
+        ),
+        (
+            "reference",
+            Reference(path="embedded", dtype="bfloat16"),
+            "compute_ref_log_prob",
+            [TOKENS, f"{KEPT} below 9"],
+        ),
+        (
+            "actor",
+            Actor(dtype="bfloat16"),
+            "generate_sequences",
+            ["fewer --strategy.settings.generate.slots"],
+        ),
+        ("actor", Actor(dtype="bfloat16"), "build", []),
+    ],
+)
+def test_passes_that_are_kept_are_named(name: str, role: Role, method: str, said: list[str]) -> None:
+    """A reference finds what actors and critics keep beside it; nothing is kept yet of what is built."""
+    settings = Settings(train=FSDP(kept_tokens=9, shard=1))
+    found = advice(role, method, settings=settings, layout=ParallelLayout(d=2), name=name)
+    assert found == [*said, f"{KEPT} 0 and {SHARD} 0 on several devices"]
 
 
 class Large(Reference):

@@ -1,0 +1,43 @@
+"""What to type where a GPU has too little memory for a model: by its call, its engine and what it has yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlhf_lightning.workers.role import Role
+
+
+def savings_of(role: Role, method: str) -> list[str]:
+    """What takes less memory in the calls of a method, or in its `build`.
+
+    Args:
+        role: a model on a worker, whose engine may not be there yet.
+        method: the name of what failed.
+    """
+    config, builds, answers = role.settings.training, method == "build", "sequences" in method
+    found = _of_model(role, method)
+    if not answers and not builds:
+        found.append(
+            f"--{config.option}.max_tokens_per_micro_batch below {config.micro_batch_tokens(on_cpu=False)}"
+        )
+        if config.kept_tokens:
+            found.append(f"--{config.option}.kept_tokens below {config.kept_tokens}")
+    return [*found, *config.savings(role.worker.layout)]
+
+
+def _of_model(role: Role, method: str) -> list[str]:
+    settings, option, found = role.settings, f"--algo.{role.worker.role}", list[str]()
+    builds, updates = method == "build", method.startswith(("update", "accumulate"))
+    if "sequences" in method:
+        found.append((settings.vllm if settings.generator == "vllm" else settings.generate).fewer)
+    elif (updates or _keeps(role, method)) and not role.gradient_checkpointing:
+        found.append(f"{option}.gradient_checkpointing true")
+    if role.computes_in == "float32" and not (builds and role.weights_change):  # masters stay float32
+        found.append(f"{option}.dtype bfloat16")
+    return found
+
+
+def _keeps(role: Role, method: str) -> bool:
+    """Whether a method may keep activations for an update that follows."""
+    return role.trains and method != "build" and bool(role.settings.training.kept_tokens)
