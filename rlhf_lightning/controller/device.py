@@ -28,6 +28,7 @@ _UNREACHED = (
     " Where the nodes do not reach one another by these addresses, name the interface by which they do in "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where `ray start` runs (docs/cluster.md)."
 )
+_MAKES_ROOM = "--strategy.offload true with a strategy whose models share devices, such as colocated"
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Device:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
         if role is not None and _is_out_of_memory(err):
-            room = [] if self.offload else ["--strategy colocated --strategy.offload true"]
+            room = [] if self.offload else [_MAKES_ROOM]
             said = f"{said.rstrip()} Try {', or '.join([*role.takes_less(method), *room])}."
         return WorkerError(f"{name}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
 

@@ -169,5 +169,6 @@ def test_a_model_that_cannot_be_built_is_told_what_makes_it_smaller() -> None:
     first, *_ = str(failed.value).splitlines()
     assert first.endswith(
         "].build: CUDA out of memory. Tried to allocate 2.00 GiB. Try --algo.reference.dtype bfloat16, "
-        "or more devices, or --strategy colocated --strategy.offload true."
+        "or more devices, or --strategy.offload true with a strategy whose models share devices, such as "
+        "colocated."
     )
