@@ -154,6 +154,9 @@ def test_an_exponential_of_a_large_number_is_costly(text: str) -> None:
         r"\sinh^2 x + \cosh(2x)",
         r"e^{x}\exp(x^2)",
         r"\exp\left(-\lambda t\right)",
+        r"\exp(-2.5(x-0.5))",
+        r"100\exp(-0.0231t)",
+        r"\exp(0.25x+0.75)",
     ],
 )
 def test_an_exponential_of_a_variable_is_not(text: str) -> None:
