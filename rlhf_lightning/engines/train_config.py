@@ -90,8 +90,13 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """Tokens computed at once: the option, or by default what suits the device."""
         return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
 
-    def savings(self, layout: ParallelLayout) -> tuple[str, ...]:
-        """What to type where weights, gradients and moments of a model with a layout take too much memory."""
+    def savings(self, layout: ParallelLayout, *, changes: bool) -> tuple[str, ...]:
+        """What to type where the weights of a model take too much memory, with gradients and moments.
+
+        Args:
+            layout: of the model.
+            changes: whether it has masters, since its weights change.
+        """
         return ("more devices",)
 
     # ---- for the mapping; an engine with an option of such a name has a field instead ----------------------

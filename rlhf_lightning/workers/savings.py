@@ -16,18 +16,25 @@ def savings_of(role: Role, method: str) -> list[str]:
         method: the name of what failed.
     """
     config, builds, answers = role.settings.training, method == "build", "sequences" in method
-    found = _of_model(role, method)
+    found = savings_of_model(role, method, option=f"--algo.{role.worker.role}")
     if not answers and not builds:
         found.append(
             f"--{config.option}.max_tokens_per_micro_batch below {config.micro_batch_tokens(on_cpu=False)}"
         )
         if config.kept_tokens:
             found.append(f"--{config.option}.kept_tokens below {config.kept_tokens}")
-    return [*found, *config.savings(role.worker.layout)]
+    return [*found, *config.savings(role.worker.layout, changes=role.weights_change)]
 
 
-def _of_model(role: Role, method: str) -> list[str]:
-    settings, option, found = role.settings, f"--algo.{role.worker.role}", list[str]()
+def savings_of_model(role: Role, method: str, *, option: str) -> list[str]:
+    """Of these the ones that every engine has.
+
+    Args:
+        role: see `savings_of`.
+        method: see `savings_of`.
+        option: what users type before the name of an option of the model.
+    """
+    settings, found = role.settings, list[str]()
     builds, updates = method == "build", method.startswith(("update", "accumulate"))
     if "sequences" in method:
         found.append((settings.vllm if settings.generator == "vllm" else settings.generate).fewer)

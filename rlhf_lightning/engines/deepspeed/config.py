@@ -69,11 +69,12 @@ class ZeRO(TrainConfig):
                 "computes the whole model. Try p=1 and t=1, or engine=megatron."
             )
 
-    def savings(self, layout: ParallelLayout) -> tuple[str, ...]:
+    def savings(self, layout: ParallelLayout, *, changes: bool) -> tuple[str, ...]:
         """See `TrainConfig.savings`: masters and moments on the host, then weights that are divided, too."""
-        offload = () if self.offload_optimizer else (f"--{self.option}.offload_optimizer true",)
+        stays = self.offload_optimizer or not changes
+        offload = () if stays else (f"--{self.option}.offload_optimizer true",)
         stage = () if self.stage == 3 else (f"--{self.option}.stage 3",)
-        return (*offload, *stage, *super().savings(layout))
+        return (*offload, *stage, *super().savings(layout, changes=changes))
 
     @property
     def sharding(self) -> Sharding:

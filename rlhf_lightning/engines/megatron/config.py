@@ -50,9 +50,9 @@ class Megatron(TrainConfig):
         """See `TrainConfig.allows`: one stage is not interleaved, and no run of layers is empty."""
         return self.chunks == 1 or (layout.p > 1 and layout.p * self.chunks <= layers)
 
-    def savings(self, layout: ParallelLayout) -> tuple[str, ...]:
+    def savings(self, layout: ParallelLayout, *, changes: bool) -> tuple[str, ...]:
         """See `TrainConfig.savings`: replicas divide nothing but the optimizer, if asked to."""
-        divided = self.distributed_optimizer or layout.d == 1
+        divided = self.distributed_optimizer or layout.d == 1 or not changes
         optimizer = () if divided else (f"--{self.option}.distributed_optimizer true",)
         return (*optimizer, f"--strategy hybrid3d with --strategy.parallel.t above {layout.t}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, 
 
 KEPT = "--strategy.settings.train.kept_tokens"
 SHARD = "--strategy.settings.train.shard"
+Kind = Literal["fsdp", "megatron", "zero"]
+OFFLOAD = "--strategy.settings.zero.offload_optimizer true"
 TOKENS = "--strategy.settings.train.max_tokens_per_micro_batch below 16384"
 
 
@@ -95,7 +99,7 @@ def test_options_of_the_role_that_are_not_set_yet(
             ZeRO(),
             ParallelLayout(d=4),
             [
-                "--strategy.settings.zero.offload_optimizer true",
+                OFFLOAD,
                 "--strategy.settings.zero.stage 3",
                 "more devices",
             ],
@@ -106,7 +110,43 @@ def test_options_of_the_role_that_are_not_set_yet(
 def test_what_divides_a_model_is_the_engines(
     config: TrainConfig, layout: ParallelLayout, said: list[str]
 ) -> None:
-    assert [*config.savings(layout)] == said
+    assert [*config.savings(layout, changes=True)] == said
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (ZeRO(), ["--strategy.settings.zero.stage 3", "more devices"]),
+        (Megatron(), ["--strategy hybrid3d with --strategy.parallel.t above 1"]),
+        (FSDP(shard=2), [f"{SHARD} 0 on several devices"]),
+    ],
+)
+def test_a_model_without_an_optimizer_is_told_of_none(config: TrainConfig, said: list[str]) -> None:
+    assert [*config.savings(ParallelLayout(d=4), changes=False)] == said
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "megatron", "zero"])
+def test_a_generator_is_told_of_no_engine(engine: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its devices has all of the model, however the actor is trained."""
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
+    settings, generator = Settings(engine=engine, train=FSDP(shard=2)), Generator(dtype="bfloat16")
+    for method, said in (
+        ("generate_sequences", ["fewer --strategy.settings.generate.slots", "more devices"]),
+        ("receive_weights", ["larger GPUs, since each holds all of the actor"]),
+        ("build", ["larger GPUs, since each holds all of the actor"]),
+    ):
+        found = advice(generator, method, settings=settings, layout=ParallelLayout(d=2), name="generator")
+        assert found == said
+
+
+@pytest.mark.parametrize(("decay", "offload"), [(None, []), (0.9, [OFFLOAD])])
+def test_a_reference_under_zero_has_masters_if_it_follows_the_actor(
+    decay: float | None, offload: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
+    role, settings = Reference(path="embedded", dtype="bfloat16", decay=decay), Settings(engine="zero")
+    found = advice(role, "build", settings=settings, layout=ParallelLayout(d=2), name="reference")
+    assert found == [*offload, "--strategy.settings.zero.stage 3", "more devices"]
 
 
 def test_tokens_below_those_that_were_given() -> None:
