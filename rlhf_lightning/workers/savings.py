@@ -16,7 +16,10 @@ def savings_of(role: Role, method: str) -> list[str]:
         method: the name of what failed.
     """
     config, builds, answers = role.settings.training, method == "build", "sequences" in method
-    found = savings_of_model(role, method, option=f"--algo.{role.worker.role}")
+    engine, name = role.binding.engine, role.worker.role
+    if engine is not None and engine.memory_owner is not engine:
+        name = "actor"  # whose weights it computes with: in another type it would be loaded beside them
+    found = savings_of_model(role, method, option=f"--algo.{name}")
     if not answers and not builds:
         found.append(
             f"--{config.option}.max_tokens_per_micro_batch below {config.micro_batch_tokens(on_cpu=False)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -11,6 +12,7 @@ from rlhf_lightning.controller import Worker, WorkerError
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.engines import FSDP, Megatron, TrainConfig, ZeRO
 from rlhf_lightning.parallel import ParallelLayout, World
+from rlhf_lightning.spec import LoRA
 from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
 
 KEPT = "--strategy.settings.train.kept_tokens"
@@ -147,6 +149,18 @@ def test_a_reference_under_zero_has_masters_if_it_follows_the_actor(
     role, settings = Reference(path="embedded", dtype="bfloat16", decay=decay), Settings(engine="zero")
     found = advice(role, "build", settings=settings, layout=ParallelLayout(d=2), name="reference")
     assert found == [*offload, "--strategy.settings.zero.stage 3", "more devices"]
+
+
+def test_a_reference_that_computes_with_the_actors_weights_is_smaller_with_those() -> None:
+    """In another type than the actor it would be loaded as a second model."""
+    actor = Actor(lora=LoRA(rank=2)).located()
+    reference = Reference().following(actor)
+    worker = Worker(0, ParallelLayout(), torch.device("cpu"), None, None, settings=Settings(), role="actor")
+    actor.build(worker)
+    reference.build(replace(worker, role="reference"))
+    assert reference.lies_in(actor)
+    first, *_ = reference.takes_less("compute_ref_log_prob")
+    assert first == "--algo.actor.dtype bfloat16"
 
 
 def test_tokens_below_those_that_were_given() -> None:
