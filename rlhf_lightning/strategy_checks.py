@@ -69,7 +69,7 @@ def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where:
     if unknown := sorted(set(named) - set(roles)):
         raise ValueError(
             f"{where}: the algorithm has no {', '.join(unknown)} that a step would call. It has "
-            f"{', '.join(roles)}."
+            f"{', '.join(roles)}. {left_out(unknown)}"
         )
     if missing := [role for role in roles if role not in named]:
         raise ValueError(
@@ -78,6 +78,12 @@ def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where:
         )
     if twice := [role for role in roles if named.count(role) > 1]:
         raise ValueError(f"{where}: {', '.join(twice)} stand in two pools. Keep one.")
+
+
+def left_out(names: Sequence[str]) -> str:
+    """What to do about names in a placement that no step calls, as the end of an error."""
+    why = " (where coefficients such as policy_loss.kl_coef are 0, nothing reads one)"
+    return f"Leave {', '.join(names)} out{why if 'reference' in names else ''}."
 
 
 def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:

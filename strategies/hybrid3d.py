@@ -11,6 +11,7 @@ from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.parallel.layout import Order
 from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.strategy_checks import left_out
 from rlhf_lightning.workers import Actor, Role
 
 
@@ -88,7 +89,7 @@ class HybridEngine3D(Strategy):
         if unknown := sorted(set(self.parallel.roles) - set(known)):
             raise ValueError(
                 f"{type(self).__name__}(parallel.roles={unknown}): the algorithm has no such role "
-                f"that a step would call. It has {', '.join(known)}."
+                f"that a step would call. It has {', '.join(known)}. {left_out(unknown)}"
             )
         divided = [name for name, sizes in self.parallel.roles.items() if sizes.ranks > 1]
         if whole := [name for name in divided if not known[name].path]:

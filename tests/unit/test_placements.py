@@ -115,7 +115,7 @@ class Own(Strategy):
         (
             (("actor", "critic", "reference"), ("rewards",)),
             "Own.place: the algorithm has no rewards that a step would call. It has actor, critic, "
-            "reference, reward.",
+            "reference, reward. Leave rewards out.",
         ),
         (
             (("actor", "critic"),),
@@ -310,7 +310,8 @@ def test_one_side_alone_takes_any_number_of_devices() -> None:
         ),
         (
             HybridEngine3D(parallel=Parallel3D(roles={"judge": Sizes(t=2)})),
-            "HybridEngine3D(parallel.roles=['judge']): the algorithm has no such role",
+            "HybridEngine3D(parallel.roles=['judge']): the algorithm has no such role that a step would "
+            "call. It has actor, critic, reference, reward. Leave judge out.",
         ),
         (
             HybridEngine3D(parallel=Parallel3D(roles={"reward": Sizes(t=2)})),

@@ -194,8 +194,18 @@ def test_given_pools() -> None:
     ("pools", "says"),
     [
         ([("actor", 1)], "lacks critic"),
-        ([("actor", 1), ("critik", 1)], "has no critik that a step would call. It has actor, critic."),
-        ([("actor critic cost", 1)], "has no cost that a step would call. It has actor, critic."),
+        (
+            [("actor", 1), ("critik", 1)],
+            "has no critik that a step would call. It has actor, critic. Leave critik out.$",
+        ),
+        (
+            [("actor critic cost", 1)],
+            "has no cost that a step would call. It has actor, critic. Leave cost out.$",
+        ),
+        (
+            [("actor critic reference", 1)],
+            r"\. Leave reference out \(where coefficients such as policy_loss\.kl_",
+        ),
         ([("actor critic", 1), ("critic", 1)], "critic stand in two"),
         ([("actor", 2), ("critic", 1)], r"devices=2.*these are 3. Try devices=3"),
         ([("actor", 1), ("critic", 0)], "at least 1"),
