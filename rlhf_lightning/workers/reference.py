@@ -27,7 +27,8 @@ class Reference(Role):
     temperature: float | None = None
     """Divides the logits; that of the actor's sampling where None."""
     decay: float | None = None
-    """Become an exponential average of the actor: keep this share of the own weights; None: stay."""
+    """Become an exponential average of the actor: keep this share of the own weights; None: stay.
+    With it the model is loaded, and sent weights, even where no term has a coefficient that reads it."""
     every: int = 1
     """Iterations after which it does so; with decay=0 the actor replaces it then (SPIN, iterative DPO)."""
 
