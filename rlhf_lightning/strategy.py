@@ -89,8 +89,8 @@ class Strategy(SingleDeviceStrategy):
         """
         complete(self)
         check_options(self)
-        if self.engine is not None:
-            self.settings = dataclasses.replace(self.settings, engine=self.engine)
+        engine = self.engine or self.settings.engine or "fsdp"
+        self.settings = dataclasses.replace(self.settings, engine=engine)
         self.transport: Transport | None = None
         self.reports: list[CallReport] = []
         """Reports of the calls that the last `drain` waited for."""

@@ -40,7 +40,7 @@ def check_options(strategy: Strategy) -> None:
             "for no other. Leave it out, or try --strategy colocated --strategy.offload true."
         )
     settings = strategy.settings
-    if strategy.engine is not None and settings.engine not in ("fsdp", strategy.engine):
+    if strategy.engine is not None and settings.engine not in (None, strategy.engine):
         raise ValueError(
             f"strategy.settings.engine={settings.engine}: {strategy.strategy_name} trains with "
             f"{strategy.engine}. Leave the option out, or take another strategy."

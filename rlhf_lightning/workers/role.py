@@ -54,8 +54,8 @@ class Settings:
         ValueError: an engine or a generator of another name.
     """
 
-    engine: Literal["fsdp", "megatron", "zero"] = "fsdp"
-    """What trains the models."""
+    engine: Literal["fsdp", "megatron", "zero"] | None = None
+    """What trains the models; by default what the strategy trains with, or fsdp where it leaves a choice."""
     train: FSDP = field(default_factory=FSDP)
     """The FSDP engine."""
     megatron: Megatron = field(default_factory=Megatron)
@@ -74,9 +74,10 @@ class Settings:
     """Let runs repeat bit by bit; `--trainer.deterministic true` says so too."""
 
     def __post_init__(self) -> None:
-        for option, kinds in (("engine", _TRAINING), ("generator", _GENERATING)):
+        for option, kinds in (("engine", (*_TRAINING, None)), ("generator", (*_GENERATING,))):
             if (kind := getattr(self, option)) not in kinds:
-                raise ValueError(f"strategy.settings.{option}={kind}: there is none. Try {', '.join(kinds)}.")
+                known = ", ".join(filter(None, kinds))
+                raise ValueError(f"strategy.settings.{option}={kind}: there is none. Try {known}.")
         self.training.require()
         if self.generator == "vllm":
             require_vllm()
@@ -84,7 +85,7 @@ class Settings:
     @property
     def training(self) -> TrainConfig:
         """The configuration of the engine that trains the models."""
-        return cast(TrainConfig, getattr(self, _TRAINING[self.engine]))
+        return cast(TrainConfig, getattr(self, _TRAINING[self.engine or "fsdp"]))
 
     def check_read(self, *, apart: bool) -> None:
         """Refuse options of engines that are not in use, which nothing would read.
@@ -95,14 +96,14 @@ class Settings:
         Raises:
             ValueError: an option of an unused engine differs from its default; names the one that is read.
         """
-        sides = (("engine", self.engine, _TRAINING), ("generator", self.generator, _GENERATING))
+        sides = (("engine", self.engine or "fsdp", _TRAINING), ("generator", self.generator, _GENERATING))
         for side, chosen, names in sides:
             read = {names[chosen], "train"} if apart else {names[chosen]}
             for kind, name in names.items():
-                changed = None if name in read else self._changed(name)
-                if changed is None:
+                if name in read or not (changed := self._changed(name)):
                     continue
-                instead = f"Leave it out, or add --strategy.settings.{side} {kind}"
+                where = " under a strategy that takes it" if side == "engine" else ""
+                instead = f"Leave it out, or add --strategy.settings.{side} {kind}{where}"
                 if changed[0] in {option.name for option in fields(getattr(self, names[chosen]))}:
                     instead = f"Type --strategy.settings.{names[chosen]}.{changed[0]}"
                 raise ValueError(

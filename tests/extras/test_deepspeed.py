@@ -295,6 +295,7 @@ def test_what_zero_cannot_do_is_refused_before_anything_starts(monkeypatch: pyte
     monkeypatch.setattr(config, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError,
-        match=r"^strategy.settings.engine=zero: DeepSpeed is not installed. Try: pip install .*\[deepspeed\]",
+        match=r"^strategy.settings.engine=zero: DeepSpeed is not installed. Try: pip install .*\[deepspeed\]"
+        "'; or --strategy.settings.engine fsdp under a strategy that takes it",
     ):
         Settings(engine="zero")

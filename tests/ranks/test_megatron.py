@@ -313,7 +313,8 @@ def test_shards_of_generation_that_cannot_share_key_value_heads_are_refused(t: i
         (LlamaConfig(mlp_bias=True), r"^mlp_bias=true: the Megatron engine takes no biases"),
         (
             Qwen3Config(),
-            r"^model_type=.qwen3.: Megatron takes llama and qwen2 only\. Take another model, or",
+            r"^model_type=.qwen3.: Megatron takes llama and qwen2 only\. Take another model, or "
+            r"--strategy\.settings\.engine fsdp under a strategy that takes it",
         ),
     ],
 )

@@ -251,12 +251,13 @@ def test_every_strategy_is_itself_alone() -> None:
 
 
 def test_what_a_configuration_leaves_null_is_made(rlhf: Rlhf, tmp_path: Path) -> None:
-    assert Colocated().settings == Settings()
+    assert Colocated().settings == Settings(engine="fsdp")
     assert Auto(mapping=None).mapping == MappingOption()  # type: ignore[arg-type]
     assert HybridEngine3D().parallel == Parallel3D()
     assert HybridEngine3D().settings.engine == "megatron"
     given = Settings(advantages="workers")
     assert HybridEngine3D(settings=given).settings == Settings(engine="megatron", advantages="workers")
+    assert HybridEngine3D(settings=Settings(engine="megatron")).settings.engine == "megatron"
     code, out, _ = rlhf.run("fit", "--algo", "sft", "--strategy", "hybrid3d", "--print_config")
     assert code == 0
     assert "    settings: null\n" in out
@@ -265,6 +266,14 @@ def test_what_a_configuration_leaves_null_is_made(rlhf: Rlhf, tmp_path: Path) ->
         "strategy: {class_path: hybrid3d, init_args: {settings: null, parallel: null, devices: 0}}\n"
     )
     assert "strategy.devices=0" in rlhf.refused("fit", "-c", str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("kind", [DeepSpeedChat, HybridEngine3D, NeMoAligner])
+def test_a_strategy_with_an_engine_of_its_own_takes_no_other(rlhf: Rlhf, kind: type[Strategy]) -> None:
+    """Errors advise `engine fsdp`: one that is taken and not used would lead to the same error again."""
+    words = ("--strategy", kind.strategy_name, "--strategy.settings.engine", "fsdp")
+    message = rlhf.refused("fit", "--algo", "ppo", *words)
+    assert f"strategy.settings.engine=fsdp: {kind.strategy_name} trains with {kind.engine}. Leave" in message
 
 
 @pytest.mark.parametrize("kind", [OneStepOff, OpenRLHF, Pipelined, Standalone])

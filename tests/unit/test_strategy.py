@@ -61,10 +61,10 @@ def test_the_process_of_the_trainer_needs_no_gpu(tmp_path: Path) -> None:
             r"train\.max_tokens_per_micro_batch=9: nothing reads it, since megatron .*"
             r"Type --strategy\.settings\.megatron\.max_tokens_per_micro_batch\.",
         ),
-        (Local(settings=Settings(zero=ZeRO(stage=3))), r"zero\.stage=3: .* or add .*settings\.engine zero\."),
+        (Local(settings=Settings(zero=ZeRO(stage=3))), r"zero\.stage=3: .*\.engine zero under a strategy"),
         (
             OpenRLHF(settings=Settings(megatron=Megatron(chunks=2))),
-            r"megatron\.chunks=2: .* or add --strategy\.settings\.engine megatron\.",
+            r"megatron\.chunks=2: .* or add --strategy\.settings\.engine megatron under a strategy that ",
         ),
         (Local(settings=Settings(vllm=VLLM(max_num_seqs=4))), r"vllm\.max_num_seqs=4: .*\.generator vllm\."),
     ],

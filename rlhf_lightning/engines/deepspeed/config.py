@@ -58,7 +58,8 @@ class ZeRO(TrainConfig):
         if find_spec("deepspeed") is None:
             raise ValueError(
                 "strategy.settings.engine=zero: DeepSpeed is not installed. Try: "
-                "pip install 'rlhf-lightning[deepspeed]'; or engine=fsdp."
+                "pip install 'rlhf-lightning[deepspeed]'; or --strategy.settings.engine fsdp under a "
+                "strategy that takes it, such as colocated."
             )
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:

@@ -89,7 +89,10 @@ def check_layout(
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     mlp_bias = getattr(config, "mlp_bias", False)
     if reason := why_not_megatron(config.model_type, mlp_bias=mlp_bias, rope=rope):
-        raise ValueError(f"{reason}. Take another model, or the FSDP engine.")
+        raise ValueError(
+            f"{reason}. Take another model, or --strategy.settings.engine fsdp under a strategy that takes "
+            "it, such as colocated."
+        )
     conversion = Conversion(config, head=head)
     chunks = (settings or Megatron()).chunks
     fitting = [t for t in range(1, conversion.heads + 1) if not _indivisible(conversion, t)]
