@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from rlhf_lightning.data.rows import Row
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RowData(LightningDataModule, ABC):
@@ -40,7 +43,7 @@ class RowData(LightningDataModule, ABC):
     batch_size: int = 32
     """Rows (prompts) per iteration; the last batch of an epoch may be smaller."""
     drop_last: bool = False
-    """Leave out a smaller last batch; its rows are drawn in other epochs."""
+    """Leave out a smaller last batch; its rows are drawn in other epochs, and without `shuffle` never."""
     shuffle: bool = True
     """Draw a new order for every epoch; false: the order of the file."""
     seed: int | None = None
@@ -128,6 +131,18 @@ class RowData(LightningDataModule, ABC):
             raise ValueError(
                 f"data.batch_size={self.batch_size}: {self._name} has only {len(self._train)} {self.unit} to "
                 f"train. Try --data.batch_size {len(self._train)}."
+            )
+        rest = len(self._train) % self.batch_size
+        if stage == "fit" and rest and self.drop_last and not self.shuffle:
+            logger.warning(
+                "%s.drop_last=true with shuffle=false: every epoch leaves out the same rows, the last %d of "
+                "the %d %s of %s. Try --%s.shuffle true, or a batch_size that divides them.",
+                self.typed,
+                rest,
+                len(self._train),
+                self.unit,
+                self._name,
+                self.typed,
             )
 
     def _encode_all(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -273,6 +273,35 @@ def test_the_rest_of_an_epoch_can_be_left_out(write_rows: Writer) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rows", "drop_last", "shuffle", "lost"),
+    [
+        (7, True, False, "the last 1 of the 7 rows of"),
+        (8, True, False, "the last 2 of the 8 rows of"),
+        (7, True, True, ""),
+        (7, False, False, ""),
+        (6, True, False, ""),
+    ],
+)
+def test_rows_that_no_epoch_would_draw_are_told_of(
+    rows: int,
+    drop_last: bool,
+    shuffle: bool,
+    lost: str,
+    *,
+    write_rows: Writer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = str(write_rows(*({"prompt": str(n)} for n in range(rows))))
+    data = PromptData(path=path, tokenizer="embedded", batch_size=3, drop_last=drop_last, shuffle=shuffle)
+    with caplog.at_level(logging.WARNING):
+        data.setup("predict")
+        assert not caplog.records
+        data.setup("fit")
+    assert [lost in record.getMessage() for record in caplog.records] == [True] * bool(lost)
+    assert ("data.drop_last=true with shuffle=false: every epoch leaves out" in caplog.text) == bool(lost)
+
+
 def test_fewer_rows_than_a_batch_are_enough_to_answer(write_rows: Writer) -> None:
     file = write_rows({"prompt": "a"}, {"prompt": "b"})
     data = PromptData(path=str(file), tokenizer="embedded", batch_size=3)
