@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """How the native generator uses memory; none of it changes what is generated.
+    """How the native generator uses memory; but for `cache_dtype`, none of it changes what is generated.
 
     Raises:
         ValueError: a value is outside its range.
@@ -26,7 +26,8 @@ class Native:
     prefill_tokens: int = 16384
     """Most prompt tokens in one forward, all copies of a prompt counted; a longer prompt goes alone."""
     cache_dtype: Literal["model", "float32", "bfloat16"] = "model"
-    """Type of the stored keys and values; `model` keeps them as they are computed."""
+    """Type of the stored keys and values; `model` keeps them as they are computed. `bfloat16` rounds those of
+    a float32 model, and answers and their log_probs differ a little from what it trains with."""
 
     def __post_init__(self) -> None:
         if self.slots < 0:

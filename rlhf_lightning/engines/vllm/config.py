@@ -35,7 +35,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class VLLM:
-    """Options of the vLLM engine; only `max_model_len` limits which prompts it can answer.
+    """Options of the vLLM engine; `max_model_len` and the cache's memory limit which prompts it can answer.
 
     Raises:
         ValueError: a value is outside its range.
