@@ -97,7 +97,7 @@ def test_generation_wants_the_device_for_itself() -> None:
         (16, ParallelLayout(), True, r"heads are 16 wide, and on a CPU vLLM takes 32, 64, 80"),
         (20, ParallelLayout(), False, r"heads are 20 wide, and vLLM takes multiples of 8"),
         (264, ParallelLayout(), False, r"heads are 264 wide, and vLLM takes multiples of 8 up to 256"),
-        (32, ParallelLayout(p=2, generation=Generation(p=2)), True, r"generate p=2: .*Try generate p=1, t=1"),
+        (32, ParallelLayout(p=2, generation=Generation(p=2)), True, r"p=2: .*\.parallel\.generate\.p 1"),
         (32, ParallelLayout(t=8), True, r"t=8: .* 4 attention heads"),
     ],
 )
@@ -177,7 +177,7 @@ def test_an_actor_is_checked_with_its_layout(tmp_path: Path) -> None:
     actor = Actor(path=generating.write(tmp_path).path)
     layout = ParallelLayout(p=2, generation=Generation(p=2))
     actor.check_layout(layout, Settings(engine="megatron"))
-    with pytest.raises(ValueError, match="it generates in one stage"):
+    with pytest.raises(ValueError, match=r"in one stage.*generate\.p 1, --strategy\.parallel\.p 1 where the"):
         actor.check_layout(layout, Settings(engine="megatron", generator="vllm"))
     longer = Settings(generator="vllm", vllm=VLLM(max_model_len=513))
     for role in (actor, Generator.of(actor)):

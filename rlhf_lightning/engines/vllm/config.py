@@ -144,7 +144,8 @@ def check_vllm(
     if generating.p > 1:
         raise ValueError(
             f"strategy.settings.generator=vllm with generate p={generating.p}: it generates in one stage. "
-            f"Try generate p=1, t={generating.t}, or generator=native."
+            "Try --strategy.parallel.generate.p 1, --strategy.parallel.p 1 where the strategy generates as "
+            "it trains, or --strategy.settings.generator native."
         )
     _check_weights(config)
     heads: int = text.num_attention_heads
