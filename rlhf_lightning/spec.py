@@ -169,7 +169,7 @@ class ModelSpec:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """Used where the model is trained."""
     lora: LoRA | None = None
-    """Train adapters only, on the FSDP engine; a fresh head, such as a critic's, is trained too."""
+    """Train adapters only, on the FSDP engine; a scalar model, such as a critic, trains its head too."""
 
     @property
     def computes_in(self) -> Dtype:

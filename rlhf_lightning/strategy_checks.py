@@ -137,7 +137,8 @@ def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequen
         chosen = {name: strategy.settings_of(name) for name in actors}
         asleep = [name for name, one in chosen.items() if one.generator == "vllm" and one.vllm.sleep]
         if len(asleep) > 1:
-            awake = "" if strategy.offload else "--strategy.settings.vllm.sleep false and room for two, "
+            two = "--strategy.settings.vllm.sleep false and room for two (under auto in given pools), "
+            awake = "" if strategy.offload else two
             raise ValueError(
                 f"strategy.settings.generator=vllm: {' and '.join(asleep)} answer on the same GPUs, and vLLM "
                 f"can sleep once in a process. Type {awake}--strategy.settings.generator native, or "

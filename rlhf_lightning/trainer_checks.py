@@ -165,7 +165,8 @@ def check_callbacks(trainer: Trainer) -> None:
             raise ValueError(
                 f"{name}{'(save_on_exception=True)' * on_exception}: an error comes in the middle of an "
                 "iteration, of whose updates a part is done: no state to go on from. Leave it out; "
-                "--trainer.callbacks+=LastCheckpoint with every_n_steps 1 keeps the iteration before."
+                "--trainer.callbacks+=LastCheckpoint --trainer.callbacks.directory DIRECTORY "
+                "--trainer.callbacks.every_n_steps 1 keeps the iteration before."
             )
     _check_checkpoints(trainer)
 

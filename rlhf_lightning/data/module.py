@@ -222,18 +222,20 @@ class RowData(LightningDataModule, ABC):
         longest = max(part.longest(new_tokens if generates else None) for part in self._parts())
         if longest <= positions:
             return
+        limits = [f.name for f in fields(self) if f.name in ("max_prompt_tokens", "max_response_tokens")]
+        lower = [f"{self.typed}.{name}" for name in limits]
         if not generates:
             raise ValueError(
                 f"the longest prompt and response have {longest} tokens, and the model has {positions} "
-                f"positions. Drop what is longer: lower {self.typed}.max_prompt_tokens or "
-                f"{self.typed}.max_response_tokens."
+                f"positions. Drop what is longer{': lower ' * bool(lower)}{' or '.join(lower)}."
             )
         prompt = longest - new_tokens
         fewer = f"sampling.max_new_tokens={positions - prompt} or " if positions > prompt else ""
+        drops = f" ({lower[0]} drops those that are longer)" if lower else ""
         raise ValueError(
             f"sampling.max_new_tokens={new_tokens}: with the longest prompt, {prompt} tokens, that makes "
-            f"{longest}, and the model has {positions} positions. Try {fewer}shorter prompts "
-            f"({self.typed}.max_prompt_tokens drops those that are longer)."
+            f"{longest}, and the model has {positions} positions. Try {fewer}shorter prompts"
+            f"{drops}."
         )
 
     def _parts(self) -> list[EncodedRows]:

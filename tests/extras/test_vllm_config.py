@@ -221,7 +221,7 @@ def test_vllm_sleeps_for_one_actor_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     prepare(Colocated(settings=sleeps), TwoActors())
     monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 4)
     said = r"^strategy\.settings\.generator=vllm: actor and judge answer on the same .*Type --strategy\."
-    with pytest.raises(ValueError, match=rf"{said}settings\.vllm\.sleep false and room for two, "):
+    with pytest.raises(ValueError, match=rf"{said}settings\.vllm\.sleep false and .*auto in given pools"):
         prepare(Colocated(settings=sleeps), TwoActors())
     with pytest.raises(ValueError, match=rf"{said}settings\.generator native, or"):
         prepare(Colocated(settings=sleeps, offload=True), TwoActors())

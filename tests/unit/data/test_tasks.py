@@ -96,6 +96,14 @@ def test_reasoning_gym_verifies_with_the_options_of_the_data(
     assert scores == [1.0, 0.0]
 
 
+def test_options_are_advised_where_there_are_some() -> None:
+    data = ready(TaskData(completions=True, tokenizer="embedded", num_rows=32))
+    with pytest.raises(ValueError, match=r"the model has 9 positions\. Drop what is longer\.$"):
+        data.check_lengths(positions=9, new_tokens=1, generates=False)
+    with pytest.raises(ValueError, match=r"has 9 positions\. Try shorter prompts\.$"):
+        data.check_lengths(positions=9, new_tokens=1, generates=True)
+
+
 def test_reasoning_gym_rows_held_out_are_never_trained_on() -> None:
     pytest.importorskip("reasoning_gym")
     short: dict[str, int | float | bool | str] = {"min_word_len": 3, "max_word_len": 3}
