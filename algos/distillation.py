@@ -16,6 +16,8 @@ class Distillation(RLHFAlgorithm):
     """Agarwal 2023, algorithm 1, on the words that the teacher finds likeliest in each place."""
 
     progress = ("distillation/loss",)
+    words = 0
+    """The words that both models have; `setup` sets it."""
 
     actor: Actor = field(default_factory=Actor)
     """The student."""
@@ -44,11 +46,11 @@ class Distillation(RLHFAlgorithm):
             raise ValueError(f"given={self.given}: is a share of the iterations. Try 0.5.")
         self.needs = ("response_ids",) if self.given else ()
         self.draws = self.given < 1
-        self.validates = () if self.draws else ("teacher",)
+        self.validates = ("reward",) if self.draws else ("teacher",)
 
     def uncalled(self) -> tuple[str, ...]:
-        """The reward, where the student gives no answers."""
-        return () if self.draws else ("reward",)
+        """The reward: nothing is scored but held-out answers."""
+        return ("reward",)
 
     def setup(self, stage: str) -> None:
         """As for every algorithm; also refuse a run without a teacher, and bad answers.
@@ -56,27 +58,25 @@ class Distillation(RLHFAlgorithm):
         Raises:
             ValueError: there is no teacher, it has fewer words than `candidates`, or some answers are bad.
         """
-        if not self.teacher.path and (stage == "fit" or self.validates):
+        if not self.teacher.path and (stage == "fit" or (stage == "validate" and not self.draws)):
             raise ValueError("teacher.path: there is no teacher. Type --algo.teacher.path DIRECTORY.")
         if self.given:
             check_imitable(self, stage)
         super().setup(stage)
-        if self.candidates > self.words:
+        known = filter(None, map(num_tokens, (self.actor, self.teacher)))
+        self.words = min(known, default=0)
+        if 0 < self.words < self.candidates:
             raise ValueError(f"candidates={self.candidates}: the models have {self.words} words. Try 64.")
-
-    @property
-    def words(self) -> int:
-        """The words that student and teacher both have."""
-        return min(num_tokens(role) or 1 << 31 for role in (self.actor, self.teacher))
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""
-        metrics = Metrics()
-        if not self.reads(self.global_step):
+        drawn = not self.reads(self.global_step)
+        if drawn:
             batch |= self.actor.generate_sequences(batch)
-            metrics |= Metrics.of(self.rollout_metrics(batch))
+        batch = self.taught(batch)
+        metrics = Metrics.of(self.rollout_metrics(batch) if drawn else {})
         for mini in self.mini_batches(batch, size=self.mini_batch_size):
-            metrics |= self.actor.update_actor(self.taught(mini), loss=self.loss)
+            metrics |= self.actor.update_actor(mini, loss=self.loss)
         return metrics
 
     def reads(self, iteration: int) -> bool:

@@ -251,7 +251,7 @@ class RLHFAlgorithm(LightningModule):
         metrics = reporting.run_step(type(self).__name__, self.step, rows)
         self._update_references()
         self.strategy.after_step()
-        numbers = metrics.fetch() | reporting.service_retries(self.roles())
+        numbers = metrics.fetch() | reporting.service_retries(self.placed())
         numbers |= reporting.timings(self.strategy.drain()) | self.strategy.metrics()
         reporting.warn_of_skipped_steps(numbers)
         numbers |= reporting.throughput(numbers, rows, seconds=time.perf_counter() - started)

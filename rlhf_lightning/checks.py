@@ -287,6 +287,8 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
 def check_judges(algorithm: RLHFAlgorithm) -> None:
     """Check rewards and costs, and try their functions on the first rows, and on the first held-out rows.
 
+    Those that no step calls are tried on held-out rows alone.
+
     Warns of data sources in `by_source` that no row has, and of models that pad rows with their end token.
 
     Raises:
@@ -301,7 +303,7 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
                 if not _is_told(judge) and _scores_by_itself(judge):
                     continue
                 _check_told(name, judge)
-                for rows in read:
+                for rows in read[1:] if name in algorithm.uncalled() else read:
                     preflight(judge.spec, rows)
             _warn_of_padding(name, judge)
             unknown = sorted(set(judge.spec.by_source) - sources)

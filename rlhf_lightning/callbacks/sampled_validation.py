@@ -46,7 +46,9 @@ class SampledValidation(Callback):
         """
         if stage not in ("fit", "validate"):
             return
-        if not (isinstance(pl_module, RLHFAlgorithm) and isinstance(pl_module.roles().get("reward"), Reward)):
+        if not (
+            isinstance(pl_module, RLHFAlgorithm) and isinstance(pl_module.placed().get("reward"), Reward)
+        ):
             raise ValueError(
                 f"SampledValidation: {type(pl_module).__name__} has no role `reward` that scores answers. "
                 "Leave the callback out."

@@ -162,7 +162,7 @@ class SecondReward(Callback):
         self._curves = {name: read_curve(points) for name, points in curves.items()}
 
     def _check_reward(self, algorithm: RLHFAlgorithm) -> None:
-        reward = algorithm.roles().get("reward")
+        reward = algorithm.placed().get("reward")
         if not isinstance(reward, Reward):
             raise ValueError(
                 f"SecondReward: {type(algorithm).__name__} has no role `reward: Reward` that scores answers, "

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.functional.aggregate import Aggregation, Counts, Loss, aggregate, check_aggregation
-from rlhf_lightning.functional.masked import token_mean
 
-_LEAST_REST = 1e-6
-"""Least probability of the words that are no candidates: below it float32 sums are noise."""
+_LEAST_REST = 1e-5
+"""Least probability of the words that are no candidates: sums in float32 err by a hundredth of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,36 +58,35 @@ class DistillationLoss(Loss):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss and the metrics of some rows; see `Loss`."""
         mask = rows["response_mask"]
-        teacher = _with_rest(rows["candidate_ref_log_probs"], mask)
-        student = _with_rest(outputs["candidate_log_probs"], mask)
+        given = rows["candidate_ref_log_probs"], outputs["candidate_log_probs"]
+        teacher, student = (_with_rest(log_probs[mask]) for log_probs in given)
         each = _divergence(teacher, student, self.beta)
+        each = each.new_zeros(mask.shape).masked_scatter(mask, each)
         loss = aggregate(each, mask, self.aggregation, counts, horizon=self.horizon)
-        student = student.detach()
+        student, tokens = student.detach(), max(counts.tokens, 1)
         return loss, {
             "distillation/loss": loss.detach(),
-            "distillation/forward_kl": token_mean(_kl(teacher, student), mask, counts.tokens),
-            "distillation/reverse_kl": token_mean(_kl(student, teacher), mask, counts.tokens),
-            "distillation/rest": token_mean(teacher[..., -1].exp(), mask, counts.tokens),
+            "distillation/forward_kl": _kl(teacher, student).sum() / tokens,
+            "distillation/reverse_kl": _kl(student, teacher).sum() / tokens,
+            "distillation/rest": teacher[:, -1].exp().sum() / tokens,
         }
 
 
-def _with_rest(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Log-probabilities [n, R, k] of candidates, and of all other words as one: [n, R, k + 1] float32.
-
-    Where the mask is False all are 0, and without a gradient.
-    """
-    known = torch.where(mask[..., None], log_probs.float(), 0.0)
-    rest = (1 - known.exp().sum(2, keepdim=True)).clamp(min=_LEAST_REST).log()
-    return torch.where(mask[..., None], torch.cat([known, rest], 2), 0.0)
+def _with_rest(log_probs: Tensor) -> Tensor:
+    """Log-probabilities [K, k] of candidates, and of all other words as one: [K, k + 1] float32."""
+    known = log_probs.float()
+    rest = 1 - known.exp().sum(1, keepdim=True)
+    rest = rest + (rest.clamp(min=_LEAST_REST) - rest).detach()  # the gradient stays where it is less
+    return torch.cat([known, rest.log()], 1)
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p, q) [n, R] from log-probabilities [n, R, k]."""
-    return (p.exp() * (p - q)).sum(2)
+    """KL(p, q) [K] from log-probabilities [K, k]."""
+    return (p.exp() * (p - q)).sum(1)
 
 
 def _divergence(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """See `DistillationLoss`: [n, R]."""
+    """See `DistillationLoss`: [K]."""
     if beta == 0:
         return _kl(teacher, student)
     if beta == 1:

@@ -89,7 +89,12 @@ class Reference(Role):
         Returns:
             candidate_ids [B, R, k] int32, and their log-probabilities candidate_ref_log_probs [B, R, k]
             float32 in the distribution over all words.
+
+        Raises:
+            ValueError: no words are asked for, or more than there are.
         """
+        if size < 1:
+            raise ValueError(f"compute_ref_candidates(size={size}): is a number of words. Try 64.")
         asked = Asked(likeliest=size, among=among)
         found = self.engine.infer(rows, temperature=self.temperature or 1.0, asked=asked)
         columns = {

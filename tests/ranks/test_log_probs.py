@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rlhf_lightning.engines.packed.log_probs import (
     likeliest_words,
-    parallel_token_log_probs,
     token_log_probs,
 )
 from tests.unit import spmd
@@ -38,7 +37,7 @@ def targets(vocabulary: int) -> Tensor:
 def shard(group: dist.ProcessGroup, vocabulary: int, *, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
     """A rank's log-probabilities, entropies and gradient."""
     mine = logits()[:, group.rank() * SHARD :][:, :SHARD].clone().requires_grad_()
-    found = parallel_token_log_probs(
+    found = token_log_probs(
         mine,
         targets(vocabulary),
         vocabulary=vocabulary,
@@ -49,7 +48,7 @@ def shard(group: dist.ProcessGroup, vocabulary: int, *, entropy: bool) -> tuple[
     torch.autograd.backward(total(*found))
     assert mine.grad is not None
     none = mine.new_zeros(0, SHARD)
-    empty = parallel_token_log_probs(
+    empty = token_log_probs(
         none, torch.zeros(0, 2).long(), vocabulary=vocabulary, temperature=1.0, entropy=entropy, group=group
     )
     assert [x.shape for x in empty] == [(0, 2), (0,)]
@@ -61,7 +60,9 @@ def shard(group: dist.ProcessGroup, vocabulary: int, *, entropy: bool) -> tuple[
 def test_shards_say_what_the_whole_says(ranks: int, vocabulary: int, *, entropy: bool) -> None:
     """The last of four ranks has words only, one word and padding, and padding only."""
     whole = logits()[:, :vocabulary].clone().requires_grad_()
-    expected = token_log_probs(whole, targets(vocabulary), temperature=TEMPERATURE, entropy=entropy)
+    expected = token_log_probs(
+        whole, targets(vocabulary), vocabulary=vocabulary, temperature=TEMPERATURE, entropy=entropy
+    )
     torch.autograd.backward(total(*expected))
     assert whole.grad is not None
     results = spmd.run(ranks, shard, vocabulary, entropy=entropy)

@@ -93,14 +93,15 @@ class MegatronEngine(TrainEngine):
         parts = self._plan(rows)
 
         def outputs_of(output: Tensor, packed: PackedRows, part: Rows) -> tuple[None, object]:
-            return None, self._outputs(output, packed, part, temperature=temperature, asked=asked)
+            outputs = self._outputs(output, packed, part, temperature=temperature, asked=asked)
+            return None, {name: values.cpu() for name, values in outputs.items()}
 
         make = partial(self._packed, rows, also=(asked.candidates,) if asked.candidates else ())
         with torch.no_grad(), self._scope.entered():
             found = self._pipeline.run(parts, make, outputs_of, backward=False)
         for index, outputs in zip(parts, found, strict=False):
             for name, values in results.items() if index else ():
-                values[index] = cast(Rows, outputs)[name].cpu()
+                values[index] = cast(Rows, outputs)[name]
         return TensorDict(results, batch_size=rows.batch_size)
 
     def accumulate(

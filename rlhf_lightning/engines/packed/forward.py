@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.head import Asked, Head
-from rlhf_lightning.engines.packed.log_probs import likeliest_words, parallel_token_log_probs
+from rlhf_lightning.engines.packed.log_probs import likeliest_words, token_log_probs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack
 from rlhf_lightning.engines.packed.record import Record
 
@@ -84,7 +84,7 @@ def said(
         targets = torch.cat([targets, found], 1)
     elif asked.candidates:
         targets = torch.cat([targets, _candidates(packed, rows[asked.candidates], words.size)], 1)
-    log_probs, entropies = parallel_token_log_probs(
+    log_probs, entropies = token_log_probs(
         logits,
         targets,
         vocabulary=words.size,
@@ -106,11 +106,17 @@ def _candidates(packed: PackedRows, column: Tensor, size: int) -> Tensor:
     Raises:
         ValueError: one is no word of this model.
     """
-    found = packed.packed(column).long()
-    if found.numel() and not 0 <= int(found.min()) <= int(found.max()) < size:
+    if column.dim() != 3:
         raise ValueError(
-            f"the candidates {int(found.min())} to {int(found.max())} are to be words of a model that has "
-            f"{size}. Ask the other model for words of both: compute_ref_candidates(batch, among={size})."
+            f"candidates of the shape {list(column.shape)}: each token has some, [B, R, k]. Of one make "
+            "column[..., None]."
+        )
+    found = packed.packed(column).long()
+    least, most = (int(end) for end in torch.aminmax(found)) if found.numel() else (0, 0)
+    if not 0 <= least <= most < size:
+        raise ValueError(
+            f"the candidates {least} to {most} are to be words of a model that has {size}. Ask the other "
+            f"model for words of both: compute_ref_candidates(batch, among={size})."
         )
     return found
 

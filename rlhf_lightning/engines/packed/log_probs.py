@@ -33,37 +33,19 @@ _OUTPUT_UNUSED = ("MmBackward0", "AddmmBackward0", "_KnownOutputBackward")
 
 
 def token_log_probs(
-    logits: Tensor, targets: Tensor, *, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target under softmax(logits / temperature), and the distribution's entropy.
-
-    In the backward pass, the gradient overwrites logits that come straight from an output layer.
-
-    Args:
-        logits: [K, V], any floating type; the arithmetic is float32.
-        targets: [K, C] int64.
-        temperature: divides the logits.
-        entropy: whether to compute the entropy; else it is 0.
-
-    Returns:
-        log_probs [K, C] and entropy [K], float32, in nats.
-    """
-    return _applied(logits, targets, _Options(1.0 / temperature, entropy))
-
-
-def parallel_token_log_probs(
     logits: Tensor,
     targets: Tensor,
     *,
     vocabulary: int,
     temperature: float,
     entropy: bool,
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `token_log_probs`, from logits that the ranks of a group hold in shards of equal size.
+    """Log-probability of each target in softmax(logits / temperature), and the distribution's entropy.
 
-    Every rank calls it with the same targets and gets the same results, and in the backward pass the gradient
-    of its own logits. All ranks compute the same loss, so no gradient is summed over them.
+    In the backward pass, the gradient overwrites logits that come straight from an output layer. All ranks of
+    a group call it with the same targets and get the same results, and in the backward pass each the gradient
+    of its own logits. They compute the same loss, so no gradient is summed over them.
 
     Args:
         logits: [K, S], this rank's words, from word rank * S on; any floating type, the arithmetic is
@@ -72,17 +54,20 @@ def parallel_token_log_probs(
         vocabulary: number of words; columns beyond them are padding, which has no probability.
         temperature: divides the logits.
         entropy: whether to compute the entropy; else it is 0.
-        group: the ranks, in the order of their shards; None: this rank has all words.
+        group: ranks that hold the logits in shards of equal size, in the order of their shards; None: this
+            rank has all.
 
     Returns:
         log_probs [K, C] and entropy [K], float32, in nats.
     """
     logits, first = _own_words(logits, vocabulary, group)
-    if group is None or group.size() == 1:
-        return token_log_probs(logits, targets, temperature=temperature, entropy=entropy)
-    places = targets - first
-    shard = _Shard(group, mine=(places >= 0) & (places < logits.shape[1]))
-    return _applied(logits, places.where(shard.mine, 0), _Options(1.0 / temperature, entropy, shard))
+    options = _Options(1.0 / temperature, entropy)
+    if group is not None and group.size() > 1:
+        targets = targets - first
+        mine = (targets >= 0) & (targets < logits.shape[1])
+        targets, options = targets.where(mine, 0), options._replace(shard=_Shard(group, mine))
+    apply = cast(Callable[..., tuple[Tensor, Tensor]], _TokenLogProbs.apply)
+    return apply(logits, targets, options)
 
 
 def likeliest_words(
@@ -91,7 +76,7 @@ def likeliest_words(
     """The words with the largest logits, the likeliest first: [K, count] int64, the same on all ranks.
 
     Args:
-        logits: [K, S], as for `parallel_token_log_probs`.
+        logits: [K, S], as for `token_log_probs`.
         count: how many; at most `vocabulary`.
         vocabulary: see there.
         group: see there.
@@ -117,7 +102,9 @@ def likeliest_words(
 def _own_words(logits: Tensor, vocabulary: int, group: dist.ProcessGroup | None) -> tuple[Tensor, int]:
     """A shard's logits without padding, and the number of its first word."""
     first = 0 if group is None else group.rank() * logits.shape[1]
-    return logits[:, : max(0, min(logits.shape[1], vocabulary - first))], first
+    words = max(0, min(logits.shape[1], vocabulary - first))
+    # A slice, even of all words, is another reader of the logits, whose memory the gradient could not take.
+    return (logits if words == logits.shape[1] else logits[:, :words]), first
 
 
 class _Shard(NamedTuple):
@@ -134,11 +121,6 @@ class _Options(NamedTuple):
     entropy: bool
     shard: _Shard | None = None
     """None: the logits are those of all words."""
-
-
-def _applied(logits: Tensor, places: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
-    apply = cast(Callable[..., tuple[Tensor, Tensor]], _TokenLogProbs.apply)
-    return apply(logits, places, options)
 
 
 def _can_overwrite(logits: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_lightning.algos import Distillation
+from rlhf_lightning.callbacks import SampledValidation, SecondReward
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, TaskData
 from rlhf_lightning.engines import FSDPEngine
@@ -171,6 +172,29 @@ def test_impossible_options(options: dict[str, object], message: str) -> None:
         Distillation(**options)  # type: ignore[arg-type]
 
 
+def test_prompts_without_answers_suffice(model: str) -> None:
+    """Nothing scores what is drawn in training, so nothing has to be known of it."""
+    rows = PromptData.from_rows([{"prompt": f"{n}: "} for n in range(8)], batch_size=4)
+    run(Distillation(actor=student(model), teacher=another(model)), rows, steps=1)
+    given = [{"prompt": f"{n}: ", "response": "yes"} for n in range(8)]
+    both = CompletionData.from_rows(given, batch_size=4)
+    run(Distillation(actor=student(model), teacher=another(model), given=0.5), both)
+
+
+def test_a_judge_of_held_out_answers_alone_is_tried_on_those(model: str) -> None:
+    rows = PromptData.from_rows([{"prompt": f"{n}: "} for n in range(8)], batch_size=4, val_rows=4)
+    with pytest.raises(ValueError, match="exact_match compares with the row's field 'answer'"):
+        run(Distillation(actor=student(model), teacher=another(model)), rows)
+
+
+@pytest.mark.parametrize("callback", [SampledValidation(samples=2), SecondReward(functions="length")])
+def test_callbacks_that_score_are_refused_where_nothing_answers(callback: pl.Callback, model: str) -> None:
+    algorithm = Distillation(actor=student(model), teacher=another(model), given=1.0)
+    trainer = pl.Trainer(strategy=Local(), accelerator="cpu", max_steps=1, callbacks=[callback], logger=False)
+    with pytest.raises(ValueError, match=type(callback).__name__):
+        trainer.fit(algorithm, datamodule=data(completions=True))
+
+
 class Blind(DistillationLoss):
     """Asks for candidates that it does not read."""
 
@@ -188,10 +212,28 @@ class Foreign(Distillation):
         return super().taught(batch) | {"candidate_ids": torch.full((len(batch), 6, 64), 9999)}
 
 
+class Flat(Distillation):
+    """One candidate a token, without a dimension of its own."""
+
+    def taught(self, batch: Batch) -> Batch:
+        """Candidates [B, R]."""
+        return super().taught(batch) | {"candidate_ids": torch.zeros(len(batch), 6, dtype=torch.int32)}
+
+
+class Sparing(Distillation):
+    """Asks for no candidates."""
+
+    def taught(self, batch: Batch) -> Batch:
+        """None of them."""
+        return batch | self.teacher.compute_ref_candidates(batch, size=0)
+
+
 @pytest.mark.parametrize(
     ("kind", "loss", "message"),
     [
         (Distillation, Blind(), "is none of its columns. Name it there too"),
+        (Flat, DistillationLoss(), r"candidates of the shape \[\d+, 6\]: each token has some"),
+        (Sparing, DistillationLoss(), r"compute_ref_candidates\(size=0\): is a number of words"),
         (Foreign, DistillationLoss(), r"9999 are to be words of a model that has \d+\. Ask the other"),
     ],
 )

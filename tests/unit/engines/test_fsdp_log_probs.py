@@ -26,7 +26,9 @@ def test_values_and_gradients_are_those_in_float64(
     targets = torch.randint(0, 11, (8, words), generator=generator)
     drawn = torch.randn(words + 1, 8, generator=generator)
     weights = drawn[:words].T, drawn[words] * entropy
-    ours = token_log_probs(logits, targets, temperature=temperature, entropy=entropy)
+    ours = token_log_probs(
+        logits, targets, vocabulary=logits.shape[1], temperature=temperature, entropy=entropy
+    )
     ((ours[0] * weights[0]).sum() + (ours[1] * weights[1]).sum()).backward()
     exact = logits.detach().double().requires_grad_()
     log_p = (exact / temperature).log_softmax(-1)
@@ -41,8 +43,8 @@ def test_values_and_gradients_are_those_in_float64(
 
 def test_bfloat16_logits_are_widened_before_anything_is_computed() -> None:
     logits, targets = torch.randn(4, 50).bfloat16(), torch.arange(4)[:, None]
-    ours = token_log_probs(logits, targets, temperature=1.0, entropy=True)
-    theirs = token_log_probs(logits.float(), targets, temperature=1.0, entropy=True)
+    ours = token_log_probs(logits, targets, vocabulary=logits.shape[1], temperature=1.0, entropy=True)
+    theirs = token_log_probs(logits.float(), targets, vocabulary=50, temperature=1.0, entropy=True)
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
 
@@ -54,7 +56,7 @@ def test_a_word_list_longer_than_a_chunk_goes_token_by_token() -> None:
 
 def test_no_tokens_have_no_values() -> None:
     ours = token_log_probs(
-        torch.empty(0, 5), torch.empty(0, 1, dtype=torch.int64), temperature=1.0, entropy=True
+        torch.empty(0, 5), torch.empty(0, 1, dtype=torch.int64), vocabulary=5, temperature=1.0, entropy=True
     )
     assert [len(values) for values in ours] == [0, 0]
 
@@ -83,7 +85,9 @@ def test_the_gradient_takes_the_place_of_logits_that_nobody_else_needs(ending: s
         logits = layer(leaves[0], leaves[1], ending)
         if dtype == torch.float32:
             before, memory = logits.detach().clone(), logits.detach()
-            log_p, spread = token_log_probs(logits, targets, temperature=0.8, entropy=entropy)
+            log_p, spread = token_log_probs(
+                logits, targets, vocabulary=logits.shape[1], temperature=0.8, entropy=entropy
+            )
         else:
             every = (logits / 0.8).log_softmax(-1)
             log_p, spread = every.gather(1, targets), -(every.exp() * every).sum(-1)
@@ -99,5 +103,7 @@ def test_the_gradient_takes_the_place_of_logits_that_nobody_else_needs(ending: s
 def test_logits_of_ones_own_are_left_as_they_are() -> None:
     logits = torch.randn(3, 5, requires_grad=True)
     before = logits.detach().clone()
-    token_log_probs(logits, torch.arange(3)[:, None], temperature=1.0, entropy=False)[0].sum().backward()
+    token_log_probs(logits, torch.arange(3)[:, None], vocabulary=5, temperature=1.0, entropy=False)[
+        0
+    ].sum().backward()
     assert torch.equal(logits.detach(), before)

@@ -103,6 +103,18 @@ def test_by_hand() -> None:
     close(gradient[0, 0], [-0.5 + 0.25 * 0.25 / 0.5, -0.25 + 0.25 * 0.25 / 0.5])
 
 
+def test_a_student_that_is_too_sure_learns_to_leave_room() -> None:
+    """Its other words have less than the least, and the teacher finds them likely."""
+    rows = {"response_mask": MASK[:1, :1], "candidate_ref_log_probs": torch.tensor([[[0.7]]]).log()}
+    logits = torch.tensor([[[13.0, 0.0, 0.0]]], requires_grad=True)
+    outputs = {"candidate_log_probs": logits.log_softmax(-1)[..., :1]}
+    loss, _ = DistillationLoss(beta=0.0)(outputs, rows, Counts(tokens=1, sequences=1, groups=1))
+    torch.autograd.backward(loss)
+    assert logits.grad is not None
+    assert logits.grad[0, 0, 0] > 0
+    assert (logits.grad[0, 0, 1:] < 0).all()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

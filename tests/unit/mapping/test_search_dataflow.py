@@ -106,7 +106,9 @@ def test_every_algorithm_can_be_read(name: str) -> None:
     algorithm = getattr(algos, name)(**options)
     flow = read_dataflow(algorithm, 16)
     models = [role for role, model in algorithm.roles().items() if not isinstance(model, Judge)]
-    assert [role for role in models if role not in flow.roles] == [*algorithm.uncalled()]
+    assert [role for role in models if role not in flow.roles] == [
+        role for role in algorithm.uncalled() if role in models
+    ]
     assert [stage.name for stage in flow.stages][-1].startswith("training")
     assert {w.role for w in flow.stages[-1].work} >= ({"actor"} if "actor" in flow.roles else {flow.roles[0]})
 
