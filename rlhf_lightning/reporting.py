@@ -8,6 +8,8 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
@@ -192,6 +194,16 @@ def texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[obj
 def answers(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[object]:
     """Responses as texts without special tokens, as reward functions read them."""
     return list(decoded(whole_ids(rows), tokenizer, skip_special_tokens=True))
+
+
+def turn_texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[str]]:
+    """Of each response the turns as texts without special tokens: actor, environment, actor, and so on."""
+    found = []
+    for ids, mask in zip(whole_ids(rows), rows["response_mask"].tolist(), strict=True):
+        runs = groupby(zip(ids, mask, strict=False), key=itemgetter(1))  # ids end with the last turn
+        spans = [[token for token, _ in run] for _, run in runs]
+        found.append(decoded(spans, tokenizer, skip_special_tokens=True))
+    return found
 
 
 def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:

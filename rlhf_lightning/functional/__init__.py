@@ -59,6 +59,7 @@ from rlhf_lightning.functional.masked import (
     masked_sum,
     row_ends,
     token_mean,
+    turn_ids,
     zero_masked,
 )
 from rlhf_lightning.functional.moments import mean_std, merged
@@ -162,6 +163,7 @@ __all__ = [
     "spread",
     "tied_share",
     "token_mean",
+    "turn_ids",
     "varied_groups",
     "whiten",
     "whole_pairs",

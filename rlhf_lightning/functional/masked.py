@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def widened(x: Tensor) -> Tensor:
@@ -65,6 +66,19 @@ def row_ends(mask: Tensor) -> Tensor:
     """[B] int64, one past the last valid place of each row of a mask [B, R]; 0 for a fully masked row."""
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return (places * mask).amax(1) if mask.shape[1] else mask.sum(1)
+
+
+def turn_ids(mask: Tensor) -> Tensor:
+    """Say which of the actor's turns each token belongs to: between two turns an environment has spoken.
+
+    Args:
+        mask: [B, R] bool, the `response_mask` of drawn answers, True at the actor's tokens.
+
+    Returns:
+        [B, R] int64: 0 at the first turn's tokens, 1 at the second's, and so on; 0 where the mask is False.
+    """
+    begins = mask & ~pad(mask, (1, 0))[:, :-1]
+    return (begins.cumsum(1) - 1) * mask
 
 
 def last_valid(x: Tensor, mask: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Environment:
 
     function: Function
     """Dotted path of `(prompts, responses, rows) -> replies`. Responses are the texts so far, special tokens
-    included; a reply is the text that follows, or None where the response is complete."""
+    included; a reply is the text that follows, never an empty one, or None where the response is complete."""
     turns: int = 4
     """Most turns of the actor."""
     columns: ClassVar[tuple[str, ...]] = ("rows",)
@@ -97,6 +97,8 @@ def _why_no_text(reply: object) -> str:
     """The end of a sentence that says why a reply is no text; empty if it is one, or None."""
     if not isinstance(reply, str | None):
         return "."
+    if reply == "":
+        return ": it is empty."
     try:
         (reply or "").encode()
     except UnicodeEncodeError as err:  # half a character, which tokenizers refuse

@@ -99,13 +99,21 @@ class Conversation:
             responses = self.tokenizer.batch_decode([ids[mask].tolist() for ids, mask in pairs])
             texts = self.environment.replies([str(row["prompt"]) for row in picked], responses, picked)
             for row, text in zip(chosen, texts, strict=True):
-                if text is not None:
-                    replies[row] = encode_behind(text, self.tokenizer)
+                replies[row] = None if text is None else self._encoded(text)
         for group in groups:
             every = [replies]
             dist.broadcast_object_list(every, group=group, group_src=0)
             replies = every[0]
         return replies
+
+    def _encoded(self, text: str) -> list[int]:
+        """A reply as tokens: with none, nothing would tell the turns before and after it apart."""
+        if not (tokens := encode_behind(text, self.tokenizer)):
+            raise ValueError(
+                f"environment {self.environment.name}: returned {text!r}, which has no token for "
+                "the actor. Return another text, or None where the response is complete."
+            )
+        return tokens
 
     def _shared(self) -> list[dist.ProcessGroup]:
         """The groups of the ranks that share a copy: broadcasts in them, in this order, reach all ranks."""

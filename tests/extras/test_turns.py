@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.functional import turn_ids
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Settings
 from tests.extras.generating import SMALL
@@ -47,6 +48,7 @@ def test_log_probs_are_of_the_tokens_in_their_place(
     assert {gap for batch in batches for gap in gaps(batch)} == {0, 1, 2}
     for batch in batches:
         mask, drawn = batch["response_mask"], batch["rollout_log_probs"]
+        assert torch.equal(turn_ids(mask).amax(1) + 1, batch["row_turns"])
         assert (drawn[mask] < 0).all()
         assert not drawn[~mask].any()
         assert torch.allclose(drawn[mask], batch["log_probs"][mask], atol=1e-4)

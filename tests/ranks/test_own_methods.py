@@ -18,9 +18,9 @@ from tests.conftest import ROOT
 from tests.unit import spmd
 
 
-def run_documented(*parts: str) -> dict[str, object]:
+def run_documented(*parts: str, document: str = "own_algorithm.md") -> dict[str, object]:
     """What the blocks with these lines make, as a reader would copy them."""
-    text = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, object] = {}
     for part in parts:

@@ -49,6 +49,7 @@ class Kept(GRPO):
             "log_probs",
             "rollout_log_probs",
             "row_truncated",
+            "row_turns",
         )
         self.batches.append(Batch.of({name: batch[name] for name in names}))
         return super().compute_advantage(batch)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.functional import turn_ids
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.strategies import Colocated, HybridEngine3D, Local, OneStepOff, OpenRLHF
 from rlhf_lightning.strategies.hybrid3d import Parallel3D
@@ -47,3 +48,5 @@ def test_one_step_off(alone: tuple[list[Batch], list[str]], tiny: Path, tmp_path
     batches, _ = learn(OneStepOff(devices=3), tiny, tmp_path)
     assert torch.equal(batches[0]["response_ids"], alone[0][0]["response_ids"])
     assert [len(batch) for batch in batches] == [8] * STEPS
+    for batch in batches:
+        assert torch.equal(turn_ids(batch["response_mask"]).amax(1) + 1, batch["row_turns"])

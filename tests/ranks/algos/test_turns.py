@@ -15,6 +15,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.functional import turn_ids
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import OneStepOff, Pipelined
@@ -70,6 +71,11 @@ def silent(prompts: list[str], responses: list[str], rows: list[dict[str, object
 def halves(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
     """Cuts a character in two."""
     return ["\ud83d tool"] * len(insists(prompts, responses, rows))
+
+
+def empty(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
+    """Has nothing to say, and goes on."""
+    return [""] * len(insists(prompts, responses, rows))
 
 
 def writes(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[str | None]:
@@ -154,6 +160,8 @@ def test_what_the_environment_says_stands_between_the_turns(model: str) -> None:
         assert torch.equal(batch["truncated_mask"][row], mask[row] & batch["row_truncated"][row])
         found.add((replies, closed))
     assert found >= {(2, True), (1, True)}, "three turns, and no room for a third"
+    ended_before = (ends & mask).cumsum(1) - (ends & mask).int()
+    assert torch.equal(turn_ids(mask), ended_before * mask)
 
 
 def test_what_the_environment_says_stands_behind_what_was_said(
@@ -256,6 +264,7 @@ def elsewhere(data_source: list[str], solution_str: list[str], ground_truth: lis
     ("function", "words"),
     [
         (halves, r"returned '\\ud83d tool', which is no text: .*surrogates not allowed"),
+        (empty, r"returned '', which is no text: it is empty. Return a text, or None"),
         (numbers, r"returned 1.0, which is no text. Return a text, or None"),
         ("rewards", "environment rewards: it is no dotted path. For your own function give"),
         ("tests.ranks.algos.test_turns.nobody", "defines no 'nobody'"),
@@ -275,6 +284,13 @@ def test_what_an_environment_writes_nobody_reads(model: str) -> None:
 def test_an_environment_that_fails_is_named(model: str) -> None:
     with pytest.raises(RuntimeError, match=r"environment .*fails_later: ZeroDivisionError over \d+ rows"):
         run(grpo(model, fails_later), data())
+
+
+def test_a_reply_without_a_token_is_refused(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tokenizers make of characters that they leave out: two turns would be one."""
+    monkeypatch.setattr("rlhf_lightning.workers.conversation.encode_behind", lambda *_: [])
+    with pytest.raises(RuntimeError, match=r"'<user>so: 42.*', which has no token for the actor. Return an"):
+        run(grpo(model, insists), data())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -9,6 +10,7 @@ from rlhf_lightning.functional import (
     last_valid,
     masked_mean,
     masked_sum,
+    turn_ids,
     zero_masked,
 )
 from tests.unit.functional.cases import close, mask_of, noise, valid
@@ -38,12 +40,23 @@ def test_last_valid(case: str) -> None:
     close(at_last_valid(scores, mask), placed)
 
 
+def test_turns_are_told_by_what_stands_between_them(case: str) -> None:
+    mask = mask_of(case)
+    expected = torch.zeros(mask.shape, dtype=torch.int64)
+    for b in range(len(mask)):
+        places = valid(mask, b)
+        gaps = [0, *(after - before > 1 for before, after in pairwise(places))]
+        for t, number in zip(places, accumulate(gaps), strict=bool(places)):
+            expected[b, t] = number
+    assert torch.equal(turn_ids(mask), expected)
+
+
 def test_no_rows_and_no_columns() -> None:
     for shape in ((0, 3), (2, 0), (0, 0)):
         x, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
         assert masked_mean(x, mask) == 0
         assert last_valid(x, mask).tolist() == [0.0] * shape[0]
-        assert at_last_valid(torch.ones(shape[0]), mask).shape == shape
+        assert at_last_valid(torch.ones(shape[0]), mask).shape == turn_ids(mask).shape == shape
 
 
 def test_gradient_ignores_what_lies_under_the_mask(case: str) -> None:
