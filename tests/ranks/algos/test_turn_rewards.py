@@ -10,6 +10,7 @@ import pytest
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.reporting import answers, turn_texts
+from rlhf_lightning.reporting import texts as in_tables
 from rlhf_lightning.workers import Reward
 from tests.ranks.algos.test_turns import REPLY, actor, data, grpo, insists, turns_of
 from tests.ranks.test_own_methods import run_documented
@@ -30,6 +31,8 @@ def test_turns_as_texts(model: str) -> None:
         assert texts[1::2] == [REPLIES] * (len(turns) // 2)
         assert len(texts) == len(turns)
     assert {len(texts) for texts in found} >= {3, 5}
+    tables = [str(whole).count(REPLY) for whole in in_tables(batch, algorithm.tokenizer)["responses"]]
+    assert tables == [len(texts) // 2 for texts in found], "with special tokens, which rewards do not read"
 
 
 def test_the_documented_algorithm_learns_from_turns(model: str) -> None:
