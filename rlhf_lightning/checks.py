@@ -384,14 +384,17 @@ def _rows_in_use(algorithm: RLHFAlgorithm) -> list[list[Row]]:
 
 
 def check_correction(algorithm: RLHFAlgorithm) -> None:
-    """Refuse an off-policy correction, which compares two log-probabilities, where there is only one.
+    """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
 
     Raises:
-        ValueError: a loss has a correction, and the actor does not recompute log-probabilities.
+        ValueError: a loss reads both columns, and the actor does not recompute log-probabilities.
     """
-    losses = [loss for loss in algorithm.loss_fields().values() if isinstance(loss, PolicyLoss)]
-    if any(loss.correction for loss in losses) and not algorithm.main_actor.recompute_log_probs:
-        raise ValueError(
-            "policy_loss.correction: compares two log-probabilities of the answers, and there is one. "
-            "Try --algo.actor.recompute_log_probs true."
-        )
+    for name, loss in algorithm.loss_fields().items():
+        both = {"log_probs", "rollout_log_probs"} <= {*loss.columns} and not algorithm.reads_only
+        if both and not algorithm.main_actor.recompute_log_probs:
+            corrected = isinstance(loss, PolicyLoss) and loss.correction
+            whose = f"{name}.correction" if corrected else f"{name}={type(loss).__name__}"
+            raise ValueError(
+                f"{whose}: compares two log-probabilities of the answers, and there is one. "
+                "Try --algo.actor.recompute_log_probs true."
+            )

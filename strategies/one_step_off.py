@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from rlhf_lightning.checkpoint import IN_FLIGHT, Column, columns_of
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import row_data
-from rlhf_lightning.functional import PolicyLoss, ReinforceLoss
+from rlhf_lightning.functional import Loss, PolicyLoss, ReinforceLoss
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.workers import Actor, Ahead, GenerationAhead, OtherActor, PartialGeneration
 
@@ -27,9 +27,9 @@ class OneStepOff(OpenRLHF):
 
     The policy loss takes its ratio to the log-probabilities under those older weights. With
     `actor.recompute_log_probs` it takes the ratio to the current weights, and `policy_loss.correction` weighs
-    each token for the difference between the two. A run warns of a loss that takes older answers for new
-    ones: without that correction, or without a ratio (`ReinforceLoss`). A run that continues from a
-    checkpoint answers the prompts that were in flight once more, with the weights of the checkpoint.
+    each token for the difference between the two. A run warns of a loss in a field whose `columns` show that
+    it takes older answers for new ones: without that correction, or without a ratio. A run that continues
+    from a checkpoint answers the prompts that were in flight once more, with the weights of the checkpoint.
     """
 
     strategy_name = "one-step-off"
@@ -87,23 +87,20 @@ class OneStepOff(OpenRLHF):
                 )
 
     def _warn_of_older_tokens(self) -> None:
-        """Say so where a loss takes tokens of older weights for the actor's own."""
-        losses = {n: loss for n, loss in vars(self.algorithm).items() if isinstance(loss, PolicyLoss)}
-        if not losses or any(loss.correction for loss in losses.values()):
-            return
-        recomputes = self.algorithm.main_actor.recompute_log_probs
-        both = "" if recomputes else "--algo.actor.recompute_log_probs true "
-        for name, loss in losses.items():
-            plain = isinstance(loss, ReinforceLoss)
+        """Say so where a loss, by its columns, takes tokens of older weights for the actor's own."""
+        for name, loss in self.algorithm.loss_fields().items():
+            reads = {*loss.columns}
+            plain = isinstance(loss, ReinforceLoss) or ("advantages" in reads and "log_probs" not in reads)
+            if "rollout_log_probs" in reads or not (plain or "log_probs" in reads):
+                continue
+            recomputes = self.algorithm.main_actor.recompute_log_probs
             if plain or recomputes:
                 logger.warning(
-                    "%s=%s has %s, so answers of older weights pass for those of the present ones. Type "
-                    "%s--algo.%s.correction.high 2.",
+                    "%s=%s has %s, so answers of older weights pass for those of the present ones. %s",
                     name,
                     type(loss).__name__,
                     "no ratio" if plain else "its ratio to the present weights (actor.recompute_log_probs)",
-                    both,
-                    name,
+                    _weighted(name, loss, recomputes=recomputes),
                 )
 
     def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
@@ -182,3 +179,14 @@ class OneStepOff(OpenRLHF):
     def restore_in_flight(self, columns: dict[str, Column]) -> None:
         """See `Strategy.restore_in_flight`; the first call answers them."""
         self._restored = Batch.of(columns) if columns else None
+
+
+def _weighted(name: str, loss: Loss, *, recomputes: bool) -> str:
+    """How a loss weights tokens for the weights that drew them."""
+    if isinstance(loss, PolicyLoss):
+        both = "" if recomputes else "--algo.actor.recompute_log_probs true "
+        return f"Type {both}--algo.{name}.correction.high 2."
+    return (
+        "Let its columns name rollout_log_probs, those that tokens were drawn with, and weight each token by "
+        "the ratio to them."
+    )

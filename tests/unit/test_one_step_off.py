@@ -1,25 +1,58 @@
-"""A batch ahead: losses for which answers of older weights pass for those of the present ones are named."""
+"""Losses for which answers of older weights pass for those of the present ones, or one column for two."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, GSPO, SFT, OnlineDPO, ReMax
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import OffPolicyCorrection, PolicyLoss, ReinforceLoss
+from rlhf_lightning.functional import Counts, Loss, OffPolicyCorrection, PolicyLoss, ReinforceLoss
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.strategies import OneStepOff, OpenRLHF
+from rlhf_lightning.strategies import Local, OneStepOff, OpenRLHF
+from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor
 from tests.unit.algos.short import trainer
 
 CORRECTION = OffPolicyCorrection()
-OLDER = "so answers of older weights pass for those of the present ones. Type"
+OLDER = "so answers of older weights pass for those of the present ones."
 CORRECT = "--algo.policy_loss.correction.high 2."
-PRESENT = f"has its ratio to the present weights (actor.recompute_log_probs), {OLDER} {CORRECT}"
-NO_RATIO = f"policy_loss=ReinforceLoss has no ratio, {OLDER}"
+PRESENT_RATIO = f"has its ratio to the present weights (actor.recompute_log_probs), {OLDER}"
+PRESENT = f"{PRESENT_RATIO} Type {CORRECT}"
+NO_RATIO = f"policy_loss=ReinforceLoss has no ratio, {OLDER} Type"
+
+
+OWN = (
+    "Let its columns name rollout_log_probs, those that tokens were drawn with, and weight each token by the "
+    "ratio to them."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Loss):
+    """Reads these columns."""
+
+    columns: tuple[str, ...] = ()
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError
+
+
+class OwnLoss(GRPO):
+    """Learns from it."""
+
+    policy_loss: Mine = field(default_factory=Mine)  # type: ignore[assignment]
+
+
+def own(*columns: str, again: bool) -> OwnLoss:
+    return OwnLoss(actor=drawing(again=again), policy_loss=Mine(columns=columns))
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +87,13 @@ def begin(strategy: OpenRLHF, algorithm: RLHFAlgorithm, root: Path, *, called: s
         (ReMax(actor=drawing(again=False), policy_loss=PolicyLoss()), ""),
         (OnlineDPO(actor=drawing(again=True)), ""),
         (SFT(actor=drawing(again=True)), ""),
+        (own("advantages", again=False), f"policy_loss=Mine has no ratio, {OLDER} {OWN}"),
+        (own("advantages", again=True), f"policy_loss=Mine has no ratio, {OLDER} {OWN}"),
+        (own("advantages", "log_probs", again=True), f"policy_loss=Mine {PRESENT_RATIO} {OWN}"),
+        (own("advantages", "log_probs", again=False), ""),
+        (own("advantages", "rollout_log_probs", again=False), ""),
+        (own("advantages", "log_probs", "rollout_log_probs", again=True), ""),
+        (own("ref_log_probs", again=True), ""),
     ],
     ids=[
         "older ratio",
@@ -66,6 +106,13 @@ def begin(strategy: OpenRLHF, algorithm: RLHFAlgorithm, root: Path, *, called: s
         "given a ratio",
         "another loss",
         "given answers",
+        "own without a ratio",
+        "own without a ratio beside the present",
+        "own present ratio",
+        "own older ratio",
+        "own ratio to the rollout",
+        "own correction",
+        "own of no advantages",
     ],
 )
 def test_a_loss_that_takes_older_answers_for_new_ones_is_named(
@@ -96,3 +143,37 @@ def test_a_limit_may_leave_out_the_smaller_last_batch(limit: float, said: str, t
     data = TaskData(batch_size=3, num_rows=7, num_val_rows=0)
     with pytest.raises((KeyError, ValueError), match=said):
         run.fit(GRPO(actor=drawing(again=False)), datamodule=data)
+
+
+BOTH = ("log_probs", "rollout_log_probs", "advantages")
+ONE = "compares two log-probabilities of the answers, and there is one. Try --algo.actor.recompute_log_prob"
+
+
+@pytest.mark.parametrize("kind", [OneStepOff, Local])
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (own(*BOTH, again=False), f"^policy_loss=Mine: {ONE}"),
+        (
+            GRPO(actor=drawing(again=False), policy_loss=PolicyLoss(correction=CORRECTION)),
+            rf"^policy_loss\.correction: {ONE}",
+        ),
+    ],
+)
+def test_two_log_probabilities_that_are_one_are_refused(
+    kind: type[Strategy], algorithm: RLHFAlgorithm, words: str, tmp_path: Path
+) -> None:
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(ValueError, match=words):
+        trainer(kind(), tmp_path).fit(algorithm, datamodule=data)
+
+
+class Given(OwnLoss):
+    """Draws nothing: both are columns that its step makes."""
+
+    needs = ("response_ids",)
+
+
+def test_of_given_answers_both_are_the_steps_own(tmp_path: Path) -> None:
+    algorithm = Given(actor=drawing(again=False), policy_loss=Mine(columns=BOTH))
+    begin(OneStepOff(), algorithm, tmp_path)
