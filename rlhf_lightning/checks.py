@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, load_tokenizer, numbered_alike, reads
+from rlhf_lightning.data_checks import check_correction
 from rlhf_lightning.engines import (
     check_head,
     check_language,
@@ -24,7 +25,6 @@ from rlhf_lightning.engines import (
     padding_token,
 )
 from rlhf_lightning.field_types import check_names, check_types
-from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.optimizer import warn_of_slow_adapters
 from rlhf_lightning.options import factory
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
@@ -381,20 +381,3 @@ def _rows_in_use(algorithm: RLHFAlgorithm) -> list[list[Row]]:
         return []
     validated = data.held_out_rows if trainer.limit_val_batches or trainer.state.fn == "validate" else []
     return [data.train_rows, *([validated] if validated else [])]
-
-
-def check_correction(algorithm: RLHFAlgorithm) -> None:
-    """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
-
-    Raises:
-        ValueError: a loss reads both columns, and the actor does not recompute log-probabilities.
-    """
-    for name, loss in algorithm.loss_fields().items():
-        both = {"log_probs", "rollout_log_probs"} <= {*loss.columns} and not algorithm.reads_only
-        if both and not algorithm.main_actor.recompute_log_probs:
-            corrected = isinstance(loss, PolicyLoss) and loss.correction
-            whose = f"{name}.correction" if corrected else f"{name}={type(loss).__name__}"
-            raise ValueError(
-                f"{whose}: compares two log-probabilities of the answers, and there is one. "
-                "Try --algo.actor.recompute_log_probs true."
-            )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
-from rlhf_lightning.functional import PairwiseLoss, SFTLoss
+from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 
 if TYPE_CHECKING:
@@ -65,6 +65,26 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         if algorithm.trainer.state.fn == "fit":
             _check_penalties(algorithm, rows=data.batch_rows)
             _check_steps(algorithm, data)
+
+
+def check_correction(algorithm: RLHFAlgorithm) -> None:
+    """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
+
+    A step of the user's own may compute another one for a loss of the user's own.
+
+    Raises:
+        ValueError: a loss reads both columns, and the actor does not recompute log-probabilities.
+    """
+    for name, loss in algorithm.loss_fields().items():
+        corrected = isinstance(loss, PolicyLoss) and loss.correction
+        both = {"log_probs", "rollout_log_probs"} <= {*loss.columns} and not algorithm.reads_only
+        makes_both = not corrected and _is_own(type(algorithm).step)
+        if both and not makes_both and not algorithm.main_actor.recompute_log_probs:
+            whose = f"{name}.correction" if corrected else f"{name}={type(loss).__name__}"
+            raise ValueError(
+                f"{whose}: compares two log-probabilities of the answers, and there is one. "
+                "Try --algo.actor.recompute_log_probs true."
+            )
 
 
 def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:

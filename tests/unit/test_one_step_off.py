@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, GSPO, SFT, OnlineDPO, ReMax
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import Counts, Loss, OffPolicyCorrection, PolicyLoss, ReinforceLoss
 from rlhf_lightning.spec import Sampling
@@ -168,12 +169,21 @@ def test_two_log_probabilities_that_are_one_are_refused(
         trainer(kind(), tmp_path).fit(algorithm, datamodule=data)
 
 
+class Again(OwnLoss):
+    """Its step makes the second one."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Nothing is run here."""
+        raise NotImplementedError
+
+
 class Given(OwnLoss):
     """Draws nothing: both are columns that its step makes."""
 
     needs = ("response_ids",)
 
 
-def test_of_given_answers_both_are_the_steps_own(tmp_path: Path) -> None:
-    algorithm = Given(actor=drawing(again=False), policy_loss=Mine(columns=BOTH))
+@pytest.mark.parametrize("kind", [Given, Again])
+def test_both_may_be_the_steps_own(kind: type[OwnLoss], tmp_path: Path) -> None:
+    algorithm = kind(actor=drawing(again=False), policy_loss=Mine(columns=BOTH))
     begin(OneStepOff(), algorithm, tmp_path)
