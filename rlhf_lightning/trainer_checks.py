@@ -175,10 +175,11 @@ def check_batches(trainer: Trainer) -> None:
     """Refuse loaders, limits and intervals that do not fit the algorithm or the batches of the data.
 
     Raises:
-        ValueError: there are several loaders for a step that reads one, an epoch has fewer iterations than
-            lie between two validations, or a share is no batch.
+        ValueError: there are several loaders for a step that reads one, that of training has no length, an
+            epoch has fewer iterations than lie between two validations, or a share is no batch.
     """
     _check_loaders(trainer)
+    _check_length(trainer)
     _check_shares(trainer)
     _check_reached(trainer)
 
@@ -308,6 +309,24 @@ def _check_loaders(trainer: Trainer) -> None:
             f"metrics have one name. Put all rows into one loader, or write a {step} of your own that takes "
             "dataloader_idx."
         )
+
+
+def _check_length(trainer: Trainer) -> None:
+    """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one.
+
+    Raises:
+        ValueError: there is one.
+    """
+    source = trainer.fit_loop._data_source
+    if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
+        return
+    for loader in CombinedLoader(source.dataloader()).flattened:
+        if sized_len(loader) is None:
+            raise ValueError(
+                f"{type(loader).__name__}: it gives training batches and has no length. One would be taken "
+                "ahead, before the step that it follows, and never be trained on after a resume. Give its "
+                "sampler, or its IterableDataset, a __len__: the rows of an epoch, as many as you like."
+            )
 
 
 def _check_shares(trainer: Trainer) -> None:

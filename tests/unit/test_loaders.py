@@ -1,11 +1,12 @@
-"""Several loaders for a step that reads one are refused before anything starts."""
+"""Several loaders for a step that reads one, and one without a length, are refused before anything starts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from rlhf_lightning.algorithm import Columns
 from rlhf_lightning.algos import GRPO
@@ -78,3 +79,38 @@ def test_loaders_without_a_data_module(tmp_path: Path) -> None:
     texts: DataLoader[str] = DataLoader(["Sort 21: ", "Sort 43: "], batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^3 loaders for GRPO\.validation_step"):
         trainer(Local(), tmp_path, limit_val_batches=1).fit(grpo(), texts, [texts] * 3)
+
+
+class Endless(IterableDataset[str]):
+    """Texts without an end."""
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            yield "Sort 21: "
+
+
+class Counted(Endless):
+    """An epoch of them is four."""
+
+    def __len__(self) -> int:
+        return 4
+
+
+def said_of(texts: Endless, root: Path) -> str:
+    loader: DataLoader[str] = DataLoader(texts, batch_size=2)
+    with pytest.raises((ValueError, KeyError)) as error:
+        trainer(Local(), root).fit(grpo(), loader)
+    return str(error.value)
+
+
+def test_a_training_loader_without_a_length(tmp_path: Path) -> None:
+    """Lightning would take a batch ahead, which a resumed run would never see."""
+    said = said_of(Endless(), tmp_path)
+    assert said.startswith("DataLoader: it gives training batches and has no length. ")
+    assert said.endswith("or its IterableDataset, a __len__: the rows of an epoch, as many as you like.")
+    assert said_of(Counted(), tmp_path) == "'it would start'"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_loader_that_nothing_reads(tmp_path: Path) -> None:
+    trainer(Local(), tmp_path, limit_train_batches=0).fit(grpo(), DataLoader(Endless(), batch_size=2))
