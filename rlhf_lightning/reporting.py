@@ -15,9 +15,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, RichModelSummary
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.utilities.parsing import save_hyperparameters
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import GROUPS, Batch, CallReport, Metrics
+from rlhf_lightning.data.sampler import INDEX_MASK
 from rlhf_lightning.data.tokenizer import decoded
 from rlhf_lightning.functional import (
     explained_variance,
@@ -204,6 +206,15 @@ def turn_texts(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[str
         spans = [[token for token, _ in run] for _, run in runs]
         found.append(decoded(spans, tokenizer, skip_special_tokens=True))
     return found
+
+
+def row_numbers(rows: Batch) -> Tensor:
+    """The place of each row in the data's `train_rows`, [B] int64, the same in every epoch.
+
+    Args:
+        rows: as the data gives them, or `answers_to` of that; a pair has the place of its first row, twice.
+    """
+    return rows[GROUPS if GROUPS in rows else "row_ids"] & INDEX_MASK
 
 
 def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
