@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rlhf_lightning.data.batch import RowBatch
     from rlhf_lightning.data.completions import CompletionData
     from rlhf_lightning.data.encoding import prompt_columns
+    from rlhf_lightning.data.files import RowSplit
+    from rlhf_lightning.data.format import Format
     from rlhf_lightning.data.mixed import MixedData, row_data, second_data
     from rlhf_lightning.data.module import RowData
     from rlhf_lightning.data.preferences import PreferenceData
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompletionData",
+    "Format",
     "MixedData",
     "PreferenceData",
     "PromptData",
     "ReasoningGymData",
     "RowBatch",
     "RowData",
+    "RowSplit",
     "StepData",
     "TaskData",
     "TextData",
@@ -47,12 +51,14 @@ __all__ = [
 ]
 _FILES = {
     "CompletionData": "completions",
+    "Format": "format",
     "MixedData": "mixed",
     "PreferenceData": "preferences",
     "PromptData": "prompts",
     "ReasoningGymData": "tasks",
     "RowBatch": "batch",
     "RowData": "module",
+    "RowSplit": "files",
     "StepData": "steps",
     "TaskData": "tasks",
     "TextData": "texts",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from lightning.pytorch import LightningDataModule
+from torch import Generator
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
@@ -18,7 +19,7 @@ from rlhf_lightning.data.files import RowSplit
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.record import Record
-from rlhf_lightning.data.sampler import HELD_OUT, EpochSampler, FirstRows
+from rlhf_lightning.data.sampler import HELD_OUT, DrawnRows, EpochSampler, FirstRows
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.spec import run_seed
 
@@ -66,6 +67,11 @@ class RowData(LightningDataModule, ABC):
             raise ValueError(f"data.seed={self.seed}: must lie in [0, 2**31). Try 0.")
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers={self.num_workers}: use 0 for no process beside the run's.")
+        if self.num_workers and self._draws:
+            raise ValueError(
+                f"data.num_workers={self.num_workers}: {type(self).__name__}.draw is asked for each row when "
+                "its batch is, and a worker would ask before its time. Try --data.num_workers 0."
+            )
         texts = [f.name for f in fields(self) if f.type in (str, "str")]
         if null := [name for name in texts if getattr(self, name) is None]:
             raise ValueError(f"data.{null[0]}=null: this is a text. Leave the option out, or give one.")
@@ -79,6 +85,25 @@ class RowData(LightningDataModule, ABC):
     def effective_seed(self) -> int:
         """The seed of the data: `seed`, or that of the run."""
         return run_seed() if self.seed is None else self.seed
+
+    def draw(self, number: int, generator: Generator) -> int:
+        """Choose a row to train on, in a subclass that overrides it; else each comes once in an epoch.
+
+        It is asked for the rows of a batch once the step before has ended, so that it may read what that
+        has learned. An epoch has as many draws as there are rows.
+
+        Args:
+            number: of the draw, counted on from epoch to epoch, and after a resume.
+            generator: for random choices, the same for the same number and seed of the data.
+
+        Returns:
+            A row's place in `train_rows`; where rows are pairs, the pair's place among pairs.
+        """
+        return number % len(self._encoded())
+
+    @property
+    def _draws(self) -> bool:
+        return type(self).draw is not RowData.draw
 
     @abstractmethod
     def read(self) -> RowSplit:
@@ -248,17 +273,22 @@ class RowData(LightningDataModule, ABC):
         With `trainer.overfit_batches` it has the order of the data, so that the first batches are repeated;
         the row ids differ between epochs, and so do the responses that are drawn.
         """
-        train = self._encoded()
-        overfits = self.trainer is not None and bool(self.trainer.overfit_batches)  # type: ignore[attr-defined]
-        kind = FirstRows if overfits else EpochSampler
         return RowLoader(
-            train,
+            self._encoded(),
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            sampler=kind(size=len(train), shuffle=self.shuffle and not overfits, seed=self.effective_seed),
+            sampler=self._sampler(),
             collate=self._collate,
             num_workers=self.num_workers,
         )
+
+    def _sampler(self) -> EpochSampler:
+        size, seed = len(self._encoded()), self.effective_seed
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            return FirstRows(size=size, shuffle=False, seed=seed)
+        if self._draws:
+            return DrawnRows(draw=self.draw, size=size, shuffle=self.shuffle, seed=seed)
+        return EpochSampler(size=size, shuffle=self.shuffle, seed=seed)
 
     def val_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:
         """Return one loader of the held-out rows, or none; their ids are the same at every validation."""

@@ -1,17 +1,19 @@
 """The order of the rows: a new seeded permutation in each epoch, which can stop and resume within it.
 
 A key names a row in an epoch: `epoch << 32 | index`. The sampler yields keys, the data set is indexed by
-them, and they become row ids, so that nothing else has to know the epoch.
+them, and they become row ids, so that nothing else has to know the epoch. Where rows are drawn one by one,
+the number of the draw takes the epoch's place.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 EPOCH_BITS = 32
 INDEX_MASK = (1 << EPOCH_BITS) - 1
+Draw = Callable[[int, Generator], int]
 HELD_OUT = 1 << (EPOCH_BITS - 1)
 """Added to the keys of validation rows, so that these differ from those of all training rows."""
 
@@ -53,11 +56,10 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         # The epoch is read at the first row, not before: Lightning makes the iterator, then sets the epoch.
         epoch, self._heard = self.epoch, None
-        order = self._order(epoch)
         start, self._start = self._start, 0
-        for position in range(start, self.size):
-            self._position = position + 1
-            yield epoch << EPOCH_BITS | order[position]
+        for position, key in enumerate(self._keys(epoch, start), start + 1):
+            self._position = position
+            yield key
         self.epoch, self._position = epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,10 +127,10 @@ class EpochSampler(Sampler[int]):
         if self._heard is not None:
             self.set_epoch(self._heard)
 
-    def _order(self, epoch: int) -> list[int]:
-        if not self.shuffle:
-            return list(range(self.size))
-        return permutation(self.size, self.seed, epoch).tolist()
+    def _keys(self, epoch: int, start: int) -> Iterator[int]:
+        """The keys of an epoch, from a position on."""
+        order = permutation(self.size, self.seed, epoch) if self.shuffle else torch.arange(self.size)
+        return (epoch << EPOCH_BITS | index for index in order[start:].tolist())
 
 
 class FirstRows(EpochSampler, SequentialSampler):
@@ -138,8 +140,38 @@ class FirstRows(EpochSampler, SequentialSampler):
     """
 
 
+class DrawnRows(EpochSampler):
+    """Yields rows that are drawn one by one, each when it is asked for; one may come several times an epoch.
+
+    A key has the number of the draw in the place of the epoch, so that a row is answered anew each time.
+
+    Args:
+        draw: returns the index of a row, of the draw's number and a generator of its own.
+        size: number of rows, and of draws in an epoch.
+        shuffle: kept for checkpoints.
+        seed: of the generators.
+    """
+
+    def __init__(self, *, draw: Draw, size: int, shuffle: bool, seed: int) -> None:
+        super().__init__(size=size, shuffle=shuffle, seed=seed)
+        self._draw = draw
+
+    def _keys(self, epoch: int, start: int) -> Iterator[int]:
+        for number in range(epoch * self.size + start, (epoch + 1) * self.size):
+            index = int(self._draw(number, _generator(self.seed, number)))
+            if not 0 <= index < self.size:
+                raise ValueError(
+                    f"draw({number}, ...) of the data gives {index}, and there are {self.size} rows: give 0 "
+                    f"to {self.size - 1}, a row's place in train_rows (of pairs, the pair's)."
+                )
+            yield number << EPOCH_BITS | index
+
+
 def permutation(size: int, *seeds: int) -> Tensor:
     """A random permutation of the numbers below `size`, [size] int64, from several seeds together."""
+    return torch.randperm(size, generator=_generator(*seeds))
+
+
+def _generator(*seeds: int) -> Generator:
     # Mixed into 32 bits: the generator ignores the upper half of a seed.
-    mixed = zlib.crc32("/".join(map(str, seeds)).encode())
-    return torch.randperm(size, generator=torch.Generator().manual_seed(mixed))
+    return Generator().manual_seed(zlib.crc32("/".join(map(str, seeds)).encode()))

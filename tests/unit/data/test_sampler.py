@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
+import torch
+from torch import Generator
 
-from rlhf_lightning.data.sampler import EpochSampler, permutation
+from rlhf_lightning.data.sampler import DrawnRows, EpochSampler, permutation
 
 
 def sampler(size: int = 10, *, seed: int = 7, shuffle: bool = True) -> EpochSampler:
@@ -137,3 +140,44 @@ def sampler_at(epoch: int, *, seed: int) -> EpochSampler:
     found = sampler(seed=seed)
     found.set_epoch(epoch)
     return found
+
+
+def drawn(draw: Callable[[int, Generator], int], *, size: int = 10) -> DrawnRows:
+    return DrawnRows(draw=draw, size=size, shuffle=True, seed=7)
+
+
+def by_chance(number: int, generator: Generator) -> int:
+    return int(torch.randint(10, (), generator=generator))
+
+
+def test_rows_are_drawn_one_by_one_and_each_draw_has_an_id_of_its_own() -> None:
+    asked: list[int] = []
+
+    def draw(number: int, generator: Generator) -> int:
+        asked.append(number)
+        return 3
+
+    one = drawn(draw)
+    keys = iter(one)
+    assert next(keys) == 3
+    assert asked == [0], "no row is drawn before its time"
+    assert [next(keys), *keys, *one] == [number << 32 | 3 for number in range(1, 20)]
+
+
+@pytest.mark.parametrize("position", range(11))
+def test_draws_go_on_where_the_state_was_taken(position: int) -> None:
+    whole = drawn(by_chance)
+    expected = [list(whole), list(whole)]
+    assert len({key & 0xFFFFFFFF for key in expected[0]}) < 10, "by chance some come twice"
+    stopped = drawn(by_chance)
+    taken = list(islice(stopped, position))
+    resumed = drawn(by_chance)
+    resumed.load_state_dict(stopped.state_dict())
+    assert [taken + list(resumed), list(resumed)] == expected
+
+
+@pytest.mark.parametrize("index", [-1, 10])
+def test_a_draw_of_no_row_is_refused(index: int) -> None:
+    one = drawn(lambda number, generator: index)
+    with pytest.raises(ValueError, match=rf"^draw\(0, \.\.\.\) of the data gives {index}, .* give 0 to 9, "):
+        list(one)
