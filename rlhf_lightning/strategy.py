@@ -118,8 +118,7 @@ class Strategy(SingleDeviceStrategy):
 
     def models(self) -> dict[str, Role]:
         """The roles to place, paths filled in: those of the algorithm, and any that the strategy adds."""
-        main = self.algorithm.main_model
-        return {name: role.following(main) for name, role in self.algorithm.placed().items()}
+        return {n: role.following(self.algorithm.main_model) for n, role in self.algorithm.placed().items()}
 
     def callers(self, workers: Mapping[str, Caller]) -> Mapping[str, Caller]:
         """What receives the calls on each role's handle: its own workers, unless overridden."""
@@ -164,11 +163,10 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             TypeError: the trainer was given another kind of LightningModule.
         """
-        if not isinstance(self.lightning_module, RLHFAlgorithm):
-            raise TypeError(
-                f"{type(self).__name__} places an RLHFAlgorithm, not {type(self.lightning_module)}."
-            )
-        return self.lightning_module
+        found = self.lightning_module
+        if not isinstance(found, RLHFAlgorithm):
+            raise TypeError(f"{type(self).__name__} places an RLHFAlgorithm, not {type(found)}.")
+        return found
 
     def connect(self, model: LightningModule) -> None:
         """Take the algorithm, and check the trainer's options before Lightning does.
@@ -310,6 +308,8 @@ class Strategy(SingleDeviceStrategy):
     def on_predict_end(self) -> None:
         """Wait for the calls of a prediction: one may have failed."""
         self.drain()
+
+    on_train_start = on_predict_end  # calls of the algorithm's `on_train_start` are no part of an iteration
 
     def teardown(self) -> None:
         """Release the devices, also after a failure; the roles become plain descriptions again."""

@@ -64,7 +64,7 @@ class Local(Strategy):
             device.host(name, placement)
         return placements
 
-    def on_train_start(self) -> None:
+    def on_validation_start(self) -> None:
         """Let SIGTERM end the run at once, as it does where devices are Ray's.
 
         Lightning's handler, which each run has anew, waits for the end of the iteration, and in a prediction
@@ -75,7 +75,12 @@ class Local(Strategy):
         if callable(theirs) and not ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, partial(_end, theirs))
 
-    on_validation_start = on_predict_start = on_train_start
+    on_predict_start = on_validation_start
+
+    def on_train_start(self) -> None:
+        """See `Strategy.on_train_start`, and let SIGTERM end the run."""
+        super().on_train_start()
+        self.on_validation_start()
 
 
 def _end(theirs: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:

@@ -54,9 +54,9 @@ class Ahead(SeparateGeneration, ABC):
         assert batch is not None
         if self.called:
             raise ValueError(
-                "generate_sequences: `step` calls it a second time, and generation that is a batch ahead "
-                "answers each call with the rows of the one before. Try --strategy openrlhf, which answers "
-                "at once."
+                "generate_sequences: it is called a second time in an iteration (calls before the first one "
+                "count), and generation that is a batch ahead answers each call with the rows of the one "
+                "before. Try --strategy openrlhf, which answers at once."
             )
         self.called = True
         self._check_others(batch)
