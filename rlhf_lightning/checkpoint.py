@@ -228,7 +228,7 @@ def columns_of(rows: Batch | None, *, what: str) -> dict[str, object]:
         rows: to keep; None for none.
         what: what they are, for the warning.
     """
-    columns: dict[str, object] = {} if rows is None else {name: rows.column(name).fetch() for name in rows}
+    columns: dict[str, object] = {} if rows is None else {**rows.fetch()}
     try:
         _encode(columns, "", {})
     except TypeError:

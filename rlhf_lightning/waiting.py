@@ -62,7 +62,7 @@ class WaitingGroups:
         kept = answers.take(keep.repeat_interleave(self.size).nonzero()[:, 0].numpy())
         rows = kept if self.rows is None else joined([self.rows, kept])
         if len(rows) < self.enough:  # fetched, since a view would hold whole batches in the object store
-            self.rows = Batch.of({name: rows.column(name).fetch() for name in rows})
+            self.rows = Batch.of(rows.fetch())
             return len(rows) // self.size, None
         self.rows = None
         return len(rows) // self.size, rows.take(range(self.enough))

@@ -174,6 +174,10 @@ class Batch:
         value = self.column(name).fetch()
         return list(value)
 
+    def fetch(self) -> dict[str, torch.Tensor | list[object]]:
+        """Fetch all columns, by name: what `Batch.of` takes, and a checkpoint."""
+        return {name: self.column(name).fetch() for name in self}
+
     def __or__(self, other: Batch | Mapping[str, Values]) -> Batch:
         """The columns of both; `other`, which may be a mapping of values, wins where both have a name."""
         theirs = other if isinstance(other, Batch) else Batch.of(other)

@@ -51,7 +51,7 @@ class Kept(GRPO):
             "row_truncated",
             "row_turns",
         )
-        self.batches.append(Batch.of({name: batch[name] for name in names}))
+        self.batches.append(Batch.of(batch.select(names).fetch()))
         return super().compute_advantage(batch)
 
 

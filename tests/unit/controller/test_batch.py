@@ -102,6 +102,15 @@ def test_python_objects_are_read_as_such() -> None:
         batch["texts"]
 
 
+def test_what_is_fetched_is_kept_and_makes_a_batch_again() -> None:
+    batch = Batch.of({"texts": ["a", "b", "c"], "x": torch.arange(3), "y": torch.zeros(3)})
+    found = batch.select(["texts", "x"]).take([2, 0]).fetch()
+    assert found["texts"] == ["c", "a"]
+    assert torch.equal(torch.as_tensor(found["x"]), torch.tensor([2, 0]))
+    again = Batch.of(found)
+    assert (list(again), again.objects("texts"), again["x"].tolist()) == (["texts", "x"], ["c", "a"], [2, 0])
+
+
 def test_columns_of_other_lengths_and_batches_without_columns_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a batch of 2 rows cannot hold .* \{'y': 3\}"):
         Batch.of({"x": torch.zeros(2), "y": torch.zeros(3)})
