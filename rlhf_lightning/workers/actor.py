@@ -208,36 +208,42 @@ class Actor(Role):
         """Seconds and bytes of the last transition from training to generation, on each rank."""
         return self.engine.transition()
 
+    def reads_at(self, temperature: float | None) -> float:
+        """The temperature at which responses are read: what a call was told, that of `sampling` where None.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if temperature is None:
+            return self.sampling.temperature
+        return replace(self.sampling, temperature=temperature).temperature
+
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs", "entropy"))
-    def compute_log_prob(self, rows: TensorDict) -> TensorDict:
+    def compute_log_prob(self, rows: TensorDict, *, temperature: float | None = None) -> TensorDict:
         """Log-probabilities and entropy of the responses under the current weights, [B, R] float32."""
-        return self.engine.infer(
-            rows, temperature=self.sampling.temperature, asked=Asked(entropy=True), keep=True
-        )
+        heat = self.reads_at(temperature)
+        return self.engine.infer(rows, temperature=heat, asked=Asked(entropy=True), keep=True)
 
     @register(transfer=DP, reads=SEQUENCES, returns=("log_probs",))
-    def read_log_prob(self, rows: TensorDict, *, keep: bool = False) -> TensorDict:
+    def read_log_prob(
+        self, rows: TensorDict, *, keep: bool = False, temperature: float | None = None
+    ) -> TensorDict:
         """The log-probabilities of `compute_log_prob` alone; `keep` where an update of these rows follows."""
-        return self.engine.infer(rows, temperature=self.sampling.temperature, keep=keep)
+        return self.engine.infer(rows, temperature=self.reads_at(temperature), keep=keep)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
-    def update_actor(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
+    def update_actor(
+        self, rows: TensorDict, *, loss: Loss, temperature: float | None = None
+    ) -> Mapping[str, float]:
         """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
-        return self.update(rows, loss=loss, temperature=self.sampling.temperature)
+        return self.update(rows, loss=loss, temperature=self.reads_at(temperature))
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def accumulate_actor(
         self, rows: TensorDict, *, loss: Loss, temperature: float | None = None
     ) -> Mapping[str, float]:
-        """Add the gradient of a loss to that of the next `update_actor`; reads the loss's `columns` too.
-
-        Args:
-            rows: prompts and responses.
-            loss: what to learn from.
-            temperature: at which the responses are read; that of `sampling` where None.
-        """
-        heat = self.sampling.temperature if temperature is None else temperature
-        return self.accumulate(rows, loss=loss, temperature=heat)
+        """Add the gradient of a loss to that of the next `update_actor`; reads the loss's `columns` too."""
+        return self.accumulate(rows, loss=loss, temperature=self.reads_at(temperature))
 
     @register(transfer=ONE_TO_ALL)
     def send_weights(self) -> Moved:
@@ -264,6 +270,8 @@ class Actor(Role):
         return TensorDict(found, batch_size=rows.batch_size)
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
-    def compute_loss(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
+    def compute_loss(
+        self, rows: TensorDict, *, loss: Loss, temperature: float | None = None
+    ) -> Mapping[str, float]:
         """The metrics of a loss, without learning from it."""
-        return self.evaluate(rows, loss=loss, temperature=self.sampling.temperature)
+        return self.evaluate(rows, loss=loss, temperature=self.reads_at(temperature))

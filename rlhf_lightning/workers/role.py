@@ -224,7 +224,7 @@ class Role(ModelSpec, Remote):
             self.binding.engine = train_engine(self, head=self.head, seat=worker, config=config)
 
     def update(self, rows: TensorDict, *, loss: Loss, temperature: float) -> Mapping[str, float]:
-        """One optimizer step on this rank's share of a mini-batch; none where no rank has anything to learn.
+        """One optimizer step on this rank's share of a mini-batch, and on what `accumulate` has left.
 
         Returns:
             Metrics as from `accumulate`, and `grad_norm`, `lr` and `skipped_steps` under the role's name,

@@ -288,6 +288,30 @@ def test_what_is_accumulated_is_read_at_the_temperature_of_its_draws(model: str)
     assert numbers["actor/grad_norm"] > 0
 
 
+class Accumulated(Imitation):
+    """Learns from the data's answers, in an update that is given all rows, or none after all."""
+
+    needs = ("response_ids",)
+    left: bool = False
+
+    def step(self, batch: Batch) -> Metrics:
+        """Learn."""
+        if not self.left:
+            return self.actor.update_actor(batch, loss=SFTLoss())
+        metrics = self.actor.accumulate_actor(batch, loss=SFTLoss())
+        return metrics | self.actor.update_actor(batch.take([]), loss=SFTLoss())
+
+
+def test_an_update_of_no_rows_steps_with_the_gradient_that_was_left(model: str) -> None:
+    at_once, left = (
+        run(Accumulated(actor=actor(model), left=left), data(completions=True), steps=1)
+        for left in (False, True)
+    )
+    assert left.numbers[0]["sft/nll"] == pytest.approx(at_once.numbers[0]["sft/nll"])
+    assert left.numbers[0]["actor/grad_norm"] == pytest.approx(at_once.numbers[0]["actor/grad_norm"])
+    torch.testing.assert_close(left.weights["actor"], at_once.weights["actor"])
+
+
 class Unread(GRPO):
     """A validation and a prediction of one's own, which read nothing of what they ask for."""
 
