@@ -32,7 +32,7 @@ from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import check_free, options
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.trainer_checks import check_lightning
-from rlhf_lightning.workers import Actor, Reference, Reward, Role, seed_of
+from rlhf_lightning.workers import Actor, Follower, Reward, Role, drawing_apart
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -226,8 +226,8 @@ class RLHFAlgorithm(LightningModule):
         if self.reads_only and isinstance(actor := self.roles().get("actor"), Actor):
             self.bind({"actor": actor.reading()})
         main, seed, kind = self.main_model, run_seed(), type(self)
-        seeds = {n: seed if r is main else seed_of(n, r, seed) for n, r in self.roles().items()}
-        self.bind({n: r.following(main).located().seeded(seeds[n]) for n, r in self.roles().items()})
+        found = {n: r if r is main else drawing_apart(n, r, seed=seed) for n, r in self.roles().items()}
+        self.bind({n: r.following(main).located().seeded(seed) for n, r in found.items()})
         checks.check_roles(self, generates=stage == "predict" or not self.reads_only)
         if stage != "predict":
             checks.check_judges(self)
@@ -249,7 +249,7 @@ class RLHFAlgorithm(LightningModule):
         reporting.reset_step_metrics(self.trainer)
         rows, self.ptx_batch = _split_ptx(batch)
         metrics = reporting.run_step(type(self).__name__, self.step, rows)
-        self._update_references()
+        self._update_followers()
         self.strategy.after_step()
         numbers = metrics.fetch() | reporting.service_retries(self.placed())
         numbers |= reporting.timings(self.strategy.drain()) | self.strategy.metrics()
@@ -382,13 +382,13 @@ class RLHFAlgorithm(LightningModule):
         """The strategy that has placed the roles."""
         return cast("Strategy", self.trainer.strategy)
 
-    def _update_references(self) -> None:
-        """Move the references that average the actor's weights towards the new ones."""
-        references = [r for r in self.roles().values() if isinstance(r, Reference)]
-        if followers := [r for r in references if r.follows_after(self.global_step + 1)]:
+    def _update_followers(self) -> None:
+        """Move the references and opponents that follow the actor towards its new weights."""
+        followers = [role for role in self.roles().values() if isinstance(role, Follower)]
+        if due := [role for role in followers if role.follows_after(self.global_step + 1)]:
             weights = self.main_actor.give_weights(Batch({}, num_rows=1))
-            for reference in followers:
-                reference.follow(weights)
+            for follower in due:
+                follower.follow(weights)
 
 
 def _split_ptx(batch: Columns) -> tuple[Batch, Batch | None]:

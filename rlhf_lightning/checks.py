@@ -30,7 +30,7 @@ from rlhf_lightning.options import factory
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
-from rlhf_lightning.workers import Actor, Cost, Generator, Judge, Reward, Role, reads_ids
+from rlhf_lightning.workers import Actor, Cost, Generator, Judge, Opponent, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -114,6 +114,8 @@ def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:
             f"{owner} has no field called actor, and answers as {' and '.join(actors)}. Call one of them "
             "actor: it answers held-out prompts, its tokenizer reads the data, metrics are of its answers."
         )
+    if isinstance(roles.get("actor"), Opponent):
+        raise ValueError(f"{owner}.actor: an Opponent follows the field actor. Give that an Actor.")
 
 
 def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:

@@ -1,12 +1,14 @@
 """Roles: what each model of the dataflow is for. Methods are named as in HybridFlow's Table 4."""
 
-from rlhf_lightning.workers.actor import Actor, seed_of
+from rlhf_lightning.workers.actor import Actor, drawing_apart
 from rlhf_lightning.workers.ahead import Ahead, GenerationAhead, OtherActor, PartialGeneration
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
+from rlhf_lightning.workers.follower import Follower
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
 from rlhf_lightning.workers.joining import joined, rows_together
 from rlhf_lightning.workers.judge import Judge, reads_ids, whole_ids
+from rlhf_lightning.workers.opponent import Opponent
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
 from rlhf_lightning.workers.role import Role, Settings
@@ -17,10 +19,12 @@ __all__ = [
     "Ahead",
     "Cost",
     "Critic",
+    "Follower",
     "GenerationAhead",
     "GenerationInParts",
     "Generator",
     "Judge",
+    "Opponent",
     "OtherActor",
     "PartialGeneration",
     "Reference",
@@ -29,9 +33,9 @@ __all__ = [
     "Scorer",
     "SeparateGeneration",
     "Settings",
+    "drawing_apart",
     "joined",
     "reads_ids",
     "rows_together",
-    "seed_of",
     "whole_ids",
 ]

@@ -42,9 +42,11 @@ ANSWERS = (
 SEQUENCES = (*PROMPTS, "response_ids", "response_mask")
 
 
-def seed_of(name: str, role: Role, seed: int) -> int:
-    """The seed of a role besides the main one: the run's, but another for a second actor's draws."""
-    return (seed + crc32(name.encode())) % 2**31 if isinstance(role, Actor) else seed
+def drawing_apart(name: str, role: Role, *, seed: int) -> Role:
+    """A role besides the main one: an actor whose draws have no seed of their own gets one for its name."""
+    if not isinstance(role, Actor) or role.seed is not None:
+        return role
+    return replace(role, seed=(seed + crc32(name.encode())) % 2**31)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +259,7 @@ class Actor(Role):
 
     @register(transfer=BROADCAST, reads=(), returns=("weights",))
     def give_weights(self, rows: TensorDict) -> TensorDict:
-        """All weights, for `Reference.follow`: a batch of one row, `weights` [1, N] float32."""
+        """All weights, for `Follower.follow`: a batch of one row, `weights` [1, N] float32."""
         first = self.worker.layout.output_ranks[0]
         weights = self.engine.give_weights(wanted=self.worker.rank == first)
         return TensorDict({"weights": weights[None]}, batch_size=1)

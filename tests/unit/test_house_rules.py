@@ -17,7 +17,10 @@ PRODUCT_FOLDERS = ("rlhf_lightning", "algos", "strategies")
 OTHER_FOLDERS = ("tests", "examples", "benchmarks")
 CHOICES = ("algos", "strategies")
 
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "rlhf_lightning/workers/opponent.py:17: Opponent: 3 classes": "an opponent is an actor wherever one is "
+    "asked for: its draws, its seeds, its stop tokens, its place beside a batch ahead",
+}
 """Beginning of a complaint -> why it stands."""
 
 
@@ -317,7 +320,8 @@ def test_a_machine_turns_red(line: str, is_red: bool) -> None:
 
 def test_exceptions_still_stand() -> None:
     unused = set(EXCEPTIONS)
-    for source in sources(*PRODUCT_FOLDERS) if unused else ():
-        for complaint in (complaint for rule in PRODUCT for complaint in rule(source)):
-            unused -= {name for name in unused if complaint.startswith(name)}
+    files = sources(*PRODUCT_FOLDERS) if unused else []
+    of_files = (complaint for source in files for rule in PRODUCT for complaint in rule(source))
+    for complaint in (*of_files, *rules.inheritance(files)):
+        unused -= {name for name in unused if complaint.startswith(name)}
     assert not unused, f"no complaint begins with {sorted(unused)}: remove them"

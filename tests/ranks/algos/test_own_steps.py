@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,21 +12,20 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from tensordict import TensorDict
 
 from examples import distillation
 from examples.distillation import Distillation
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.callbacks import LastCheckpoint, Rollouts
-from rlhf_lightning.controller import BROADCAST, Batch, Metrics, register
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import PolicyLoss, SFTLoss
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
-from rlhf_lightning.workers import Actor, Reference, Reward
+from rlhf_lightning.workers import Actor, Opponent, Reference, Reward
 from tests.unit.algos.short import grpo, trainer
-from tests.unit.algos.small import run
+from tests.unit.algos.small import Keep, run
 
 
 def actor(path: str, *, tokens: int = 6, temperature: float = 1.0) -> Actor:
@@ -179,47 +178,18 @@ def test_a_batch_ahead_it_needs_batches_of_one_size(model: str, tmp_path: Path) 
         trainer(OneStepOff(), tmp_path, steps=3).fit(Mixture(actor=actor(model)), datamodule=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opponent(Actor):
-    """As docs/own_algorithm.md has it."""
-
-    decay: float = 0.0
-    """Share of its own weights that it keeps."""
-    trains: ClassVar[bool] = False
-
-    @property
-    def weights_change(self) -> bool:
-        """They no longer are those of its path."""
-        return True
-
-    @register(transfer=BROADCAST, reads=("weights",), returns=("followed",))
-    def follow(self, rows: TensorDict) -> TensorDict:
-        """Take over weights [1, N]."""
-        self.engine.follow_weights(rows["weights"][0], decay=self.decay)
-        return TensorDict({"followed": torch.ones(1)}, batch_size=1)
-
-
 class SelfPlay(RLHFAlgorithm):
     """Learns from what an older self has drawn."""
 
     actor: Actor = field(default_factory=Actor)
-    opponent: Opponent = field(default_factory=lambda: Opponent(path=""))
-
-    def __post_init__(self) -> None:
-        """Let both draw alike."""
-        self.opponent = replace(self.opponent, sampling=self.actor.sampling)
+    opponent: Opponent = field(default_factory=Opponent)
 
     def step(self, batch: Batch) -> Metrics:
-        """How far the two are apart before an update, after it, and once the opponent has followed."""
+        """How far the two are apart before an update, and after it."""
         batch |= self.opponent.generate_sequences(batch)
-        apart = [self.apart(batch)]
+        numbers = {"mine/before": self.apart(batch), "mine/width": batch["response_mask"].shape[1]}
         metrics = self.actor.update_actor(batch, loss=SFTLoss())
-        apart.append(self.apart(batch))
-        self.opponent.follow(self.actor.give_weights(Batch({}, num_rows=1)))
-        apart.append(self.apart(batch))
-        return metrics | Metrics.of(
-            dict(zip(("mine/before", "mine/after", "mine/followed"), apart, strict=True))
-        )
+        return metrics | Metrics.of(numbers | {"mine/after": self.apart(batch)})
 
     def apart(self, batch: Batch) -> float:
         """The largest difference of a token's log-probability."""
@@ -227,18 +197,52 @@ class SelfPlay(RLHFAlgorithm):
         return float((found[0] - found[1]).abs().max())
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_an_opponent_that_draws_and_does_not_learn(model: str, decay: float) -> None:
-    optimizer = OptimizerSpec(lr=1e-2)
-    student = Actor(path=model, optimizer=optimizer, sampling=Sampling(max_new_tokens=6))
-    playing = SelfPlay(actor=student, opponent=Opponent(path="", decay=decay))
-    kept = run(playing, data(), steps=2)
+def self_play(path: str, opponent: Opponent, *, lr: float = 1e-2) -> SelfPlay:
+    sampling = Sampling(max_new_tokens=6, temperature=0.5)
+    return SelfPlay(
+        actor=Actor(path=path, optimizer=OptimizerSpec(lr=lr), sampling=sampling), opponent=opponent
+    )
+
+
+@pytest.mark.parametrize(
+    ("decay", "every", "same"),
+    [(0.0, 1, [0, 1, 2, 3]), (0.0, 2, [0, 2]), (0.5, 1, [0]), (None, 1, [0])],
+)
+def test_an_opponent_begins_as_the_actor_and_follows_it(
+    model: str, decay: float | None, every: int, same: list[int]
+) -> None:
+    kept = run(self_play(model, Opponent(decay=decay, every=every)), data(), steps=4)
     assert list(kept.weights) == ["actor"]
-    for numbers in kept.numbers:
-        assert (numbers["mine/followed"] == 0) == (decay == 0)
-        assert numbers["mine/after"] > 1e-3
-    assert kept.numbers[0]["mine/followed"] < kept.numbers[0]["mine/after"]
-    assert (kept.numbers[1]["mine/before"] == 0) == (decay == 0)
+    assert [i for i, numbers in enumerate(kept.numbers) if numbers["mine/before"] == 0] == same
+    assert all(numbers["mine/after"] > 1e-3 for numbers in kept.numbers)
+    assert {numbers["mine/width"] for numbers in kept.numbers} == {6}
+
+
+def test_an_opponent_draws_as_it_is_told(model: str) -> None:
+    kept = run(self_play(model, Opponent(sampling=Sampling(max_new_tokens=3))), data(), steps=1)
+    assert kept.numbers[0]["mine/width"] == 3
+    assert kept.numbers[0]["mine/before"] > 1e-3, "its temperature is another, too"
+
+
+class Alone(SelfPlay):
+    """Has nobody to follow."""
+
+    actor: Opponent = field(default_factory=Opponent)
+
+
+def test_the_actor_is_nobodys_opponent() -> None:
+    with pytest.raises(ValueError, match=r"^Alone\.actor: an Opponent follows the field actor"):
+        run(Alone(), data(), steps=1)
+
+
+def test_a_resumed_run_has_the_opponent_of_the_checkpoint(model: str, tmp_path: Path) -> None:
+    whole = run(self_play(model, Opponent(every=3)), data(), steps=5).numbers
+    own, kept = LastCheckpoint(tmp_path / "checkpoints"), Keep()
+    for steps, path in ((4, None), (5, own.path)):
+        fit = trainer(Local(), tmp_path, steps=steps, enable_checkpointing=True, callbacks=[own, kept])
+        fit.fit(self_play(model, Opponent(every=3)), datamodule=data(), ckpt_path=path)
+    assert kept.numbers[4]["mine/before"] == pytest.approx(whole[4]["mine/before"])
+    assert kept.numbers[4]["mine/before"] > 1e-3
 
 
 class Couple(RLHFAlgorithm):
@@ -259,7 +263,9 @@ def test_each_optimizer_reports_under_the_name_of_its_field(model: str) -> None:
     first, second = (
         Actor(path=model, optimizer=OptimizerSpec(lr=lr), sampling=Sampling(max_new_tokens=6)) for lr in rates
     )
-    (numbers,) = run(Couple(actor=first, second=second), data(), steps=1).numbers
+    kept = run(Couple(actor=first, second=second), data(), steps=1)
+    (numbers,) = kept.numbers
+    torch.testing.assert_close(kept.fresh["second"], kept.fresh["actor"], rtol=0, atol=0)
     assert (numbers["actor/lr"], numbers["second/lr"]) == pytest.approx(rates)
     assert numbers["actor/grad_norm"] > 0
     assert numbers["second/grad_norm"] > 0

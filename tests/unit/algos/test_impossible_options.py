@@ -10,7 +10,7 @@ from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, OnlineDPO, ReinforcePP, 
 from rlhf_lightning.functional import Overlong
 from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.workers import Actor, Reference
+from rlhf_lightning.workers import Actor, Opponent, Reference
 
 
 def test_a_penalty_that_cannot_be_is_refused() -> None:
@@ -30,6 +30,10 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
     for options in ({"every": 0, "decay": 0.0}, {"every": 3}):
         with pytest.raises(ValueError, match=rf"reference\.every={options['every']} with reference\.decay="):
             Reference(**options)
+    with pytest.raises(ValueError, match=r"opponent\.decay=-1"):
+        Opponent(decay=-1.0)
+    with pytest.raises(ValueError, match=r"opponent\.every=2 with opponent\.decay=None"):
+        Opponent(decay=None, every=2)
 
 
 def drawing(**options: float) -> Actor:

@@ -1,0 +1,32 @@
+"""The opponent: an actor that draws and does not learn, such as an older self of the actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from rlhf_lightning.options import with_types
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.workers.actor import Actor
+from rlhf_lightning.workers.follower import Follower
+from rlhf_lightning.workers.role import Role
+
+
+@with_types
+@dataclass(frozen=True, kw_only=True)
+class Opponent(Follower, Actor):
+    """The actor as it was some iterations ago, which answers too (SPIN, Nash-MD)."""
+
+    decay: float | None = 0.0
+    """Share of the own weights that it keeps as it follows the actor; 0 becomes a copy, None stays."""
+    sampling: Sampling | None = None  # type: ignore[assignment]  # `following` completes it
+    """How responses are drawn; as the actor's where None."""
+    needed_to_validate: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+
+    def following(self, actor: Role) -> Self:
+        """A copy with the actor's path and sampling where it has none of its own."""
+        same = super().following(actor)
+        if self.sampling is not None or not isinstance(actor, Actor):
+            return same
+        return replace(same, sampling=actor.sampling)
