@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.controller import GROUPS, Batch, CallReport, Metrics
+from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data.sampler import INDEX_MASK
 from rlhf_lightning.data.tokenizer import decoded
 from rlhf_lightning.functional import (
@@ -30,7 +31,18 @@ from rlhf_lightning.functional import (
     row_totals,
     tied_share,
 )
-from rlhf_lightning.workers import Actor, Cost, Critic, Judge, Reference, Reward, Role, whole_ids
+from rlhf_lightning.workers import (
+    Actor,
+    Cost,
+    Critic,
+    Judge,
+    Opponent,
+    Reference,
+    Reward,
+    Role,
+    Scorer,
+    whole_ids,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +54,9 @@ _OPTIONS = tuple(
     for name in (kind.CHECKPOINT_HYPER_PARAMS_KEY, kind.CHECKPOINT_HYPER_PARAMS_TYPE)
 )
 """Keys of a checkpoint under which what `save_hyperparameters` was given stands, and its type."""
-_ROLES = {kind.__name__.lower(): kind.__name__ for kind in (Actor, Critic, Reference, Reward, Cost)}
+_KINDS = (Actor, Opponent, Critic, Reference, Reward, Cost, Scorer)
+"""Roles that a field may hold."""
+_ROLES = {kind.__name__.lower(): kind.__name__ for kind in _KINDS}
 """Kinds of roles by the names that fields of them usually have."""
 
 
@@ -227,14 +241,14 @@ def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
 
     Raises:
         TypeError: it returns neither.
-        ValueError: it calls a role that its algorithm does not have.
+        ValueError: it calls a role that its algorithm does not have, or a method that another role has.
         RuntimeError: it let StopIteration pass, which Lightning would take for the end of the data, for ever.
     """
     try:
         metrics = step(rows)
     except AttributeError as err:
-        if isinstance(err.obj, LightningModule) and err.name in _ROLES:
-            raise ValueError(f"{by}.step: {_undeclared(err.obj, err.name)}") from err
+        if told := _lacking(err.obj, err.name or ""):
+            raise ValueError(f"{by}.step: {told}") from err
         raise
     except StopIteration as err:
         raise RuntimeError(
@@ -247,6 +261,22 @@ def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
     raise TypeError(
         f"{by}.step returned a {type(metrics).__name__}. Return what the updates returned, joined by |, or "
         "Metrics.of({...})."
+    )
+
+
+def _lacking(owner: object, name: str) -> str:
+    """What to do where an algorithm has no such role, or a role no such method; empty of anything else."""
+    if isinstance(owner, LightningModule) and name in _ROLES:
+        return _undeclared(owner, name)
+    others = [kind.__name__ for kind in _KINDS if name in methods_of(kind)]
+    if not isinstance(owner, Role) or not others:
+        return ""
+    told = f"{type(owner).__name__} has no {name}, which is a method of {' and '.join(others)}."
+    if Opponent.__name__ not in others:
+        return told
+    return (
+        f"{told} A model that draws and does not learn is an Opponent: `opponent: Opponent = "
+        "field(default_factory=Opponent)`."
     )
 
 

@@ -1,4 +1,4 @@
-"""A step that calls a model which its algorithm does not have, and a set-up that completes none."""
+"""A step that calls what its algorithm, or a role, does not have, and a set-up that completes no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers import Actor, Reference
 from tests.unit.algos.short import trainer
 
 
@@ -45,6 +45,43 @@ def test_it_is_told_how_to_declare_one(name: str, error: type[Exception], says: 
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
     with pytest.raises(error, match=says):
         trainer(Local(), tmp_path).fit(Forgetful(name=name), datamodule=data)
+
+
+class Mistaken(RLHFAlgorithm):
+    """Calls a method that another role has."""
+
+    name: str = ""
+    actor: Actor = field(default_factory=lambda: Actor(sampling=Sampling(max_new_tokens=2)))
+    reference: Reference = field(default_factory=Reference)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Call it."""
+        return Metrics.of({"mine/rows": len(getattr(self.reference, self.name)(batch))})
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        (
+            "generate_sequences",
+            ValueError,
+            r"^Mistaken\.step: Reference has no generate_sequences, which is a method of Actor and Opponent\."
+            r" A model that draws and does not learn is an Opponent: `opponent: Opponent = field",
+        ),
+        (
+            "compute_values",
+            ValueError,
+            r"^Mistaken\.step: Reference has no compute_values, which is a method of Critic\.$",
+        ),
+        ("compute_nothing", AttributeError, "has no attribute 'compute_nothing'"),
+    ],
+)
+def test_it_is_told_which_role_has_a_method(
+    name: str, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(error, match=says):
+        trainer(Local(), tmp_path).fit(Mistaken(name=name), datamodule=data)
 
 
 @dataclass(frozen=True, kw_only=True)
