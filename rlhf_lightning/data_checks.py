@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from rlhf_lightning.controller import Caller
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
+from rlhf_lightning.workers import ReadingActor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -85,6 +87,15 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
                 f"{whose}: compares two log-probabilities of the answers, and there is one. "
                 "Try --algo.actor.recompute_log_probs true."
             )
+
+
+def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:
+    """What receives the calls on each role's handle, where a step that only reads answers must draw none."""
+    if not algorithm.reads_only or "actor" not in callers:
+        return callers
+    name = type(algorithm).__name__
+    reader = ReadingActor(name, callers["actor"], lambda: algorithm._current_fx_name == "training_step")
+    return {**callers, "actor": reader}
 
 
 def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:

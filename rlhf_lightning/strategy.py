@@ -23,7 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import checks, resume
+from rlhf_lightning import checks, data_checks, resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
@@ -245,12 +245,12 @@ class Strategy(SingleDeviceStrategy):
         placements = self.start(roles)
         transport = cast(Transport, self.transport)
         self.workers = {n: WorkerGroup(n, transport, p.layout, p.devices) for n, p in placements.items()}
-        self._handles = {n: roles[n].bound(caller) for n, caller in self.callers(self.workers).items()}
+        callers = data_checks.refusing_draws(self.algorithm, self.callers(self.workers))
+        self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
         reads = self.algorithm.reads_only  # then actors score no answers before they learn from them
-        gaining = [name for name in self._keeping() if not reads or isinstance(roles[name], Critic)]
-        self.algorithm.rows_stay = bool(gaining)
+        self.algorithm.rows_stay = any(not reads or isinstance(roles[n], Critic) for n in self._keeping())
 
     def _keeping(self) -> list[str]:
         return [name for name in self._handles if self.settings_of(name).training.kept_tokens]

@@ -9,6 +9,7 @@ from rlhf_lightning.workers.generator import GenerationInParts, Generator, Separ
 from rlhf_lightning.workers.joining import joined, rows_together
 from rlhf_lightning.workers.judge import Judge, reads_ids, whole_ids
 from rlhf_lightning.workers.opponent import Opponent
+from rlhf_lightning.workers.reading import ReadingActor
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
 from rlhf_lightning.workers.role import Role, Settings
@@ -27,6 +28,7 @@ __all__ = [
     "Opponent",
     "OtherActor",
     "PartialGeneration",
+    "ReadingActor",
     "Reference",
     "Reward",
     "Role",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 import torch
@@ -123,10 +124,31 @@ class Mixture(RLHFAlgorithm):
         return given | Metrics.of({"mine/apart": float(ratio.abs().max()), "mine/longest": drawn_length(own)})
 
 
-class Reader(Mixture):
+class Silent(Mixture):
     """The same, without saying that it draws."""
 
     draws = False
+
+
+class Reader(SFT):
+    """Learns from given answers, and takes the actor's likeliest, which are no draws."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Read, and answer."""
+        prompts = batch.select(["prompt_ids", "prompt_mask", "row_ids"])
+        length = drawn_length(self.actor.generate_sequences(prompts, greedy=True))
+        given = self.actor.compute_loss(batch, loss=SFTLoss())
+        return given | Metrics.of({"mine/longest": length})
+
+
+class Draws(Callback):
+    """Has answers drawn between the steps."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Once after each."""
+        assert isinstance(pl_module, RLHFAlgorithm)
+        rows = Batch.of(next(iter(cast("Iterable[Columns]", trainer.train_dataloader))))
+        assert drawn_length(pl_module.main_actor.generate_sequences(rows)) > 0
 
 
 def drawn_length(batch: Batch) -> float:
@@ -141,6 +163,15 @@ def test_who_draws_beside_given_answers_does_so_at_its_own_temperature(model: st
     assert cold["mine/apart"] < 1e-5
     assert cold["sft/nll"] != pytest.approx(warm["sft/nll"], rel=1e-3), "one policy, with one temperature"
     assert read["sft/nll"] == warm["sft/nll"], "an algorithm that only reads has temperature 1"
+
+
+def test_who_draws_says_so(model: str, tmp_path: Path) -> None:
+    said = r"^Silent\.step draws answers, .* temperature 1, whatever .* Write `draws = True` in the class"
+    with pytest.raises(ValueError, match=said):
+        run(Silent(actor=actor(model)), data(completions=True), steps=1)
+    fit = trainer(Local(), tmp_path, steps=2, callbacks=[Draws()])
+    fit.fit(Reader(actor=actor(model)), datamodule=data(completions=True))
+    assert fit.global_step == 2
 
 
 @pytest.mark.parametrize("told", ["max_new_tokens=600", "longest prompt and response"])
