@@ -16,14 +16,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, cast, dataclass_transform, final
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning import checks, data_checks, reporting, resume
 from rlhf_lightning.balance import balanced
-from rlhf_lightning.controller import GROUPS, Batch, Metrics, check_neighbours
+from rlhf_lightning.controller import Batch, Metrics, check_neighbours, copies_of
 from rlhf_lightning.data import load_tokenizer
 from rlhf_lightning.data.sampler import permutation
 from rlhf_lightning.functional import Estimator, Loss, check_estimator, run_estimator
@@ -79,6 +78,8 @@ class RLHFAlgorithm(LightningModule):
     """Pre-training rows of this iteration, where the data module gives some under the key `ptx`."""
     iterations_here = 0
     """Iterations trained in this process, without those of a `fast_dev_run`."""
+    told_of_doubles = False
+    """Whether it was said that rows of a batch have the same answers."""
     _first: dict[str, Tensor] | None = None
     """The algorithm's own tensors before its first run, as its options make them."""
 
@@ -248,6 +249,7 @@ class RLHFAlgorithm(LightningModule):
         started = time.perf_counter()
         reporting.reset_step_metrics(self.trainer)
         rows, self.ptx_batch = _split_ptx(batch)
+        data_checks.warn_of_doubles(self, rows)
         metrics = reporting.run_step(type(self).__name__, self.step, rows)
         self._update_followers()
         self.strategy.after_step()
@@ -340,12 +342,9 @@ class RLHFAlgorithm(LightningModule):
         Args:
             batch: B prompts, with `row_ids` [B] int64.
             times: copies of each prompt, side by side: each has a row id of its own, so that it is answered
-                differently, and all have one number in `group_ids`.
+                differently, and all have one number in `group_ids`, the row id that the prompt had.
         """
-        copies = torch.arange(times).repeat(len(batch))
-        repeated = batch.repeat(times)
-        row_ids = repeated["row_ids"] * times + copies
-        return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"]}
+        return copies_of(batch, times)
 
     def estimate(self, batch: Batch, estimator: Estimator) -> Batch:
         """Add the estimator's columns to the batch, computed on the controller or by the actor's workers."""

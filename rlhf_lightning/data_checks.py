@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.controller import Caller
+from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
@@ -96,6 +96,26 @@ def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> M
     name = type(algorithm).__name__
     reader = ReadingActor(name, callers["actor"], lambda: algorithm._current_fx_name == "training_step")
     return {**callers, "actor": reader}
+
+
+def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:
+    """Say once where rows of a batch have one row id, by which answers are drawn.
+
+    Args:
+        algorithm: where it draws none, rows may come as often as they like.
+        rows: as the loader gave them.
+    """
+    draws = not algorithm.reads_only and "actor" in algorithm.roles()
+    if algorithm.told_of_doubles or not draws or "row_ids" not in rows:
+        return
+    ids, times = rows["row_ids"].unique(return_counts=True)
+    if len(ids) < len(rows):
+        algorithm.told_of_doubles = True
+        logger.warning(
+            "%d of the %d rows of a batch have the row id of another, such as %d, and its answers: "
+            "let the sampler yield keys n << 32 | index, with another n each time that it draws a row.",
+            *(len(rows) - len(ids), len(rows), ids[times > 1][0]),
+        )
 
 
 def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import torch
+
 from rlhf_lightning.controller.batch import Batch
 
 GROUPS = "group_ids"
 """A column: equal in neighbouring rows that are answers to one prompt."""
+
+
+def copies_of(batch: Batch, times: int) -> Batch:
+    """Each row several times, side by side.
+
+    Args:
+        batch: B prompts, with `row_ids` [B] int64.
+        times: copies of each row: each has a row id of its own, and in `group_ids` that of the row.
+    """
+    numbers = torch.arange(times).repeat(len(batch))
+    repeated = batch.repeat(times)
+    row_ids = repeated["row_ids"] * times + numbers
+    return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"]}
 
 
 def check_neighbours(what: str, batch: Batch, together: int) -> None:
