@@ -162,7 +162,7 @@ class Batch:
             KeyError: there is no such column.
             TypeError: the column holds Python objects; use `objects`.
         """
-        value = self.column(name).fetch()
+        value = self.column(name).fetch(name)
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"column {name!r} holds Python objects, not numbers: read it with batch.objects({name!r})."
@@ -171,7 +171,7 @@ class Batch:
 
     def objects(self, name: str) -> list[object]:
         """Fetch one column of Python objects, B long."""
-        value = self.column(name).fetch()
+        value = self.column(name).fetch(name)
         return list(value)
 
     def fetch(self) -> dict[str, torch.Tensor | list[object]]:

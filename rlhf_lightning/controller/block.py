@@ -66,7 +66,9 @@ def encode(value: Values) -> Block:
     return Block(host.numpy(), name)
 
 
-def decode(blocks: Sequence[Block], *, by: Sequence[Block] = ()) -> torch.Tensor | list[object]:
+def decode(
+    blocks: Sequence[Block], *, by: Sequence[Block] = (), name: str = ""
+) -> torch.Tensor | list[object]:
     """Join blocks of one column into a tensor [n, ...] on the host, or a list.
 
     One whole block is not copied: the tensor lies in the object store, where other processes read the same
@@ -75,6 +77,7 @@ def decode(blocks: Sequence[Block], *, by: Sequence[Block] = ()) -> torch.Tensor
     Args:
         blocks: at least one.
         by: int64 blocks that, joined, say which of the joined rows to take, in which order; none: all rows.
+        name: of the column, for an error; empty where nobody knows it.
 
     Raises:
         ValueError: the blocks differ in width or type.
@@ -87,8 +90,9 @@ def decode(blocks: Sequence[Block], *, by: Sequence[Block] = ()) -> torch.Tensor
     kinds = {(block.dtype, array.shape[1:]) for block, array in zip(blocks, arrays, strict=True)}
     if len(kinds) > 1:
         raise ValueError(
-            f"blocks of one column differ in dtype and width: {sorted(map(str, kinds))}. Rows of several "
-            "widths are joined by `joined` of rlhf_lightning.workers, which pads prompts and answers."
+            f"blocks of {f'column {name!r}' if name else 'one column'} differ in dtype and width: "
+            f"{sorted(map(str, kinds))}. Rows of several widths are joined by `joined` of "
+            "rlhf_lightning.workers; a column that devices have made, pad to one width yourself."
         )
     array = np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
     array = array if rows is None else array[rows]

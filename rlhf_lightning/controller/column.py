@@ -147,12 +147,16 @@ class Column:
         moved = [p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in self.pieces]
         return Column(tuple(moved), self.by)
 
-    def fetch(self) -> torch.Tensor | list[object]:
-        """The values [len(self), ...] in memory of their own: a tensor, or a list of Python objects."""
+    def fetch(self, name: str = "") -> torch.Tensor | list[object]:
+        """The values [len(self), ...] in memory of their own: a tensor, or a list of Python objects.
+
+        Args:
+            name: of the column, for an error.
+        """
         by = () if self.by is None else self.by.pieces
         futures = list({p.source for p in (*self.pieces, *by) if isinstance(p.source, Future)})
         found = dict(zip(futures, fetch_all(futures), strict=True))
-        value = decode([p.block(found) for p in self.pieces], by=[p.block(found) for p in by])
+        value = decode([p.block(found) for p in self.pieces], by=[p.block(found) for p in by], name=name)
         is_view = len(self.pieces) == 1 and self.by is None
         return value.clone() if isinstance(value, torch.Tensor) and is_view else value
 

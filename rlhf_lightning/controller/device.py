@@ -51,7 +51,7 @@ def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
     columns: dict[str, object] = {}
     for column in call.columns:
         found = [next(feed).take(rows) for rows in column.picks]
-        value = decode(found, by=[next(feed).take(rows) for rows in column.by])
+        value = decode(found, by=[next(feed).take(rows) for rows in column.by], name=column.name)
         columns[column.name] = value if isinstance(value, torch.Tensor) else NonTensorStack(*value)
     return TensorDict(columns, batch_size=[call.num_rows])
 

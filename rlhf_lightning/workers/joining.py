@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,13 +16,18 @@ _ANSWERED = "response_mask"
 def joined(batches: Sequence[Batch]) -> Batch:
     """Concatenate the rows; prompts [B, P] are padded on the left to the widest, answers [B, R] on the right.
 
+    Other columns [B, W, ...] of several widths are padded as answers are, with zeros: those in this process,
+    and where answers differ in width all.
+
     Args:
         batches: with `prompt_ids` and `prompt_mask`; only the columns that all of them have are kept.
     """
     parts = [_widened(part, n) for part, n in zip(batches, _missing(batches, "prompt_mask"), strict=True)]
-    if all(_ANSWERED in batch for batch in batches):
-        missing = _missing(batches, _ANSWERED)
-        parts = [_lengthened(part, n) for part, n in zip(parts, missing, strict=True)]
+    names = [n for n in batches[0] if n not in PROMPTS and all(n in batch for batch in batches)]
+    several = _ANSWERED in names and any(_missing(batches, _ANSWERED))
+    for name in names:
+        if several or all(batch.is_here(name) for batch in batches):
+            parts = _lengthened(parts, name)
     return Batch.joined(parts)
 
 
@@ -54,13 +58,13 @@ def _widened(batch: Batch, missing: int) -> Batch:
     return batch | {name: pad(batch[name], (missing, 0)) for name in PROMPTS}
 
 
-def _lengthened(batch: Batch, missing: int) -> Batch:
-    if not missing:
-        return batch
-    fetched = {name: batch.column(name).fetch() for name in batch if name not in PROMPTS}
-    present = cast(Tensor, fetched[_ANSWERED]).shape[1]
-    return batch | {
-        name: pad(column, (0, missing))
-        for name, column in fetched.items()
-        if isinstance(column, Tensor) and column.shape[1:] == (present,)
-    }
+def _lengthened(batches: Sequence[Batch], name: str) -> list[Batch]:
+    """The batches with a column padded to its widest; as they are where it has one width, or none."""
+    columns = [batch.column(name).fetch(name) for batch in batches]
+    wide = [c for c in columns if isinstance(c, Tensor) and c.dim() > 1]
+    most = max((column.shape[1] for column in wide), default=0)
+    if len(wide) < len(columns) or all(column.shape[1] == most for column in wide):
+        return list(batches)
+    sides = [(*(0, 0) * (column.dim() - 2), 0, most - column.shape[1]) for column in wide]
+    padded = [pad(column, side) for column, side in zip(wide, sides, strict=True)]
+    return [batch | {name: column} for batch, column in zip(batches, padded, strict=True)]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
 import torch
 
 from rlhf_lightning.controller import Batch
@@ -40,3 +44,29 @@ def test_prompts_alone_are_joined_too() -> None:
     both = joined([rows(1, 1, first=1).select(["prompt_ids", "prompt_mask"]), rows(2, 2, first=5)])
     assert list(both) == ["prompt_ids", "prompt_mask"]
     assert both["prompt_ids"].tolist() == [[0, 1], [0, 2], [5, 6], [7, 8]]
+
+
+def columns_of(parts: Sequence[Batch], name: str) -> list[list[object]]:
+    return cast("list[list[object]]", joined(parts)[name].tolist())
+
+
+def test_columns_of_ones_own_are_padded_where_their_own_widths_differ() -> None:
+    """Whatever the widths of answers: answers of one width go with given ones of several, and the reverse."""
+    narrow, wide = torch.tensor([[1, 2]] * 2), torch.tensor([[3, 4, 5]] * 2)
+    for answers in ((4, 4), (2, 4)):
+        own = [
+            rows(2, width, first=1)
+            | {"given_ids": ids, "score_parts": torch.ones(2, 2), "nested": ids[..., None]}
+            for width, ids in zip(answers, (narrow, wide), strict=True)
+        ]
+        assert columns_of(own, "given_ids") == [[1, 2, 0]] * 2 + [[3, 4, 5]] * 2
+        assert columns_of(own, "nested") == [[[1], [2], [0]]] * 2 + [[[3], [4], [5]]] * 2
+        assert columns_of(own, "score_parts") == [[1, 1]] * 4, "as wide as answers, by accident"
+
+
+def test_a_column_that_cannot_be_joined_is_named() -> None:
+    whole, half = (
+        rows(1, 1, first=1) | {"mine": torch.ones(2, 2, dtype=t)} for t in (torch.int64, torch.half)
+    )
+    with pytest.raises(ValueError, match=r"^blocks of column 'mine' differ in dtype and width: \["):
+        _ = joined([whole, half])["mine"]
