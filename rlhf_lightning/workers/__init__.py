@@ -6,7 +6,7 @@ from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.follower import Follower
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
-from rlhf_lightning.workers.joining import joined, rows_together
+from rlhf_lightning.workers.joining import beside, joined, rows_together
 from rlhf_lightning.workers.judge import Judge, reads_ids, whole_ids
 from rlhf_lightning.workers.opponent import Opponent
 from rlhf_lightning.workers.reading import ReadingActor
@@ -35,6 +35,7 @@ __all__ = [
     "Scorer",
     "SeparateGeneration",
     "Settings",
+    "beside",
     "drawing_apart",
     "joined",
     "reads_ids",

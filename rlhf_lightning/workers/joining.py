@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -29,6 +30,33 @@ def joined(batches: Sequence[Batch]) -> Batch:
         if several or all(batch.is_here(name) for batch in batches):
             parts = _lengthened(parts, name)
     return Batch.joined(parts)
+
+
+def beside(batches: Sequence[Batch]) -> Batch:
+    """The rows of batches over the same prompts side by side, given answers and drawn ones: a b a b ...
+
+    Args:
+        batches: as for `joined`, in the order of a group, such as chosen, rejected. Each has `row_ids` [B],
+            or `group_ids` where `answers_to` has changed those.
+
+    Returns:
+        The columns that all of them have, and `group_ids`, by which rows in another order are refused.
+
+    Raises:
+        ValueError: there is no batch, or one has other prompts than the first.
+    """
+    if not batches:
+        raise ValueError("beside([]): give at least one batch.")
+    groups = [batch[GROUPS if GROUPS in batch else "row_ids"] for batch in batches]
+    first, times = groups[0], len(groups)
+    if apart := [number for number, ids in enumerate(groups) if not torch.equal(ids, first)]:
+        raise ValueError(
+            f"beside({times} batches): number {apart[0] + 1} has other prompts than the first, by its "
+            "row_ids. Give batches of the same rows; under one-step-off generate_sequences returns earlier "
+            "rows, so take given answers from what it returns, as columns."
+        )
+    order = torch.arange(times * len(first)).view(times, -1).T.flatten()
+    return joined(batches).take(order.numpy()) | {GROUPS: first.repeat_interleave(times)}
 
 
 def trimmed(batch: Batch) -> Batch:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_lightning.controller import Batch
-from rlhf_lightning.workers import joined
+from rlhf_lightning.workers import beside, joined
 
 
 def rows(prompt: int, answer: int, *, first: int) -> Batch:
@@ -70,3 +70,25 @@ def test_a_column_that_cannot_be_joined_is_named() -> None:
     )
     with pytest.raises(ValueError, match=r"^blocks of column 'mine' differ in dtype and width: \["):
         _ = joined([whole, half])["mine"]
+
+
+def test_answers_to_one_prompt_stand_side_by_side() -> None:
+    ids = torch.tensor([7, 3])
+    given, drawn = (rows(2, width, first=n) | {"row_ids": ids} for width, n in ((1, 1), (2, 5)))
+    pairs = beside([given | {"margins": torch.ones(2)}, drawn])
+    assert pairs["row_truncated"].shape == (4,)
+    assert pairs["response_ids"].tolist() == [[1, 0], [5, 5]] * 2
+    assert [pairs[name].tolist() for name in ("row_ids", "group_ids")] == [[7, 7, 3, 3]] * 2
+    assert "margins" not in pairs, "the drawn have none"
+    other = drawn | {"row_ids": ids * 4, "group_ids": ids}  # as `answers_to` makes them
+    assert beside([given, other, drawn])["group_ids"].tolist() == [7] * 3 + [3] * 3
+
+
+@pytest.mark.parametrize("ids", [[3, 7], [7], [7, 3, 5]])
+def test_answers_to_several_prompts_are_no_pairs(ids: list[int]) -> None:
+    given = rows(2, 1, first=1) | {"row_ids": torch.tensor([7, 3])}
+    earlier = Batch.of({"row_ids": torch.tensor(ids), "prompt_mask": torch.ones(len(ids), 1)})
+    with pytest.raises(ValueError, match=r"^beside\(2 batches\): number 2 has other prompts than the f"):
+        beside([given, earlier])
+    with pytest.raises(ValueError, match=r"^beside\(\[\]\): give at least one"):
+        beside([])
