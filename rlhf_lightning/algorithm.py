@@ -341,8 +341,8 @@ class RLHFAlgorithm(LightningModule):
 
         Args:
             batch: B prompts, with `row_ids` [B] int64.
-            times: copies of each prompt, side by side: each has a row id of its own, so that it is answered
-                differently, and all have one number in `group_ids`, the row id that the prompt had.
+            times: copies of each prompt, at least 1, side by side: each has a row id of its own, so that it
+                is answered differently, and all have one number in `group_ids`, the prompt's row id.
         """
         return copies_of(batch, times)
 

@@ -16,7 +16,12 @@ def copies_of(batch: Batch, times: int) -> Batch:
     Args:
         batch: B prompts, with `row_ids` [B] int64.
         times: copies of each row: each has a row id of its own, and in `group_ids` that of the row.
+
+    Raises:
+        ValueError: `times` is below 1.
     """
+    if times < 1:
+        raise ValueError(f"answers_to(batch, {times}): leaves no prompt to be answered. Give at least 1.")
     numbers = torch.arange(times).repeat(len(batch))
     repeated = batch.repeat(times)
     row_ids = repeated["row_ids"] * times + numbers

@@ -73,3 +73,11 @@ def test_a_prompt_is_drawn_once_more_by_other_ids(tmp_path: Path) -> None:
     fit = trainer(Local(), tmp_path)
     fit.fit(grpo(Again), datamodule=TaskData(batch_size=4, num_rows=4, num_val_rows=0))
     assert [float(fit.callback_metrics[name]) for name in ("same", "new")] == [1, 0]
+
+
+@pytest.mark.parametrize("times", [0, -1])
+def test_each_prompt_is_answered_at_least_once(times: int) -> None:
+    batch = Batch.of({"row_ids": torch.arange(2)})
+    assert grpo().answers_to(batch, 1)["row_ids"].tolist() == [0, 1]
+    with pytest.raises(ValueError, match=rf"^answers_to\(batch, {times}\): leaves no prompt to be"):
+        grpo().answers_to(batch, times)
