@@ -73,8 +73,7 @@ class GRPO(RLHFAlgorithm):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: each answer's distance from its group."""
         batch = self.estimate(batch, self.estimator())
-        samples = {"response/samples_per_prompt": float(self.group_size)}
-        metrics = Metrics.of(self.rollout_metrics(batch) | samples)
+        metrics = Metrics.of(self.rollout_metrics(batch))
         if self.mask_truncated:
             mask = batch["response_mask"] & ~batch["truncated_mask"]
             batch |= {"response_mask": mask, "row_ends": row_ends(mask)}

@@ -51,6 +51,5 @@ class OnlineDPO(RLHFAlgorithm):
         ordered = torch.where((second > first)[:, None], pairs.flip(dims=(1,)), pairs)
         differs = first != second
         kept = ordered[differs].flatten()
-        found = self.rollout_metrics(batch)
-        found |= {"response/samples_per_prompt": 2.0, "response/ties": 1 - float(differs.float().mean())}
+        found = self.rollout_metrics(batch) | {"response/ties": 1 - float(differs.float().mean())}
         return batch.take(kept.numpy()), Metrics.of(found)

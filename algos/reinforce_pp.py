@@ -63,8 +63,7 @@ class ReinforcePP(RLHFAlgorithm):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32: the return from each token on, whitened over the batch."""
         batch = self.estimate(batch, self.estimator())
-        samples = {"response/samples_per_prompt": float(self.group_size)}
-        return batch, Metrics.of(self.rollout_metrics(batch) | samples)
+        return batch, Metrics.of(self.rollout_metrics(batch))
 
     def estimator(self) -> ReturnEstimator:
         """What makes the advantages of a batch."""

@@ -326,8 +326,10 @@ def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dic
     tokens = batch["row_tokens"] if "row_tokens" in batch else batch["response_mask"].sum(dim=1)
     scored = "row_scores" in batch
     found = rollout_metrics(batch["row_scores"] if scored else None, tokens, batch["row_truncated"])
-    if scored and GROUPS in batch and (tied := tied_share(batch["row_scores"], batch[GROUPS])) is not None:
-        found["response/tied_prompts"] = tied
+    if GROUPS in batch:
+        found["response/samples_per_prompt"] = len(batch) / len(batch[GROUPS].unique())
+        tied = tied_share(batch["row_scores"], batch[GROUPS]) if scored else None
+        found |= {} if tied is None else {"response/tied_prompts": tied}
     if "prompt_mask" in batch:
         found["prompt/tokens"] = float(batch["prompt_mask"].sum())
     if actor.environment is not None:

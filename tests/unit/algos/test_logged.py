@@ -116,6 +116,15 @@ def test_answers_alone_have_no_ties(model: str, tmp_path: Path) -> None:
     assert "response/tied_prompts" not in numbers
 
 
+@pytest.mark.parametrize(("groups", "each"), [([4, 4, 5, 5], 2.0), ([7, 4, 4, 4], 2.0), ([1, 2, 3, 4], 1.0)])
+def test_answers_to_a_prompt_are_counted_for_whoever_asks(groups: list[int], each: float) -> None:
+    columns = {"response_mask": torch.ones(4, 2), "row_truncated": torch.zeros(4, dtype=torch.bool)}
+    batch = Batch.of(columns)
+    assert "response/samples_per_prompt" not in response_metrics(batch, actor=Actor(), parts=())
+    batch |= {"group_ids": torch.tensor(groups)}
+    assert response_metrics(batch, actor=Actor(), parts=())["response/samples_per_prompt"] == each
+
+
 def test_a_method_takes_as_long_as_on_its_slowest_device() -> None:
     seconds = ((1, 3.0), (0, 1.0), (1, 2.0), (0, 1.0))
     calls = [CallReport("actor", "update_actor", rank, 0.0, s, 2_000_000_000, None) for rank, s in seconds]
