@@ -141,6 +141,11 @@ class Batch:
         return found.settled() if isinstance(found, PartedColumn) else found
 
     def _held(self, name: str) -> Column | PartedColumn:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"batch[{type(name).__name__}]: columns are read by name. Rows are taken by "
+                "batch.take(numbers), those of a mask by batch.take(np.flatnonzero(mask))."
+            )
         if name not in self._columns:
             near = get_close_matches(name, self._columns, n=1)
             raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant(*near)}")
@@ -160,7 +165,7 @@ class Batch:
 
         Raises:
             KeyError: there is no such column.
-            TypeError: the column holds Python objects; use `objects`.
+            TypeError: the column holds Python objects, use `objects`; or it is no name, but rows.
         """
         value = self.column(name).fetch(name)
         if not isinstance(value, torch.Tensor):

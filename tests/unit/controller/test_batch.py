@@ -152,6 +152,9 @@ def test_a_mask_is_no_row_numbers() -> None:
             batch.take(given)  # type: ignore[arg-type]
         assert batch.take(np.flatnonzero(given))["x"].tolist() == [2, 3]
     found = torch.from_numpy(mask).nonzero()
+    for rows in (found[:, 0] > 1, np.arange(2), [0], slice(1), 0):
+        with pytest.raises(TypeError, match=r"^batch\[\w+\]: columns are read by name\. .* of a mask by"):
+            batch[rows]  # type: ignore[index]
     for wrong in (found, found[:0], found[0, 0]):
         with pytest.raises(
             TypeError, match=r"^take\(int64 \[.*\]\): wants row numbers \[n\]\. Of a mask type"
