@@ -67,11 +67,23 @@ def trimmed(batch: Batch) -> Batch:
 
 
 def rows_together(batch: Batch) -> int:
-    """The size of the groups in `group_ids`, which are all of one size; 1 where there are none."""
+    """The size of the groups in `group_ids`, which are all of one size; 1 where there are none.
+
+    Neighbouring groups of one number, as of a prompt that a sampler draws twice, count as several.
+
+    Raises:
+        ValueError: the groups differ in size.
+    """
     if GROUPS not in batch or not len(batch):
         return 1
-    ids = batch[GROUPS]
-    return len(ids) // (int((ids[1:] != ids[:-1]).sum()) + 1)
+    sizes = batch[GROUPS].unique_consecutive(return_counts=True)[1]
+    least, most = int(sizes.min()), int(sizes.max())
+    if (sizes % least).any() or len(batch) >= 2 * least * len(sizes):
+        raise ValueError(
+            f"{GROUPS}: groups of {least} and of {most} neighbours in one batch, and groups of one size are "
+            "kept together. Give each prompt as many answers."
+        )
+    return least
 
 
 def _missing(batches: Sequence[Batch], mask: str) -> list[int]:

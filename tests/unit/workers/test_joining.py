@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_lightning.controller import Batch
-from rlhf_lightning.workers import beside, joined
+from rlhf_lightning.workers import beside, joined, rows_together
 
 
 def rows(prompt: int, answer: int, *, first: int) -> Batch:
@@ -92,3 +92,15 @@ def test_answers_to_several_prompts_are_no_pairs(ids: list[int]) -> None:
         beside([given, earlier])
     with pytest.raises(ValueError, match=r"^beside\(\[\]\): give at least one"):
         beside([])
+
+
+def test_groups_that_differ_in_size_are_not_kept_together() -> None:
+    def size(*groups: int) -> int:
+        return rows_together(Batch.of({"group_ids": torch.tensor(groups)}))
+
+    assert [size(7, 7, 3, 3), size(7, 3), size(7, 7)] == [2, 1, 2]
+    assert size(7, 7, 3, 3, 3, 3) == 2, "a prompt comes twice, side by side"
+    assert size(7, 3, 3, 5) == 1
+    for groups in ((7, 7, 3, 3, 3), (7, 3, 3, 3)):
+        with pytest.raises(ValueError, match=r"^group_ids: groups of \d and of 3 neighbours in one batch"):
+            size(*groups)
