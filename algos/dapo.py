@@ -14,6 +14,7 @@ from rlhf_lightning.functional import (
     GroupEstimator,
     Overlong,
     PolicyLoss,
+    masked_sum,
     rollout_metrics,
     varied_groups,
 )
@@ -72,7 +73,7 @@ class DAPO(GRPO):
         answers = self.answers_to(batch, self.group_size)
         answers |= self.actor.generate_sequences(answers)
         answers |= self.reward.compute_reward(answers)
-        scores = answers["scores"].sum(dim=1)
+        scores = masked_sum(answers["scores"], answers["response_mask"], dim=1)
         varied = varied_groups(scores, self.group_size)
         held, whole = self._held.add(answers, varied)
         tied = float((~varied).float().mean())

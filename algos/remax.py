@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import GreedyEstimator, PolicyLoss, ReinforceLoss, reads_reference
+from rlhf_lightning.functional import GreedyEstimator, PolicyLoss, ReinforceLoss, masked_sum, reads_reference
 from rlhf_lightning.workers import Actor, Reference, Reward
 
 
@@ -55,7 +55,8 @@ class ReMax(RLHFAlgorithm):
     def greedy_scores(self, batch: Batch) -> Batch:
         """The column `greedy_scores` [B] float32: what the likeliest answers earn."""
         batch |= self.actor.generate_sequences(batch, greedy=True)
-        return Batch.of({"greedy_scores": self.reward.compute_reward(batch)["scores"].sum(dim=1)})
+        scores = self.reward.compute_reward(batch)["scores"]
+        return Batch.of({"greedy_scores": masked_sum(scores, batch["response_mask"], dim=1)})
 
     def uncalled(self) -> tuple[str, ...]:
         """A reference that neither the estimator nor the loss reads."""

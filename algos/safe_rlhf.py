@@ -9,7 +9,7 @@ import torch
 
 from rlhf_lightning.algos.ppo import PPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import LagrangianEstimator
+from rlhf_lightning.functional import LagrangianEstimator, masked_sum
 from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.workers import Cost, Critic
 
@@ -66,7 +66,7 @@ class SafeRLHF(PPO):
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Move the multiplier after the mean cost if the actor learns; weigh reward against cost with it."""
-        costs = batch["costs"].double().sum(dim=1)
+        costs = masked_sum(batch["costs"].double(), batch["response_mask"], dim=1)
         if self.trainer.training and len(costs):
             last = self.get_buffer("costs")
             last.copy_(torch.cat([last, costs])[-self.window :])
@@ -101,7 +101,8 @@ class SafeRLHF(PPO):
         """Count the cost of greedy answers too."""
         rows = super().evaluate(batch)
         rows |= self.cost.compute_cost(rows)
-        self.log("val/cost", rows["costs"].sum(dim=1).mean(), batch_size=len(rows))
+        costs = masked_sum(rows["costs"], rows["response_mask"], dim=1)
+        self.log("val/cost", costs.mean(), batch_size=len(rows))
         return rows
 
     def compute_cost_values(self, batch: Batch) -> Batch:

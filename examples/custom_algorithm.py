@@ -2,7 +2,7 @@
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.functional import at_last_valid
+from rlhf_lightning.functional import at_last_valid, masked_sum
 
 
 class Mine(PPO):
@@ -14,6 +14,6 @@ class Mine(PPO):
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Centre the scores, then do as PPO does."""
         scores, mask = batch["scores"], batch["response_mask"]
-        mean = scores.sum(dim=1).mean().expand(len(scores))
+        mean = masked_sum(scores, mask, dim=1).mean().expand(len(scores))
         centred = scores - at_last_valid(self.centre * mean, mask)
         return super().compute_advantage(batch | {"scores": centred})

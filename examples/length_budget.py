@@ -18,7 +18,7 @@ import torch
 from rlhf_lightning import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import PolicyLoss, leave_one_out, spread
+from rlhf_lightning.functional import PolicyLoss, leave_one_out, masked_sum, spread
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
@@ -56,7 +56,8 @@ class LengthBudget(RLHFAlgorithm):
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Add `advantages` [B, R] float32; reading a column waits for it and fetches it."""
-        mask, scores = batch["response_mask"], batch["scores"].sum(dim=1)
+        mask = batch["response_mask"]
+        scores = masked_sum(batch["scores"], mask, dim=1)
         lengths, price = mask.sum(dim=1).float(), self.get_buffer("price")
         groups = torch.arange(len(batch)) // self.group_size
         worth = leave_one_out(scores - price * lengths, groups, valid=mask.any(dim=1))

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlhf_lightning import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import prompt_columns
-from rlhf_lightning.functional import PolicyLoss, group_advantages, spread
+from rlhf_lightning.functional import PolicyLoss, group_advantages, masked_sum, spread
 from rlhf_lightning.reporting import answers
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Reward
@@ -50,7 +50,8 @@ class WrittenVerdict(RLHFAlgorithm):
         batch |= self.reward.compute_reward(batch)
         asked = batch.select(["row_ids", "rows"]) | prompt_columns(self.questions(batch), self.tokenizer)
         asked |= self.judge.generate_sequences(asked)
-        grades, truth = self.grades(asked), batch["scores"].sum(dim=1)
+        grades = self.grades(asked)
+        truth = masked_sum(batch["scores"], batch["response_mask"], dim=1)
         error = (grades - truth).abs()
         metrics = Metrics.of(self.rollout_metrics(batch) | {"judge/error": float(error.mean())})
         metrics |= self.actor.update_actor(self.worth(batch, truth + grades), loss=self.policy_loss)

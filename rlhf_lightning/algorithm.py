@@ -25,7 +25,7 @@ from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics, check_neighbours, copies_of
 from rlhf_lightning.data import load_tokenizer
 from rlhf_lightning.data.sampler import permutation
-from rlhf_lightning.functional import Estimator, Loss, check_estimator, run_estimator
+from rlhf_lightning.functional import Estimator, Loss, check_estimator, masked_sum, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import check_free, options
@@ -274,7 +274,7 @@ class RLHFAlgorithm(LightningModule):
             are the responses without special tokens.
         """
         rows = self.evaluate(Batch.of(batch))
-        scores = rows["scores"].sum(dim=1)
+        scores = masked_sum(rows["scores"], rows["response_mask"], dim=1)
         self.log("val/reward", scores.mean(), batch_size=len(rows), prog_bar=True)
         self.log("val/response_length", rows["response_mask"].sum(dim=1).float().mean(), batch_size=len(rows))
         samples = reporting.texts(rows, self.tokenizer) | {"scores": [float(s) for s in scores]}

@@ -10,7 +10,7 @@ from torch import nn
 
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.field_types import check_types
-from rlhf_lightning.functional import GAEEstimator, KLKind, adapted_kl_coef, mean_std, merged
+from rlhf_lightning.functional import GAEEstimator, KLKind, adapted_kl_coef, masked_sum, mean_std, merged
 
 _TOTALS = ("row_returns", "row_squares", "row_tokens")
 """Columns of an estimator of which the running moments of returns are made."""
@@ -115,7 +115,7 @@ class Running(nn.Module):
         )
         if scaling.rewards:
             if learn:
-                outcomes = batch["scores"].double().sum(dim=1)
+                outcomes = masked_sum(batch["scores"].double(), batch["response_mask"], dim=1)
                 self.scores.copy_(merged(self.scores, outcomes.sum(), outcomes.square().sum(), len(batch)))
             found = replace(found, score_scale=1 / mean_std(self.scores)[1])
         if scaling.values:

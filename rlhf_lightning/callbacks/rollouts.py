@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.functional import masked_sum
 from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside
 from rlhf_lightning.reporting import begins_anew, part_names, texts
 from rlhf_lightning.rewards import json_safe
@@ -113,7 +114,7 @@ def _lines(rows: Batch, algorithm: RLHFAlgorithm, step: int) -> Iterator[dict[st
         "response": decoded["responses"],
     }
     if "scores" in rows:
-        columns["score"] = rows["scores"].sum(dim=1).tolist()
+        columns["score"] = masked_sum(rows["scores"], rows["response_mask"], dim=1).tolist()
     names = part_names(algorithm.roles())
     if len(names) > 1 and "score_parts" in rows:
         parts = rows["score_parts"].tolist()

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data_checks import check_validates
-from rlhf_lightning.functional import expected_best
+from rlhf_lightning.functional import expected_best, masked_sum
 from rlhf_lightning.workers import Reward
 
 
@@ -72,7 +72,7 @@ class SampledValidation(Callback):
         rows = pl_module.answers_to(Batch.of(batch), self.samples)
         rows |= pl_module.main_actor.generate_sequences(rows)
         rows |= pl_module.main_reward.compute_reward(rows)
-        scores = rows["scores"].sum(dim=1).unflatten(0, (-1, self.samples))
+        scores = masked_sum(rows["scores"], rows["response_mask"], dim=1).unflatten(0, (-1, self.samples))
         found = {f"val/mean@{self.samples}": scores.mean()}
         k = 2
         while k <= self.samples:

@@ -286,7 +286,10 @@ def test_units_are_those_of_all_rows_so_far_but_for_what_is_only_told() -> None:
     running = Running(KLPenalty(coef=0.3, target=1.0), Scaling(rewards=True, values=True))
     first, second = ([[1.0, 0.0], [2.0, 3.0]], [[4.0, 5.0], [0.0, 3.0]])  # outcomes 1 5 and 9 3
     learned = {"row_returns": [6.0, 2.0], "row_squares": [20.0, 4.0], "row_tokens": [2, 2]}
-    batches = [Batch.of({"scores": torch.tensor(scores)}) for scores in (first, second)]
+    all_valid = torch.ones(2, 2, dtype=torch.bool)
+    batches = [
+        Batch.of({"scores": torch.tensor(scores), "response_mask": all_valid}) for scores in (first, second)
+    ]
     running.learn(Batch.of({name: torch.tensor(column) for name, column in learned.items()}), kl=0.5)
     for batch, learn, outcomes in (
         (batches[0], True, [1, 5]),
