@@ -52,13 +52,9 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         )
     missing = set(algorithm.needs) - set(data.columns)
     if missing:
-        others = "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
-        unread = missing == {"safe"}
-        fields = f"Type --{data.typed}.safe_fields '[A, B]'."
         raise ValueError(
             f"{name} learns from the columns {', '.join(algorithm.needs)}, and "
-            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. "
-            + (fields if unread else f"Try other data: --data {others}.")
+            f"{type(data).__name__} gives no {', '.join(sorted(missing))}. {_giving(missing, data)}"
         )
     if algorithm.trainer.state.fn == "fit":
         _check_ptx(algorithm)
@@ -116,6 +112,16 @@ def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:
             "let the sampler yield keys n << 32 | index, with another n each time that it draws a row.",
             *(len(rows) - len(ids), len(rows), ids[times > 1][0]),
         )
+
+
+def _giving(missing: set[str], data: RowData) -> str:
+    """What to type for the columns that the data does not give."""
+    if missing == {"safe"}:
+        return f"Type --{data.typed}.safe_fields '[A, B]'."
+    others = "completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
+    if isinstance(data, TaskData) and missing == {"response_ids"}:
+        return f"Type --{data.typed}.completions true, or try other data: --data {others}."
+    return f"Try other data: --data {others}."
 
 
 def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:

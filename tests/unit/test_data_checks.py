@@ -104,6 +104,20 @@ def test_margins_are_those_of_the_rows_that_are_trained_on(
     assert "data.main.margin_field: RewardModel does not read the margins." in caplog.text
 
 
+def test_the_embedded_task_is_asked_for_its_answers(tmp_path: Path) -> None:
+    def begun(algorithm: RLHFAlgorithm, *, completions: bool = False) -> str:
+        data = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=completions)
+        return refusal(algorithm, tmp_path, data=data)
+
+    others = "--data completiondata, preferencedata, unpaireddata or stepdata, with the fields that they need"
+    assert begun(SFT()) == (
+        "SFT learns from the columns response_ids, and TaskData gives no response_ids. "
+        f"Type --data.completions true, or try other data: {others}."
+    )
+    assert begun(SFT(), completions=True) == "started"
+    assert begun(KTO()).endswith(f"gives no labels, response_ids. Try other data: {others}.")
+
+
 @pytest.mark.parametrize("make", [PPO, partial(SafeRLHF, cost=Cost(functions="length"))])
 def test_a_horizon_is_long_enough_for_a_batch(make: Callable[..., PPO], tmp_path: Path) -> None:
     def begun(target: float | None, horizon: float) -> str:
