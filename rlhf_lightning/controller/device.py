@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import resource
 import socket
 import time
@@ -19,7 +20,7 @@ from rlhf_lightning.controller.block import Block, decode, encode
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.futures import as_numbers
-from rlhf_lightning.controller.register import Remote, Worker, methods_of
+from rlhf_lightning.controller.register import Method, Remote, Worker, methods_of
 from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.controller.transfer import MetricTransfer
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
@@ -85,6 +86,26 @@ def unwritten(rows: TensorDict) -> Iterator[None]:
             f"wrote in place into its input columns {written}, whose memory other calls read: "
             f"start with rows[{written[0]!r}].clone()."
         )
+
+
+@contextmanager
+def reading(rows: TensorDict, method: Method) -> Iterator[None]:
+    """Within this context a column that the rows have not, since the method did not name it, is told of.
+
+    Raises:
+        ValueError: the method read such a column.
+    """
+    try:
+        yield
+    except KeyError as err:
+        said, there = str(*err.args[:1]), str(sorted(rows.keys()))  # a method may make other rows, too
+        found = re.match(r'key "(.+?)" not found', said)
+        if method.reads is None or found is None or there not in said:
+            raise
+        raise ValueError(
+            f"reads {found[1]!r}, which its reads={method.reads} does not name. Write "
+            f"reads={(*method.reads, found[1])}."
+        ) from err
 
 
 class Device:
@@ -194,7 +215,7 @@ class Device:
                 value = method.function(role, **arguments)
             else:
                 rows = assemble(call, blocks)
-                with unwritten(rows):
+                with unwritten(rows), reading(rows, method):
                     value = method.function(role, rows=rows, **arguments)
         if isinstance(method.transfer, MetricTransfer):
             value = as_numbers(value)
@@ -213,7 +234,8 @@ def _columns(value: object, call: Call) -> list[Block]:
         raise TypeError(f"returned {type(value).__name__}, not the columns {call.returns} that it declares.")
     missing = [name for name in call.returns if name not in value]
     if missing:
-        raise ValueError(f"declares the columns {call.returns} but returned no {missing}.")
+        there = sorted(value.keys())
+        raise ValueError(f"declares the columns {call.returns} but returned no {missing}; it has {there}.")
     blocks = [encode(value[name]) for name in call.returns]
     wrong = {n: len(b) for n, b in zip(call.returns, blocks, strict=True) if len(b) != call.num_rows}
     if wrong:

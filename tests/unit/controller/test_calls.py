@@ -37,6 +37,22 @@ class Careless(Echo):
         """Leave out a column."""
         return rows
 
+    @register(transfer=DP, reads=("x",), returns=("double",))
+    def misspell(self, rows: TensorDict) -> TensorDict:
+        """Return the column by another name."""
+        return TensorDict({"doubled": 2 * rows["x"], "also": rows["x"]}, batch_size=len(rows))
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def peek(self, rows: TensorDict) -> TensorDict:
+        """Read a column that it does not name."""
+        return TensorDict({"x": rows["x"] + rows["y"]}, batch_size=len(rows))
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
+    def miss(self, rows: TensorDict) -> TensorDict:
+        """Look into rows of its own for what they have not."""
+        own = TensorDict({"z": rows["x"]}, batch_size=len(rows))
+        return TensorDict({"x": own["w"]}, batch_size=len(rows))
+
     @register(transfer=DP, reads=("x",), returns=("x",))
     def drop(self, rows: TensorDict) -> TensorDict:
         """Lose a row."""
@@ -160,13 +176,14 @@ def test_a_method_may_put_new_tensors_into_its_rows(role: Careless) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("forget", r"declares the columns \('x', 'y'\) but returned no \['y'\]"),
+        ("forget", r"declares the columns \('x', 'y'\) but returned no \['y'\]; it has \['x'\]\."),
+        ("misspell", r"declares the columns .* returned no \['double'\]; it has \['also', 'doubled'\]\."),
         ("drop", r"was given 4 rows and returned columns of other lengths: \{'x': 3\}"),
         ("number", r"returned int, not the columns \('x',\) that it declares"),
     ],
 )
 def test_results_that_are_not_as_declared_are_refused(role: Careless, method: str, message: str) -> None:
-    calls = {"forget": role.forget, "drop": role.drop, "number": role.number}
+    calls = {"forget": role.forget, "misspell": role.misspell, "drop": role.drop, "number": role.number}
     with pytest.raises(WorkerError, match=rf"^echo\[rank 0, node .*\]\.{method}: {message}"):
         calls[method](numbers(4))
 
@@ -181,6 +198,20 @@ def test_metrics_that_are_none_are_refused_by_the_device(role: Careless) -> None
 def test_a_missing_column_is_named_before_anything_is_sent(role: Careless) -> None:
     with pytest.raises(ValueError, match=r"echo.double reads the columns \['x'\], and the batch has no"):
         role.double(Batch.of({"y": torch.zeros(3)}))
+
+
+def test_a_column_that_a_method_reads_and_does_not_name_is_told_of(role: Careless) -> None:
+    batch = numbers(4) | {"y": torch.ones(4, 2)}
+    with pytest.raises(
+        WorkerError,
+        match=(
+            r"^echo\[rank 0, node .*\]\.peek: reads 'y', which its reads=\('x',\) does not name\. "
+            r"Write reads=\('x', 'y'\)\.\n"
+        ),
+    ):
+        role.peek(batch)
+    with pytest.raises(WorkerError, match=r"\.miss: KeyError: 'key \"w\" not found"):
+        role.miss(batch)
 
 
 class Nowhere:
