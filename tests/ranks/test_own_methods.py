@@ -1,8 +1,9 @@
-"""What docs/own_algorithm.md has in Python: a method that runs on the devices, and a loss with its test."""
+"""What the documents have in Python: methods that run on the devices, and a loss with its test."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -10,19 +11,25 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics, Worker
 from rlhf_lightning.controller.register import methods_of
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.parallel import ParallelLayout
-from rlhf_lightning.workers import Actor, Settings
+from rlhf_lightning.spec import Sampling
+from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Actor, Reward, Settings
 from tests.conftest import ROOT
 from tests.unit import spmd
+from tests.unit.algos.short import trainer
+from tests.unit.workers.test_judge import batch, on_devices, with_raw_rows
 
 
 def run_documented(*parts: str, document: str = "own_algorithm.md") -> dict[str, object]:
     """What the blocks with these lines make, as a reader would copy them."""
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"__name__": __name__}
     for part in parts:
         (code,) = (block for block in blocks if part in block)
         exec(code, names)  # noqa: S102 - the package's own document
@@ -57,3 +64,29 @@ def test_a_loss_is_called_alone() -> None:
     value = run_documented("class Weighted(Loss)", "loss = Weighted()")["value"]
     assert isinstance(value, torch.Tensor)
     assert float(value.detach()) == 0.5
+
+
+def by_token() -> Reward:
+    """The reward of the document."""
+    kind = run_documented("class DigitReward(Reward)", document="rewards.md")["DigitReward"]
+    return cast(type[Reward], kind)()
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5], ids=["one", "uneven", "one has no rows"])
+def test_a_score_for_each_token(ranks: int) -> None:
+    """Of the answer `abc` each right character is a third; the last response has a gap at its fourth."""
+    scores = on_devices(by_token(), ranks).compute_reward(with_raw_rows(batch(["abc", "xbcd", "", "abbc"])))
+    third = torch.zeros(4, 8)
+    third[0, :3], third[1, 1:3], third[3, :2] = 1 / 3, 1 / 3, 1 / 3
+    torch.testing.assert_close(scores["scores"], third)
+
+
+def test_held_out_answers_are_scored_by_token_too(tmp_path: Path) -> None:
+    """Of held-out answers with as many tokens as digits the share of right ones is that of characters."""
+    data = TaskData(batch_size=4, num_rows=4, num_val_rows=8)
+    found = {}
+    for name, reward in (("tokens", by_token()), ("characters", Reward(functions="partial_match"))):
+        algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=6)), reward=reward)
+        run = trainer(Local(), tmp_path, limit_val_batches=None)
+        found[name] = run.validate(algorithm, datamodule=data, verbose=False)[0]["val/reward"]
+    assert 0 < found["tokens"] == pytest.approx(found["characters"], rel=1e-6)
