@@ -284,9 +284,9 @@ class RLHFAlgorithm(LightningModule):
         return samples
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
-        """Answer prompts greedily."""
-        rows = Batch.of(batch)
-        return reporting.texts(rows | self.main_actor.generate_sequences(rows, greedy=True), self.tokenizer)
+        """Answer prompts greedily; see `reporting.predicted`."""
+        rows, actor = Batch.of(batch), self.main_actor
+        return reporting.predicted(rows | actor.generate_sequences(rows, greedy=True), self.tokenizer)
 
     def evaluate(self, batch: Batch) -> Batch:
         """Answer prompts greedily and score the answers with the role `reward`."""

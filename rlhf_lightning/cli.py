@@ -59,6 +59,8 @@ TRAINER_COMMANDS = {
     "predict": "Answer the prompts; the answers go to <root>/predictions.jsonl.",
 }
 """Commands that are methods of the trainer, and what the help says of them."""
+PREDICTED = {"prompts": "prompt", "responses": "response", "truncated": "truncated"}
+"""What `predict_step` gives lists of, and how a line of predictions.jsonl calls each."""
 TRAINER_DEFAULTS = {"default_root_dir": "runs", "enable_model_summary": False, "log_every_n_steps": 1}
 """Options of the trainer that are not Lightning's defaults."""
 HELP = {
@@ -329,8 +331,8 @@ class CommandLine(LightningCLI):
         with unfinished.open("w") as file:
             for batch in found:
                 assert isinstance(batch, dict)
-                for prompt, response in zip(batch["prompts"], batch["responses"], strict=True):
-                    file.write(json.dumps({"prompt": prompt, "response": response}) + "\n")
+                for values in zip(*(batch[each] for each in PREDICTED), strict=True):
+                    file.write(json.dumps(dict(zip(PREDICTED.values(), values, strict=True))) + "\n")
         unfinished.replace(out)
         sys.stdout.write(f"predictions: {out}\n")
 

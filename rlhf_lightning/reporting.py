@@ -231,6 +231,12 @@ def row_numbers(rows: Batch) -> Tensor:
     return rows[GROUPS if GROUPS in rows else "row_ids"] & INDEX_MASK
 
 
+def predicted(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:
+    """`prompts`, `responses` without special tokens and whether they were `truncated`, a list of B each."""
+    found = texts(rows, tokenizer) | {"responses": answers(rows, tokenizer)}
+    return found | {"truncated": rows["row_truncated"].tolist()}
+
+
 def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
     """Run an algorithm's `step` and return its metrics; the step may also return a mapping of numbers.
 

@@ -321,7 +321,9 @@ def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
         *words, *short, "--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json"
     )
     assert code == 0, err
-    assert len(Path("predictions.jsonl").read_text().splitlines()) == 2
+    lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["Sort 21: ", "Sort 53: "]
+    assert all(line["truncated"] for line in lines)
     for few, value, said in (
         ("fast_dev_run", "true", "not kept with fast_dev_run"),
         ("limit_predict_batches", "0", "of no prompt"),
@@ -345,3 +347,17 @@ def test_a_validation_leaves_a_trace_too(rlhf: Rlhf, caplog: pytest.LogCaptureFi
     assert "seamless cloud" not in caplog.text, "what it advertises"
     calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
     assert {"actor.generate_sequences", "reward.compute_reward"} <= set(calls)
+
+
+def test_a_prediction_is_what_a_reward_function_reads(rlhf: Rlhf) -> None:
+    """Each answer of the embedded model to the task ends, as the end token says, which is no part of it."""
+    words = ("predict", "--algo", "ppo", "--strategy", "local", "--data.num_val_rows", "4")
+    code, _, err = rlhf.run(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
+    assert code == 0, err
+    lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        assert list(line) == ["prompt", "response", "truncated"]
+        assert line["truncated"] == (len(line["response"]) >= 8)
+        assert "<" not in line["response"]
+    assert not all(line["truncated"] for line in lines)
