@@ -148,16 +148,16 @@ def _check_margins(algorithm: RLHFAlgorithm, data: RowData) -> None:
     """Refuse a loss that reads margins where the data has none, and warn of margins that no loss reads."""
     losses = algorithm.loss_fields()
     reading = [name for name, loss in losses.items() if "margins" in loss.columns]
+    able = [name for name, loss in losses.items() if isinstance(loss, PairwiseLoss)]
     given = "margins" in data.columns
     if reading and not given:
+        without = f", or --algo.{reading[0]}.margin false" if reading[0] in able else ""
         raise ValueError(
             f"{reading[0]}: reads the margins, by how much each chosen answer is better, and "
-            f"{type(data).__name__} gives none. Type --{data.typed}.margin_field FIELD, or "
-            "--algo.loss.margin false."
+            f"{type(data).__name__} gives none. Type --{data.typed}.margin_field FIELD{without}."
         )
     if given and not reading:
         kind = type(algorithm).__name__
-        able = [name for name, loss in losses.items() if isinstance(loss, PairwiseLoss)]
         advice = f"Type --algo.{able[0]}.margin true" if able else "Leave it out"
         logger.warning("%s.margin_field: %s does not read the margins. %s.", data.typed, kind, advice)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -33,10 +35,32 @@ from rlhf_lightning.data import (
     TextData,
     UnpairedData,
 )
-from rlhf_lightning.functional import KTOLoss, PairwiseLoss, SFTLoss
+from rlhf_lightning.functional import Counts, KTOLoss, PairLoss, PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import Cost, Reward
 from tests.unit.algos.short import refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins(PairLoss):
+    """Reads them whatever its options say, since it has none."""
+
+    columns = ("margins",)
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of nothing else."""
+        del counts
+        return (outputs["values"].sum(dim=1) * rows["margins"]).sum(), {}
+
+
+class Ranking(RewardModel):
+    """Learns by a loss of another field's name."""
+
+    loss: Margins = field(default_factory=Margins)  # type: ignore[assignment]
+    ranking: PairwiseLoss | None = None
+    """The loss in its place."""
 
 
 class Measuring(RewardModel):
@@ -63,6 +87,14 @@ def test_margins_that_are_read_are_in_the_data(tmp_path: Path) -> None:
         "loss: reads the margins, by how much each chosen answer is better, and PreferenceData gives none. "
         "Type --data.margin_field FIELD, or --algo.loss.margin false."
     )
+
+
+def test_a_loss_is_asked_for_the_option_that_it_has(tmp_path: Path) -> None:
+    said = "reads the margins, by how much each chosen answer is better, and PreferenceData gives none."
+    typed = "Type --data.margin_field FIELD"
+    assert told(Ranking(), tmp_path, margin_field=None) == f"loss: {said} {typed}."
+    found = told(Ranking(loss=PairwiseLoss(), ranking=READS), tmp_path, margin_field=None)  # type: ignore[arg-type]
+    assert found == f"ranking: {said} {typed}, or --algo.ranking.margin false."
 
 
 @pytest.mark.parametrize(
