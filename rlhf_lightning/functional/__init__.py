@@ -65,7 +65,7 @@ from rlhf_lightning.functional.masked import (
 from rlhf_lightning.functional.moments import mean_std, merged
 from rlhf_lightning.functional.off_policy import OffPolicyCorrection
 from rlhf_lightning.functional.overlong import Overlong, overlong_penalty
-from rlhf_lightning.functional.pairs import PairLoss, in_whole_pairs, split_pairs, whole_pairs
+from rlhf_lightning.functional.pairs import PairLoss, in_whole_pairs, pair_mean, split_pairs, whole_pairs
 from rlhf_lightning.functional.penalized_estimator import PenalizedEstimator
 from rlhf_lightning.functional.policy import PolicyLoss, clipped_policy_loss
 from rlhf_lightning.functional.process_reward import StepLoss
@@ -146,6 +146,7 @@ __all__ = [
     "of_other_prompts",
     "optimal_baseline",
     "overlong_penalty",
+    "pair_mean",
     "pairwise_loss",
     "part_metrics",
     "penalized_rewards",

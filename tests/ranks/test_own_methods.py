@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics, Worker
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.functional import PairLoss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
@@ -64,6 +66,19 @@ def test_a_loss_is_called_alone() -> None:
     value = run_documented("class Weighted(Loss)", "loss = Weighted()")["value"]
     assert isinstance(value, torch.Tensor)
     assert float(value.detach()) == 0.5
+
+
+def test_a_loss_over_pairs_leaves_out_half_a_pair() -> None:
+    """Of the scores 2 and 0.5, 0 and 1, and of an answer alone: the mean of 0 and 2."""
+    scores = torch.tensor([2.0, 0.5, 0.0, 1.0, 3.0, math.nan], requires_grad=True)
+    mask = torch.tensor([[True]] * 5 + [[False]])
+    loss = cast(type[PairLoss], run_documented("class Hinge(PairLoss)")["Hinge"])()
+    rows = {"response_mask": mask}
+    whole = loss.count(rows)
+    value, metrics = loss({"values": scores[:, None]}, rows, whole)
+    assert float(value.detach()) == float(metrics["reward_model/loss"]) == 1.0
+    (gradient,) = torch.autograd.grad(value, scores)
+    assert gradient.tolist() == [0.0, 0.0, -0.5, 0.5, 0.0, 0.0]
 
 
 def by_token() -> Reward:
