@@ -8,6 +8,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import groupby
 from operator import itemgetter
 
@@ -31,6 +32,7 @@ from rlhf_lightning.functional import (
     row_totals,
     tied_share,
 )
+from rlhf_lightning.names import meant
 from rlhf_lightning.workers import (
     Actor,
     Cost,
@@ -274,11 +276,16 @@ def _lacking(owner: object, name: str) -> str:
     """What to do where an algorithm has no such role, or a role no such method; empty of anything else."""
     if isinstance(owner, LightningModule) and name in _ROLES:
         return _undeclared(owner, name)
-    others = [kind.__name__ for kind in _KINDS if name in methods_of(kind)]
-    if not isinstance(owner, Role) or not others:
+    if not isinstance(owner, Role):
         return ""
-    told = f"{type(owner).__name__} has no {name}, which is a method of {' and '.join(others)}."
-    if Opponent.__name__ not in others:
+    calls = [call for call in methods_of(type(owner)) if call not in methods_of(Role)]
+    whose = [kind.__name__ for kind in _KINDS if name in methods_of(kind)]
+    near = get_close_matches(name, calls, n=1)
+    if not whose and not near:
+        return ""
+    of = f", a call of {' and '.join(whose)}" if whose else ""
+    told = f"{type(owner).__name__} has no {name}{of}.{meant(*near)} Its calls are {', '.join(calls)}."
+    if name != "generate_sequences":
         return told
     return (
         f"{told} A model that draws and does not learn is an Opponent: `opponent: Opponent = "

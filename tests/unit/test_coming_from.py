@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, RewardModel
+from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, Distillation, RewardModel
 from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
@@ -30,7 +30,7 @@ def holds(kind: object, names: Sequence[str]) -> bool:
 
 
 OWNERS = {
-    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel),
+    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel, Distillation),
     "strategy": (HybridEngine3D,),
     "data": (PromptData, CompletionData),
 }
@@ -54,7 +54,7 @@ def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
 
 NO_OPTIONS = (
     *("reward_model.ground_truth", "data_source", "completion", "messages"),  # columns of a row
-    *("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "PeftModel"),
+    *("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "GKDTrainer", "PeftModel"),
     *("accelerate", "one_step_off_policy"),  # a program, a recipe
     *("sft", "critic.", "reward."),  # a value, other beginnings of a name
 )
