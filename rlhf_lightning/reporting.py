@@ -280,7 +280,7 @@ def _lacking(owner: object, name: str) -> str:
         return ""
     calls = [call for call in methods_of(type(owner)) if call not in methods_of(Role)]
     whose = [kind.__name__ for kind in _KINDS if name in methods_of(kind)]
-    near = get_close_matches(name, calls, n=1)
+    near = get_close_matches(name, calls, n=1, cutoff=0.75)
     if not whose and not near:
         return ""
     of = f", a call of {' and '.join(whose)}" if whose else ""
