@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from inspect import getattr_static
 from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import row_data, second_data
@@ -30,7 +29,7 @@ from rlhf_lightning.options import factory
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 from rlhf_lightning.usage import naming_judge, naming_role
-from rlhf_lightning.workers import Actor, Cost, Generator, Judge, Opponent, Reward, Role, reads_ids
+from rlhf_lightning.workers import Actor, Generator, Judge, Opponent, Reward, Role, reads_ids
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -177,7 +176,9 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
                 for part in filter(None, (data, second_data(algorithm.trainer))):
                     answers = generates and part is data
                     part.check_lengths(positions=positions, new_tokens=new_tokens, generates=answers)
-                if generates and algorithm.draws and not predicts:  # the given answers, too
+                if (
+                    generates and algorithm.needs and algorithm.draws and not predicts
+                ):  # the given answers, too
                     data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
 
 
@@ -302,7 +303,7 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
         if isinstance(judge, Judge):
             with naming_judge(name, judge.kind):
                 judge.check()
-                if not _is_told(judge) and _scores_by_itself(judge):
+                if not _is_told(judge) and judge.scores_by_itself:
                     continue
                 _check_told(name, judge)
                 for rows in read[1:] if name in algorithm.uncalled() else read:
@@ -318,12 +319,6 @@ def check_judges(algorithm: RLHFAlgorithm) -> None:
 
 def _is_told(judge: Judge) -> bool:
     return bool(judge.path or judge.functions or judge.by_source)
-
-
-def _scores_by_itself(judge: Judge) -> bool:
-    """Whether its class has a method of its own in place of `compute_reward` or `compute_cost`."""
-    kind, method = (Cost, "compute_cost") if judge.kind == "cost" else (Reward, "compute_reward")
-    return getattr_static(type(judge), method) is not getattr_static(kind, method)
 
 
 def _check_told(name: str, judge: Judge) -> None:

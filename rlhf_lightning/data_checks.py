@@ -10,7 +10,7 @@ from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import ReadingActor
+from rlhf_lightning.workers import Opponent, ReadingActor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -87,11 +87,15 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
 
 def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:
     """What receives the calls on each role's handle, where a step that only reads answers must draw none."""
-    if not algorithm.reads_only or "actor" not in callers:
+    if not algorithm.reads_only:
         return callers
-    name = type(algorithm).__name__
-    reader = ReadingActor(name, callers["actor"], lambda: algorithm._current_fx_name == "training_step")
-    return {**callers, "actor": reader}
+    owner, roles = type(algorithm).__name__, algorithm.roles()
+    drawing = [name for name in callers if name == "actor" or isinstance(roles.get(name), Opponent)]
+
+    def in_step() -> bool:
+        return algorithm._current_fx_name in {"training_step", "on_train_start"}
+
+    return {**callers, **{name: ReadingActor(owner, callers[name], in_step) for name in drawing}}
 
 
 def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:

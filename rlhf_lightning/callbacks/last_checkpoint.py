@@ -208,7 +208,7 @@ class LastCheckpoint(ModelCheckpoint):
 
 def _adds_own(part: LightningModule | Callback) -> bool:
     """Whether what a module or a callback adds to a checkpoint is of the user's own, so may be anything."""
-    package, *_ = type(part).on_save_checkpoint.__module__.split(".")
+    package, *_ = part.on_save_checkpoint.__module__.split(".")
     return package not in {"lightning", "rlhf_lightning"}
 
 

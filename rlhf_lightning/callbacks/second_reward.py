@@ -171,7 +171,7 @@ class SecondReward(Callback):
         mine, its = self.spec, reward.spec
         same = (mine.defaults(), mine.sources()) == (its.defaults(), its.sources())
         changed = reward.path or reward.clip is not None or reward.truncated_penalty
-        if same and not changed:
+        if same and not (changed or reward.scores_by_itself):
             raise ValueError(
                 f"SecondReward(functions={mine.names()}): that is the training reward, so the gap would "
                 "always be 0. Name another."

@@ -158,7 +158,7 @@ class RowData(LightningDataModule, ABC):
                 f"train. Try --data.batch_size {len(self._train)}."
             )
         rest = len(self._train) % self.batch_size
-        if stage == "fit" and rest and self.drop_last and not self.shuffle:
+        if stage == "fit" and rest and self.drop_last and not (self.shuffle or self._draws):
             logger.warning(
                 "%s.drop_last=true with shuffle=false: every epoch leaves out the same rows, the last %d of "
                 "the %d %s of %s. Try --%s.shuffle true, or a batch_size that divides them.",
@@ -287,7 +287,7 @@ class RowData(LightningDataModule, ABC):
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
             return FirstRows(size=size, shuffle=False, seed=seed)
         if self._draws:
-            return DrawnRows(draw=self.draw, size=size, shuffle=self.shuffle, seed=seed)
+            return DrawnRows(draw=self.draw, size=size, seed=seed)
         return EpochSampler(size=size, shuffle=self.shuffle, seed=seed)
 
     def val_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:

@@ -148,12 +148,11 @@ class DrawnRows(EpochSampler):
     Args:
         draw: returns the index of a row, of the draw's number and a generator of its own.
         size: number of rows, and of draws in an epoch.
-        shuffle: kept for checkpoints.
         seed: of the generators.
     """
 
-    def __init__(self, *, draw: Draw, size: int, shuffle: bool, seed: int) -> None:
-        super().__init__(size=size, shuffle=shuffle, seed=seed)
+    def __init__(self, *, draw: Draw, size: int, seed: int) -> None:
+        super().__init__(size=size, shuffle=True, seed=seed)
         self._draw = draw
 
     def _keys(self, epoch: int, start: int) -> Iterator[int]:

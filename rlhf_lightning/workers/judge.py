@@ -68,6 +68,13 @@ class Judge(Remote):
         named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
         object.__setattr__(self, "by_source", named)
 
+    @property
+    def scores_by_itself(self) -> bool:
+        """Whether its class has a method of the user's own in place of `compute_reward` or `compute_cost`."""
+        name = f"compute_{self.kind}"
+        owner = next(kind for kind in type(self).__mro__ if name in vars(kind))
+        return not owner.__module__.startswith(__package__)
+
     def check(self) -> None:
         """Refuse options that cannot be, before any worker starts: the field that holds them is known then.
 

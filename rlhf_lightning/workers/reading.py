@@ -1,4 +1,4 @@
-"""An actor that reads given answers, and was not said to draw its own."""
+"""An actor that reads given answers, and an opponent that draws as it does, which were not said to draw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_lightning.controller.register import Method
 
 @dataclass(frozen=True)
 class ReadingActor:
-    """What receives the calls on the handle of an actor that reads at temperature 1: a step draws none."""
+    """What receives the calls on the handle of a model that samples at temperature 1: a step draws none."""
 
     owner: str
     """The algorithm, for the message."""

@@ -13,7 +13,13 @@ from rlhf_lightning.options import option_classes, option_paths
 from rlhf_lightning.other_systems import OTHERS
 from tests.unit.rlhf import Rlhf
 
-VALUES = {"dtype": "float32", "functions": "exact_match", "function": "null", "chat_template_options": "{}"}
+VALUES = {
+    "dtype": "float32",
+    "engine": "fsdp",
+    "functions": "exact_match",
+    "function": "null",
+    "chat_template_options": "{}",
+}
 """Of options without a default that tells its type."""
 STAND_FOR = {"N": "1", "NAME": "x", "DIRECTORY": "x", "CLASS": "CSVLogger"}
 """Words of a sentence, and what a user may type for them."""

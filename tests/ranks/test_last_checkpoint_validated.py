@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from rlhf_lightning import checkpoint as files
@@ -88,6 +89,27 @@ class Still(Counting):
     """Has a tensor that stays as it is."""
 
     counts: bool = False
+
+
+class Adding(Forgetful):
+    """Adds to checkpoints by a function on the object itself, as Lightning's LambdaCallback does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_save_checkpoint = self.add  # type: ignore[method-assign]
+
+    def add(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]) -> None:
+        """The count so far."""
+        checkpoint["noted"] = self.counted
+
+
+def test_what_an_objects_own_function_adds_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(save_s=0, patch=monkeypatch)
+    fit(tmp_path, 4, watch=Adding(), kind=Still)
+    assert clock.saved == [2, 2, 4, 4, 4]
+    assert files.read_state(tmp_path / "checkpoints" / "last.ckpt")["noted"] == 2
 
 
 class Noting(GRPO):

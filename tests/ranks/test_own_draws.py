@@ -95,6 +95,15 @@ def test_rows_are_drawn_beside_other_data_and_the_first_ones_to_be_overfitted(tm
     assert [[key % 2**32 for key in ids] for ids in over.seen] == 2 * [[0, 1], [2, 3]]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_shuffling_is_nothing_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = ByRate(batch_size=2, num_rows=ROWS, num_val_rows=2, shuffle=False, drop_last=True)
+    assert fit(tmp_path / "plain", plain, steps=3).seen == fit(tmp_path / "other", rows(), steps=3).seen
+    odd = ByRate(batch_size=2, num_rows=ROWS + 1, num_val_rows=2, shuffle=False, drop_last=True)
+    fit(tmp_path / "odd", odd, steps=1)
+    assert "every epoch leaves out" not in caplog.text
+
+
 def test_a_worker_would_draw_too_early() -> None:
     with pytest.raises(
         ValueError, match=r"^data\.num_workers=1: ByRate\.draw is asked .* Try --data\.num_workers 0"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -11,11 +12,13 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.types import STEP_OUTPUT
+from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.callbacks import SecondReward
 from rlhf_lightning.callbacks.curves import Curve
+from rlhf_lightning.controller import DP, register
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.rewards import HTTPOptions
@@ -239,6 +242,24 @@ def test_the_functions_of_a_reward_that_also_takes_a_penalty_are_another_reward(
         trainer_on(Unstartable(), tmp_path, SecondReward("length")).fit(
             grpo(truncated_penalty=0.5), datamodule=digits()
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(Reward):
+    """Scores in its own way, whatever its functions."""
+
+    @register(transfer=DP, reads=("response_mask",), returns=("scores",))
+    def compute_reward(self, rows: TensorDict) -> TensorDict:  # type: ignore[override]
+        """Half a point a token."""
+        return TensorDict({"scores": rows["response_mask"] / 2}, batch_size=rows.batch_size)
+
+
+def test_a_reward_that_scores_in_its_own_way_is_another_one(tmp_path: Path) -> None:
+    assert Halving().scores_by_itself
+    assert not Reward().scores_by_itself
+    own = GRPO(reward=Halving(), actor=grpo().actor)
+    with pytest.raises(AssertionError, match="the devices were started"):
+        trainer_on(Unstartable(), tmp_path, SecondReward("exact_match")).fit(own, datamodule=digits())
 
 
 def test_a_service_is_asked_as_the_callback_says(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from unittest import mock
@@ -11,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_lightning.parallel import World
+from rlhf_lightning.controller import WorkerError
+from rlhf_lightning.controller.device import Device
+from rlhf_lightning.parallel import World, WorldSpec
 from tests.unit import spmd
 
 RECORDER = "TORCH_FR_BUFFER_SIZE"
@@ -48,3 +51,15 @@ def met(_: dist.ProcessGroup) -> list[tuple[int, ...]]:
 def test_groups_of_several_ranks_meet_in_an_order_that_all_ranks_share() -> None:
     for rank, found in enumerate(spmd.run(3, met)):
         assert found == [ranks for ranks in GROUPS if rank in ranks and len(ranks) > 1]
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_a_device_that_does_not_reach_the_others_is_named(*, spans: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    device = Device(1, gpu=False)
+    device.node = "b"
+    said = r"^device 1 on node b: cannot join the world of 2 devices: "
+    with pytest.raises(WorkerError, match=said) as error:
+        device.join(WorldSpec(2, address, (), 1.0, spans_nodes=spans), torch.get_num_threads())
+    assert ("GLOO_SOCKET_IFNAME" in str(error.value)) is spans

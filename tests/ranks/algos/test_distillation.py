@@ -181,6 +181,15 @@ def test_prompts_without_answers_suffice(model: str) -> None:
     run(Distillation(actor=student(model), teacher=another(model), given=0.5), both)
 
 
+def test_given_answers_that_nothing_reads_may_be_long(model: str) -> None:
+    rows = CompletionData.from_rows(
+        [{"prompt": f"{n}: ", "response": "a" * 600} for n in range(8)], batch_size=4, max_response_tokens=700
+    )
+    run(Distillation(actor=student(model), teacher=another(model)), rows, steps=1)
+    with pytest.raises(ValueError, match="longest prompt and response"):
+        run(Distillation(actor=student(model), teacher=another(model), given=0.5), rows, steps=1)
+
+
 def test_a_judge_of_held_out_answers_alone_is_tried_on_those(model: str) -> None:
     rows = PromptData.from_rows([{"prompt": f"{n}: "} for n in range(8)], batch_size=4, val_rows=4)
     with pytest.raises(ValueError, match="exact_match compares with the row's field 'answer'"):

@@ -69,6 +69,20 @@ def test_an_opponent_draws_as_it_is_told(model: str) -> None:
     assert kept.numbers[0]["mine/before"] > 1e-3, "its temperature is another, too"
 
 
+class Imitating(SelfPlay):
+    """Reads given answers, too, and does not say that it draws."""
+
+    needs = ("response_ids",)
+
+
+def test_an_opponent_that_would_draw_at_temperature_1_ends_the_run(model: str) -> None:
+    """Its sampling is the actor's, which reads given answers at temperature 1."""
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=6, temperature=0.5))
+    rows = TaskData(batch_size=4, num_rows=8, num_val_rows=0, completions=True)
+    with pytest.raises(ValueError, match=r"^Imitating\.step draws answers, .* Write `draws = True`"):
+        run(Imitating(actor=actor), rows, steps=1)
+
+
 class Alone(SelfPlay):
     """Has nobody to follow."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import weakref
 from urllib.parse import urlsplit
 
@@ -91,18 +90,6 @@ def test_the_address_of_a_device_has_its_host_and_port_apart(
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: ip)
     found = urlsplit(f"tcp://{DeviceActor(0, gpu=False).address()}")
     assert (found.hostname, bool(found.port)) == (ip, True)
-
-
-@pytest.mark.parametrize("spans", [False, True])
-def test_a_device_that_does_not_reach_the_others_is_named(*, spans: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    device = Device(1, gpu=False)
-    device.node = "b"
-    said = r"^device 1 on node b: cannot join the world of 2 devices: "
-    with pytest.raises(WorkerError, match=said) as error:
-        device.join(WorldSpec(2, address, (), 1.0, spans_nodes=spans), torch.get_num_threads())
-    assert ("GLOO_SOCKET_IFNAME" in str(error.value)) is spans
 
 
 def limits(group: dist.ProcessGroup) -> tuple[tuple[int, int], ...]:

@@ -143,7 +143,7 @@ def sampler_at(epoch: int, *, seed: int) -> EpochSampler:
 
 
 def drawn(draw: Callable[[int, Generator], int], *, size: int = 10) -> DrawnRows:
-    return DrawnRows(draw=draw, size=size, shuffle=True, seed=7)
+    return DrawnRows(draw=draw, size=size, seed=7)
 
 
 def by_chance(number: int, generator: Generator) -> int:

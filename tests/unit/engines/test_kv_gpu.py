@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -215,11 +213,7 @@ def with_cudnn() -> Iterator[None]:
 
 @pytest.mark.usefixtures("with_cudnn")
 def test_cudnn_is_left_on_until_something_attends_on_a_gpu() -> None:
-    """The process may be a user's, who only imports, and has models of his own."""
-    command = "import rlhf_lightning.algos, torch; print(torch.backends.cuda.cudnn_sdp_enabled())"
-    done = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["True"]
-
+    """The process may be a user's, who has models of his own."""
     Packed([2, 3])
     assert torch.backends.cuda.cudnn_sdp_enabled()
     with pretended():
