@@ -31,7 +31,7 @@ from rlhf_lightning.optimizer import RemoteOptimizer
 from rlhf_lightning.options import check_free, options
 from rlhf_lightning.spec import run_seed
 from rlhf_lightning.trainer_checks import check_lightning
-from rlhf_lightning.workers import Actor, Follower, Reward, Role, drawing_apart
+from rlhf_lightning.workers import Actor, Follower, Opponent, Reward, Role, drawing_apart
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -225,7 +225,8 @@ class RLHFAlgorithm(LightningModule):
         if stage != "predict":
             data_checks.check_columns(self)
         if self.reads_only and isinstance(actor := self.roles().get("actor"), Actor):
-            self.bind({"actor": actor.reading()})
+            opponents = {n: r.following(actor) for n, r in self.roles().items() if isinstance(r, Opponent)}
+            self.bind({**opponents, "actor": actor.reading()})
         main, seed, kind = self.main_model, run_seed(), type(self)
         found = {n: r if r is main else drawing_apart(n, r, seed=seed) for n, r in self.roles().items()}
         self.bind({n: r.following(main).located().seeded(seed) for n, r in found.items()})

@@ -173,13 +173,14 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
         if data is not None and positions is not None:
             with explaining_positions(role):
+                own = role.sampling if isinstance(role, Opponent) else None
+                draws, most = generates or bool(own), own.max_new_tokens if own else new_tokens
                 for part in filter(None, (data, second_data(algorithm.trainer))):
-                    answers = generates and part is data
-                    part.check_lengths(positions=positions, new_tokens=new_tokens, generates=answers)
-                if (
-                    generates and algorithm.needs and algorithm.draws and not predicts
-                ):  # the given answers, too
-                    data.check_lengths(positions=positions, new_tokens=new_tokens, generates=False)
+                    answers = draws and part is data
+                    part.check_lengths(positions=positions, new_tokens=most, generates=answers)
+                given = generates and algorithm.draws and "response_ids" in algorithm.needs
+                if given and not predicts:
+                    data.check_lengths(positions=positions, new_tokens=most, generates=False)
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
@@ -196,7 +197,9 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
     limit = settings.vllm.max_model_len
     if settings.generator != "vllm" or not limit:
         return
-    prompt, answer = data.longest_prompt, main.sampling.max_new_tokens
+    drawing = [main, *(role for role in algorithm.roles().values() if isinstance(role, Opponent))]
+    prompt = data.longest_prompt
+    answer = max(role.sampling.max_new_tokens for role in drawing)
     if prompt + answer > limit:
         raise ValueError(
             f"strategy.settings.vllm.max_model_len={limit}: the longest prompt has {prompt} tokens, and "

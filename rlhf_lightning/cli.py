@@ -331,8 +331,9 @@ class CommandLine(LightningCLI):
         with unfinished.open("w") as file:
             for batch in found:
                 assert isinstance(batch, dict)
-                for values in zip(*(batch[each] for each in PREDICTED), strict=True):
-                    file.write(json.dumps(dict(zip(PREDICTED.values(), values, strict=True))) + "\n")
+                there = {line: batch[each] for each, line in PREDICTED.items() if each in batch}
+                for values in zip(*there.values(), strict=True):
+                    file.write(json.dumps(dict(zip(there, values, strict=True))) + "\n")
         unfinished.replace(out)
         sys.stdout.write(f"predictions: {out}\n")
 

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from lightning.pytorch import LightningModule
+
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import Opponent, ReadingActor
+from rlhf_lightning.workers import ReadingActor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -87,15 +89,18 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
 
 def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:
     """What receives the calls on each role's handle, where a step that only reads answers must draw none."""
-    if not algorithm.reads_only:
+    if not algorithm.reads_only or "actor" not in callers:
         return callers
-    owner, roles = type(algorithm).__name__, algorithm.roles()
-    drawing = [name for name in callers if name == "actor" or isinstance(roles.get(name), Opponent)]
+    kind = type(algorithm)
+    hooks = {"training_step": "step"}
+    if kind.on_train_start is not LightningModule.on_train_start:  # else callbacks alone may draw there
+        hooks["on_train_start"] = "on_train_start"
 
-    def in_step() -> bool:
-        return algorithm._current_fx_name in {"training_step", "on_train_start"}
+    def drawing() -> str:
+        hook = hooks.get(algorithm._current_fx_name or "")
+        return f"{kind.__name__}.{hook}" if hook else ""
 
-    return {**callers, **{name: ReadingActor(owner, callers[name], in_step) for name in drawing}}
+    return {**callers, "actor": ReadingActor(drawing, callers["actor"])}
 
 
 def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:

@@ -320,7 +320,9 @@ def _check_length(trainer: Trainer) -> None:
     source = trainer.fit_loop._data_source
     if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
         return
-    for loader in CombinedLoader(source.dataloader()).flattened:
+    found = source.dataloader()
+    loaders = found if isinstance(found, CombinedLoader) else CombinedLoader(found)
+    for loader in loaders.flattened:
         if sized_len(loader) is None:
             raise ValueError(
                 f"{type(loader).__name__}: it gives training batches and has no length. One would be taken "

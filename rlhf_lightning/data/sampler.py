@@ -39,6 +39,9 @@ class EpochSampler(Sampler[int]):
     An epoch that was read to its end advances `epoch` by itself; Lightning's `set_epoch` says the same.
     """
 
+    drawn = False
+    """Whether each row is drawn when it is asked for."""
+
     def __init__(self, *, size: int, shuffle: bool, seed: int) -> None:
         self.size = size
         self.shuffle = shuffle
@@ -78,7 +81,7 @@ class EpochSampler(Sampler[int]):
 
     def order(self) -> dict[str, int]:
         """What the order of the rows depends on, beside the epoch."""
-        return {"size": self.size, "shuffle": self.shuffle, "seed": self.seed}
+        return {"size": self.size, "shuffle": self.shuffle, "seed": self.seed, "drawn": self.drawn}
 
     def check(self, order: Mapping[str, int]) -> None:
         """Refuse to resume an epoch with another number of rows, or in another kind of order.
@@ -87,8 +90,15 @@ class EpochSampler(Sampler[int]):
             order: the interrupted epoch's, as from `order`; values that it lacks are taken as unchanged.
 
         Raises:
-            ValueError: the data has another number of rows now, or is shuffled now and was not, or was.
+            ValueError: the data has another number of rows now, or is shuffled now and was not, or was, or
+                draws its rows now and did not, or did.
         """
+        if order.get("drawn", self.drawn) != self.drawn:
+            raise ValueError(
+                "the checkpoint was taken in the middle of an epoch of data "
+                f"{'without' if self.drawn else 'with'} a `draw` of its own, so that rows would come twice "
+                "or never. Resume with the same data."
+            )
         if order.get("size", self.size) != self.size:
             raise ValueError(
                 f"the checkpoint was taken in the middle of {order['size']} rows, the data has "
@@ -150,6 +160,8 @@ class DrawnRows(EpochSampler):
         size: number of rows, and of draws in an epoch.
         seed: of the generators.
     """
+
+    drawn = True
 
     def __init__(self, *, draw: Draw, size: int, seed: int) -> None:
         super().__init__(size=size, shuffle=True, seed=seed)

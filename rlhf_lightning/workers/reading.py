@@ -1,4 +1,4 @@
-"""An actor that reads given answers, and an opponent that draws as it does, which were not said to draw."""
+"""An actor that reads given answers, and was not said to draw its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from rlhf_lightning.controller.register import Method
 
 @dataclass(frozen=True)
 class ReadingActor:
-    """What receives the calls on the handle of a model that samples at temperature 1: a step draws none."""
+    """What receives the calls on the handle of an actor that reads at temperature 1: a step draws none."""
 
-    owner: str
-    """The algorithm, for the message."""
+    drawing: Callable[[], str]
+    """Names the method of the algorithm that runs and may draw none; empty in validations and callbacks."""
     workers: Caller
     """The actor's own."""
-    in_step: Callable[[], bool]
-    """Says whether a step is running: validations, predictions and callbacks may draw."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`.
@@ -26,10 +24,10 @@ class ReadingActor:
         Raises:
             ValueError: a step draws answers, and would at another temperature than `sampling` says.
         """
-        if method.name == "generate_sequences" and not arguments.get("greedy") and self.in_step():
+        if method.name == "generate_sequences" and not arguments.get("greedy") and (by := self.drawing()):
             raise ValueError(
-                f"{self.owner}.step draws answers, and its `needs` has response_ids: they would be drawn at "
-                "temperature 1, whatever actor.sampling says, as given ones are read. Write `draws = True` "
-                "in the class, or call generate_sequences(batch, greedy=True)."
+                f"{by} draws answers, and its `needs` has response_ids: they would be drawn at temperature "
+                "1, whatever actor.sampling says, as given ones are read. Write `draws = True` in the class, "
+                "or call generate_sequences(batch, greedy=True)."
             )
         return self.workers.call(method, batch, arguments)

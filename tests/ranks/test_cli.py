@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from rlhf_lightning import __version__, checkpoint
+from rlhf_lightning.algos import PPO
 from rlhf_lightning.controller import connection
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
@@ -334,6 +335,20 @@ def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
         assert len(Path("predictions.jsonl").read_text().splitlines()) == 2
     calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
     assert "actor.generate_sequences" in calls
+
+
+def test_what_a_predict_step_of_ones_own_gives_is_written(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(self: PPO, batch: Mapping[str, object], batch_idx: int) -> dict[str, list[object]]:
+        return {"prompts": ["a", "b"], "responses": [batch_idx, 7]}
+
+    monkeypatch.setattr(PPO, "predict_step", first, raising=False)
+    words = ("predict", "--algo", "ppo", "--strategy", "local", "--data.num_val_rows", "2")
+    code, _, err = rlhf.run(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
+    assert code == 0, err
+    lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
+    assert lines == [{"prompt": "a", "response": 0}, {"prompt": "b", "response": 7}]
 
 
 def test_a_validation_leaves_a_trace_too(rlhf: Rlhf, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from rlhf_lightning.algorithm import Columns
@@ -96,10 +97,10 @@ class Counted(Endless):
         return 4
 
 
-def said_of(texts: Endless, root: Path) -> str:
+def said_of(texts: Endless, root: Path, *, combined: bool = False) -> str:
     loader: DataLoader[str] = DataLoader(texts, batch_size=2)
     with pytest.raises((ValueError, KeyError)) as error:
-        trainer(Local(), root).fit(grpo(), loader)
+        trainer(Local(), root).fit(grpo(), CombinedLoader(loader) if combined else loader)
     return str(error.value)
 
 
@@ -109,6 +110,7 @@ def test_a_training_loader_without_a_length(tmp_path: Path) -> None:
     assert said.startswith("DataLoader: it gives training batches and has no length. ")
     assert said.endswith("or its IterableDataset, a __len__: the rows of an epoch, as many as you like.")
     assert said_of(Counted(), tmp_path) == "'it would start'"
+    assert said_of(Counted(), tmp_path, combined=True) == "'it would start'"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -245,13 +245,13 @@ class FSDPEngine(TrainEngine):
             group=data,
             device=self._device,
             budget=self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"),
-            kept=KeptPasses(self._config.kept_tokens, self._record),
+            kept=KeptPasses(self._config.kept_tokens if self._spec.trains else 0, self._record),
         )
 
     def _make_record(self) -> Record | None:
         """A record of the products of generations, where updates can use it and are faster with it."""
         spec, tokens = self._spec, self._config.kept_tokens
-        unusable = self._config.compile_layers or spec.gradient_checkpointing or not spec.weights_change
+        unusable = self._config.compile_layers or spec.gradient_checkpointing or not spec.trains
         # In bfloat16 recording and looking up takes as long as the products do.
         useful = tokens and self._head == "lm" and self._dtype == torch.float32 and not unusable
         useful = useful and self._device.type == "cpu"  # a GPU replays graphs, which record nothing

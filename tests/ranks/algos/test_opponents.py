@@ -70,17 +70,25 @@ def test_an_opponent_draws_as_it_is_told(model: str) -> None:
 
 
 class Imitating(SelfPlay):
-    """Reads given answers, too, and does not say that it draws."""
+    """Reads given answers, too, at temperature 1."""
 
     needs = ("response_ids",)
 
 
-def test_an_opponent_that_would_draw_at_temperature_1_ends_the_run(model: str) -> None:
-    """Its sampling is the actor's, which reads given answers at temperature 1."""
-    actor = Actor(path=model, sampling=Sampling(max_new_tokens=6, temperature=0.5))
+def test_beside_given_answers_an_opponent_draws_as_the_actor_was_told_to(model: str) -> None:
+    """As in SPIN, and not at the temperature at which given answers are read."""
     rows = TaskData(batch_size=4, num_rows=8, num_val_rows=0, completions=True)
-    with pytest.raises(ValueError, match=r"^Imitating\.step draws answers, .* Write `draws = True`"):
-        run(Imitating(actor=actor), rows, steps=1)
+    sampling = Sampling(max_new_tokens=6, temperature=0.5)
+    algorithm = Imitating(actor=Actor(path=model, sampling=sampling))
+    run(algorithm, rows, steps=1)
+    assert algorithm.actor.sampling.temperature == 1
+    assert algorithm.opponent.sampling == sampling
+
+
+def test_an_opponents_answers_have_to_fit(model: str) -> None:
+    opponent = Opponent(sampling=Sampling(max_new_tokens=600))
+    with pytest.raises(ValueError, match="max_new_tokens=600"):
+        run(self_play(model, opponent), data(), steps=1)
 
 
 class Alone(SelfPlay):

@@ -181,3 +181,12 @@ def test_a_draw_of_no_row_is_refused(index: int) -> None:
     one = drawn(lambda number, generator: index)
     with pytest.raises(ValueError, match=rf"^draw\(0, \.\.\.\) of the data gives {index}, .* give 0 to 9, "):
         list(one)
+
+
+@pytest.mark.parametrize(("drawn", "told"), [(True, "without a `draw`"), (False, "with a `draw`")])
+def test_rows_that_were_chosen_otherwise_are_not_gone_on_with(*, drawn: bool, told: str) -> None:
+    kinds = [EpochSampler(size=3, shuffle=True, seed=7), DrawnRows(draw=lambda *_: 0, size=3, seed=7)]
+    mine, other = kinds[drawn], kinds[not drawn]
+    with pytest.raises(ValueError, match=f"{told} of its own, .*Resume with the same data"):
+        mine.load_state_dict(other.state_dict())
+    mine.load_state_dict({name: value for name, value in other.state_dict().items() if name != "drawn"})
