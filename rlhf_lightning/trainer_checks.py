@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -300,8 +301,7 @@ def _check_loaders(trainer: Trainer) -> None:
     source = sources.get(trainer.state.fn) if trainer.state.fn else None
     if source is None or not getattr(trainer, f"limit_{kind}_batches") or not source.is_defined():
         return
-    found, algorithm = source.dataloader(), trainer.lightning_module
-    loaders = found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
+    loaders, algorithm = _loaders_of(source), trainer.lightning_module
     takes = is_param_in_hook_signature(getattr(algorithm, step), "dataloader_idx")
     if loaders._mode == "sequential" and len(loaders.flattened) > 1 and not takes:
         raise ValueError(
@@ -320,15 +320,18 @@ def _check_length(trainer: Trainer) -> None:
     source = trainer.fit_loop._data_source
     if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
         return
-    found = source.dataloader()
-    loaders = found if isinstance(found, CombinedLoader) else CombinedLoader(found)
-    for loader in loaders.flattened:
+    for loader in _loaders_of(source).flattened:
         if sized_len(loader) is None:
             raise ValueError(
                 f"{type(loader).__name__}: it gives training batches and has no length. One would be taken "
                 "ahead, before the step that it follows, and never be trained on after a resume. Give its "
                 "sampler, or its IterableDataset, a __len__: the rows of an epoch, as many as you like."
             )
+
+
+def _loaders_of(source: _DataLoaderSource) -> CombinedLoader:
+    found = source.dataloader()
+    return found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
 
 
 def _check_shares(trainer: Trainer) -> None:

@@ -28,6 +28,11 @@ class Asked:
     among: int = 0
     """Only the first so many words can be among the likeliest; 0: all."""
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of rows that it takes, beside those that every pass reads."""
+        return (self.candidates,) if self.candidates else ()
+
     @classmethod
     def by(cls, loss: Loss) -> Asked:
         """What a loss reads of the model that it trains.

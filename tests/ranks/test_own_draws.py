@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +16,7 @@ from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, TaskData
 from rlhf_lightning.reporting import row_numbers
 from rlhf_lightning.strategies import Local
-from tests.conftest import ROOT
+from tests.ranks.test_own_methods import run_documented
 from tests.unit.algos.short import grpo, trainer
 
 ROWS = 10
@@ -117,11 +116,9 @@ def test_unless_overridden_draws_are_in_order() -> None:
     assert [data.draw(number, Generator()) for number in range(6)] == [0, 1, 2, 3, 0, 1]
 
 
-def run_documented(root: Path, *, steps: int) -> list[float]:
+def rates(root: Path, *, steps: int) -> list[float]:
     """Train as docs/data.md has it, from a checkpoint where there is one, and return the rates."""
-    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], names)  # noqa: S102
+    names: dict[str, Any] = run_documented("class ByRate(PromptData)", document="data.md")
     prompts = [{"prompt": f"Sort {number}: ", "answer": str(number)} for number in (21, 43, 65, 87)]
     data = names["ByRate"].from_rows(prompts, batch_size=2)
     algorithm = grpo(names["Rated"])
@@ -134,7 +131,7 @@ def run_documented(root: Path, *, steps: int) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_documented_goes_on(tmp_path: Path) -> None:
-    whole = run_documented(tmp_path / "whole", steps=5)
+    whole = rates(tmp_path / "whole", steps=5)
     assert max(abs(rate - 0.5) for rate in whole) > 0.1
-    assert run_documented(tmp_path / "cut", steps=3) != whole
-    assert run_documented(tmp_path / "cut", steps=5) == whole
+    assert rates(tmp_path / "cut", steps=3) != whole
+    assert rates(tmp_path / "cut", steps=5) == whole

@@ -96,7 +96,7 @@ class MegatronEngine(TrainEngine):
             outputs = self._outputs(output, packed, part, temperature=temperature, asked=asked)
             return None, {name: values.cpu() for name, values in outputs.items()}
 
-        make = partial(self._packed, rows, also=(asked.candidates,) if asked.candidates else ())
+        make = partial(self._packed, rows, also=asked.columns)
         with torch.no_grad(), self._scope.entered():
             found = self._pipeline.run(parts, make, outputs_of, backward=False)
         for index, outputs in zip(parts, found, strict=False):

@@ -57,11 +57,10 @@ class Passes:
     def infer(self, rows: TensorDict, *, temperature: float, asked: Asked, keep: bool = False) -> TensorDict:
         """See `TrainEngine.infer`."""
         results = zero_outputs(rows, head=self._head, asked=asked)
-        also = (asked.candidates,) if asked.candidates else ()
         if keep:
             self._kept.begin(rows, temperature=temperature)
         for index in self._plan(rows):
-            part = select(rows, index, None, device=self._device, also=also)
+            part = select(rows, index, None, device=self._device, also=asked.columns)
             kept = keep and self._kept.admits(part)
             needed = replace(asked, entropy=asked.entropy or kept)  # the loss of the update may read it
             with torch.set_grad_enabled(kept):
