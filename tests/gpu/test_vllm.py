@@ -105,8 +105,7 @@ def test_a_second_engine_sleeps_where_the_first_was_let_go(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("world", "t", "alone"), [(1, 1, False), (2, 2, False), (2, 1, True)])
 def test_vllm_says_what_one_cpu_does(world: int, t: int, alone: bool, tmp_path: Path) -> None:
-    if world > ranks.num_gpus():
-        pytest.skip(f"needs {world} GPUs: here are {ranks.num_gpus()}")
+    ranks.need(world)
     spec = generating.write(tmp_path)
     source = FSDPEngine(spec)
     seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)

@@ -6,7 +6,6 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -49,8 +48,7 @@ def joined(device: torch.device, *, address: str) -> dict[str, Tensor]:
 
 
 def test_groups_can_communicate_once_their_devices_have_joined() -> None:
-    if ranks.num_gpus() < 2:
-        pytest.skip(f"needs 2 GPUs: here are {ranks.num_gpus()}")
+    ranks.need(2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     assert all(found["met"] for found in ranks.run(2, partial(joined, address=address)))

@@ -66,8 +66,7 @@ def all_memory(device: torch.device, *, spec: ModelSpec) -> dict[str, torch.Tens
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_stage_learns_and_says_what_a_cpu_does(world: int, gpu: torch.device, tmp_path: Path) -> None:
     """On one GPU a stage divides nothing, and nothing overlaps."""
-    if ranks.num_gpus() < world:
-        pytest.skip(f"needs {world} GPUs: here are {ranks.num_gpus()}")
+    ranks.need(world)
     spec = tiny.spec(tiny.write_causal(tmp_path), eps=1e-4)
     expected = said(FSDPEngine(spec), tiny.rows(), torch.device("cpu"))
     for found in ranks.run(world, partial(all_configs, spec=spec)):
