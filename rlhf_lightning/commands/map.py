@@ -130,7 +130,8 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
         real_prompt=options.real_prompt,
         max_resident=options.max_resident,
         sharding="full" if whole else "states",
-        held_once=False,  # its YAML asks for Megatron's distributed optimizer
+        held_once=whole,  # else its YAML asks for Megatron's distributed optimizer
+        keeps_gradients=not whole,
     )
     algorithm.bind({n: replace(role, path=_readable(sources[n])) for n, role in roles.items()})
     flow = with_updates(read_dataflow(algorithm, rows), updates)

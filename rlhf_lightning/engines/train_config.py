@@ -146,6 +146,11 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """Whether an actor's training shard is a part of its generation shard."""
         return True
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether the memory of gradients stays taken from one update to the next."""
+        return True
+
     def reshards(self, *, on_cpu: bool) -> bool:
         """Whether sharded layers are freed after their forward pass, and gathered for the backward pass."""
         return True

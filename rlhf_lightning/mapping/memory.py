@@ -6,7 +6,7 @@
     resting      what stays on the devices while another model computes there; nothing with `offload`
 N parameters of a device, as in `layers.device_parameters`:
     parameters   `element` N, and 4 N of float32 masters with `masters`
-    gradients    4 N
+    gradients    4 N; between two updates none without `keeps_gradients`
     states       8 N, the moments of Adam
 With adapters, masters, gradients and states are theirs alone; what ZeRO keeps on the host is left out.
 By `Workload.sharding` the d data-parallel ranks divide masters and states (`states`), gradients too
@@ -101,7 +101,8 @@ def generation(shape: ModelShape, layout: ParallelLayout, workload: Workload) ->
     """
     inside = layout.generating.copy_layout
     weights = workload.element * device_parameters(shape, pipeline=inside.p, tensor=inside.t)
-    if workload.held_once and workload.sharding != "full":
+    shared = workload.sharers(layout.d) > 1 or workload.masters_beside  # ZeRO 3 gathers on one rank too
+    if workload.held_once and not (workload.sharding == "full" and shared):
         own = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
         weights = max(0.0, weights - own)
     logits = 8 * (workload.max_resident or 256) * shape.vocab / inside.t
@@ -150,8 +151,9 @@ def footprint(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, 
     if not trained:
         return Parts(parameters=_scoring_parameters(shape, layout, workload))
     kept = 0.0 if workload.offload else _kept(shape, layout, workload)
-    reduced = dataclasses.replace(workload, defers=False)  # after the update
-    return dataclasses.replace(training(shape, layout, reduced), activations=kept, buffers=0.0)
+    reduced = training(shape, layout, dataclasses.replace(workload, defers=False))  # after the update
+    gradients = reduced.gradients if workload.keeps_gradients else 0.0
+    return dataclasses.replace(reduced, gradients=gradients, activations=kept, buffers=0.0)
 
 
 def resting(shape: ModelShape, layout: ParallelLayout, workload: Workload, *, trained: bool) -> Parts:

@@ -78,6 +78,7 @@ def recipe(role: Role, settings: Settings) -> Workload:
         one_stage=vllm,
         reshards=training.reshards(on_cpu=on_cpu),
         defers=training.defers(on_cpu=on_cpu),
+        keeps_gradients=training.keeps_gradients,
         lora_rank=role.lora.rank if role.lora else 0,
         states_on_host=training.offload_optimizer,
         parameters_on_host=training.offload_parameters,

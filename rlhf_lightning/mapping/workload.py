@@ -63,6 +63,8 @@ class Workload:
     reshards: bool = True
     """With sharding `full`: whether a layer is freed after its forward pass, and gathered again for the
     backward pass. Else it stays until then, or in scoring to the end."""
+    keeps_gradients: bool = True
+    """Whether gradients stay on the devices from one update to the next, while other models compute."""
     defers: bool = False
     """With sharding `full`: whether gradients are reduced once an update rather than once a micro-batch."""
     element: int = 2

@@ -155,6 +155,11 @@ class FSDP(TrainConfig):
         """See `TrainConfig.shared_by`."""
         return self.shard if self.shard > 1 else 0
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """See `TrainConfig.keeps_gradients`: a step frees them."""
+        return False
+
     def reshards(self, *, on_cpu: bool) -> bool:
         """See `TrainConfig.reshards`."""
         return self.schedule(on_cpu=on_cpu).reshard_after_forward

@@ -11,6 +11,8 @@ from jsonargparse import ArgumentParser
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import map as command
+from rlhf_lightning.mapping import memory
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.strategy_checks import check_layouts
 
@@ -69,6 +71,17 @@ def test_what_is_written_runs_and_says_why_nothing_is_divided(
     assert f"# no tensor shards and stages, but replicas on FSDP: {says}" in file.read_text()
     settings = accepted(file).settings
     assert (settings.engine, settings.train.max_tokens_per_micro_batch) == ("fsdp", 8192), "as predicted"
+
+
+def test_fsdp_on_one_device_holds_a_model_once_and_frees_its_gradients(tmp_path: Path) -> None:
+    """2 N of weights, 4 N of masters and 8 N of moments between updates, and no second copy to generate."""
+    path = model(tmp_path / "model", model_type="qwen3", num_hidden_layers=8)
+    asked = ("--algo", "dapo", "--devices", "1", "--model", path, "--reward", "none")
+    algorithm, options = command._parse(asked)
+    costs = command.search(algorithm, {"actor": path, "reward": ""}, options).costs
+    layout, shape = ParallelLayout(), costs.shapes["actor"]
+    assert costs.resident("actor", layout) == 14 * shape.num_parameters
+    assert memory.generation(shape, layout, costs.workload).parameters == 0
 
 
 def test_one_such_model_decides_for_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

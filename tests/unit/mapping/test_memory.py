@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -42,6 +43,24 @@ def test_an_update_of_the_embedded_model(dtype: str) -> None:
     assert predicted.parameters == pytest.approx(measured["parameters"], rel=0.01)
     assert predicted.gradients == pytest.approx(gradients, rel=0.01)
     assert predicted.states == pytest.approx(measured["optimizer"], rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_the_embedded_model_holds_between_updates(dtype: Literal["float32", "bfloat16"]) -> None:
+    """A step frees the gradients, and one device draws answers with the weights that it trains."""
+    engine, rows = FSDPEngine(ModelSpec(path=EMBEDDED, dtype=dtype)), _rows()
+    engine.accumulate(rows, PolicyLoss(), Counts.of(rows["response_mask"]), temperature=1.0)
+    engine.optimizer_step()
+    work, shape = recipe(Actor(dtype=dtype), Settings()), shapes.load(EMBEDDED)
+    predicted = memory.footprint(shape, ONE, work, trained=True)
+    measured = engine.memory()
+    assert measured["gradients"] == predicted.gradients == 0
+    assert predicted.total == pytest.approx(sum(measured.values()), rel=0.01)
+    assert memory.resting(shape, ONE, work, trained=True) == predicted
+    with engine.generating():
+        assert memory.generation(shape, ONE, work).parameters == engine.transition().received_bytes == 0
+    copies = [memory.generation(shape, ParallelLayout(d=d), work).parameters for d in (2, 4)]
+    assert copies == [work.element * shape.num_parameters] * 2
 
 
 def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:

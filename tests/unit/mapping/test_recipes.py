@@ -77,11 +77,12 @@ ADAPTERS = 32 * 16 * (8 * 4096 + 3 * (4096 + 11008))
 
 
 def test_adapters_alone_have_gradients_states_and_masters() -> None:
-    """Of a 7B model in bfloat16: 2 N of weights and 16 bytes for each number of the adapters."""
+    """Of a 7B model in bfloat16: 2 N of weights and 16 bytes a number of the adapters in an update."""
     spec = Actor(dtype="bfloat16", lora=LoRA(rank=16))
     for sharding, shared in ((FSDP(), 1), (FSDP(), 4), (FSDP(shard=1), 4)):
         work = recipe(spec, Settings(train=sharding))
-        found = memory.footprint(SEVEN, ParallelLayout(d=shared), replace(work, kept_tokens=0), trained=True)
+        kept = replace(work, kept_tokens=0, keeps_gradients=True)
+        found = memory.footprint(SEVEN, ParallelLayout(d=shared), kept, trained=True)
         resident = found.parameters + found.gradients + found.states
         over = 1 if sharding.shard == 1 else shared
         frozen = 0 if over > 1 else ADAPTERS

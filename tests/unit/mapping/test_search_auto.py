@@ -70,7 +70,7 @@ def test_the_actor_generates_as_the_search_has_it() -> None:
     }
 
 
-@pytest.mark.parametrize(("memory_mb", "wanted", "slots"), [(1000, 0, 0), (1000, 300, 300), (200, 0, 270)])
+@pytest.mark.parametrize(("memory_mb", "wanted", "slots"), [(1000, 0, 0), (1000, 300, 300), (200, 0, 293)])
 def test_an_actor_decodes_as_many_rows_at_once_as_have_room(
     tmp_path: Path, memory_mb: int, wanted: int, slots: int
 ) -> None:
