@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
@@ -41,7 +42,8 @@ def shared_base_model(model: ModelSpec, *, seat: Seat) -> TrainEngine | None:
 
 def _key(model: ModelSpec, seat: Seat) -> Hashable:
     group = None if seat.dp_group is None else id(seat.dp_group)
-    return model.path, model.computes_in, seat.layout, str(seat.device), group
+    divided = replace(seat.layout, generation=None)  # a reference draws nothing
+    return model.path, model.computes_in, divided, str(seat.device), group
 
 
 class BaseModelEngine(TrainEngine):

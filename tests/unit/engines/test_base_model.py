@@ -13,6 +13,8 @@ from rlhf_lightning.engines import FSDP, FSDPEngine, shared_base_model, train_en
 from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import LoRA, ModelSpec
+from rlhf_lightning.strategies import Auto
+from rlhf_lightning.workers import Actor, Reference, Role
 from tests.unit.engines import tiny
 
 SEAT = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
@@ -55,6 +57,16 @@ def test_models_that_differ_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
     del actor
     gc.collect()
     assert shared_base_model(spec, seat=SEAT) is None
+
+
+def test_it_serves_where_the_strategy_says_how_the_actor_generates(spec: ModelSpec) -> None:
+    """As `auto` does; the reference, which generates nothing, has the rest of the actor's layout."""
+    roles: tuple[Role, ...] = Actor(), Reference()
+    seats = [replace(SEAT, layout=Auto().layout(role, "", 1)) for role in roles]
+    assert seats[0] != seats[1]
+    actor = train_engine(replace(spec, lora=LoRA(rank=2)), head="lm", seat=seats[0], config=FSDP())
+    assert shared_base_model(spec, seat=seats[1]) is not None
+    del actor
 
 
 def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
