@@ -92,7 +92,7 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
     response = max(given or lengths, default=_TOKENS)
     if isinstance(main, Actor) and not algorithm.reads_only:
         response = main.sampling.max_new_tokens
-    longest = max(lengths, default=response)
+    longest = data.longest_prompt if data else response
     rows = data.batch_rows if data else _ROWS
     return replace(
         recipe(main, settings),
@@ -106,15 +106,20 @@ def read_workload(algorithm: RLHFAlgorithm, settings: Settings, *, offload: bool
     )
 
 
-def read_recipes(algorithm: RLHFAlgorithm, settings: Settings, workload: Workload) -> dict[str, Workload]:
-    """The workload as the model of each role computes it: in its type, with its recomputation."""
+def read_recipes(
+    algorithm: RLHFAlgorithm, settings: Settings, workload: Workload, flow: Dataflow
+) -> dict[str, Workload]:
+    """The workload as the model of each role computes it: in its type, with the lengths that it draws."""
     main = algorithm.main_model
     fields = ("prompt", "response", "lengths", "batch", "mini_batches", "real_prompt", "offload")
     rows = {name: getattr(workload, name) for name in fields}
-    return {
-        name: replace(recipe(role.following(main), settings), **rows)
-        for name, role in algorithm.placed().items()
-    }
+    found: dict[str, Workload] = {}
+    for name, role in algorithm.placed().items():
+        model = role.following(main)
+        found[name] = replace(recipe(model, settings), **rows)
+        if isinstance(model, Actor) and "generate" in flow.kinds(name):
+            found[name] = replace(found[name], response=model.sampling.max_new_tokens, lengths=())
+    return found
 
 
 def read_shapes(algorithm: RLHFAlgorithm) -> dict[str, ModelShape]:

@@ -130,7 +130,7 @@ class Auto(Strategy):
         frees = self.offload and num_gpus() > 0  # on a CPU what is sent away stays where it is
         workload = read_workload(self.algorithm, self.settings, offload=frees)
         flow, shapes = read_dataflow(self.algorithm, workload.batch), read_shapes(self.algorithm)
-        recipes = read_recipes(self.algorithm, self.settings, workload)
+        recipes = read_recipes(self.algorithm, self.settings, workload, flow)
         key = (devices, workload, flow, tuple(shapes.items()), tuple(recipes.items()))
         if key not in self._found:
             found = self._found[key] = self._search(devices, flow, shapes, workload=workload, recipes=recipes)

@@ -9,7 +9,9 @@ from typing import Literal
 
 import pytest
 
+from examples.written_verdict import WrittenVerdict
 from rlhf_lightning.algos import PPO
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, VLLM, ZeRO
 from rlhf_lightning.mapping import hardware, memory, shapes, simulate
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
@@ -20,9 +22,10 @@ from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.mapping_inputs import read_recipes
 from rlhf_lightning.parallel.layout import ParallelLayout
-from rlhf_lightning.spec import LoRA
+from rlhf_lightning.spec import LoRA, Sampling
 from rlhf_lightning.strategies import Auto
-from rlhf_lightning.workers import Actor, Critic, Reference, Settings
+from rlhf_lightning.workers import Actor, Critic, Opponent, Reference, Settings
+from tests.ranks.algos.test_opponents import Imitating
 from tests.unit.mapping.test_search_auto import attached
 from tests.unit.mapping.test_search_plan import flow_of
 
@@ -43,9 +46,36 @@ def test_a_role_has_its_own_type_and_recomputation() -> None:
     expected = memory.training(costs.shapes["critic"], ONE, work).total
     assert costs.used("critic", ONE, trained, 0.0) == pytest.approx(expected)
     changed = PPO(actor=Actor(dtype="bfloat16"), critic=Critic(path="elsewhere", gradient_checkpointing=True))
-    found = read_recipes(changed, Settings(), costs.workload)["critic"]
+    found = read_recipes(changed, Settings(), costs.workload, costs.dataflow)["critic"]
     assert (found.element, found.masters, found.recompute) == (4, False, True)
     assert found.prompt == costs.workload.prompt
+
+
+def test_a_second_model_that_writes_has_its_own_length() -> None:
+    """A verdict is longer than the answer that it is about, and takes room and time accordingly."""
+    long, short = (Actor(sampling=Sampling(max_new_tokens=count)) for count in (2048, 64))
+    strategy = attached(Auto(devices=1), WrittenVerdict(actor=short, judge=long))
+    costs = strategy.plan(1).costs
+    assert {name: costs.recipes[name].response for name in ("actor", "judge")} == {"actor": 64, "judge": 2048}
+    free, seconds, rows = 100e6, [], []
+    for name in ("actor", "judge"):
+        (work,) = [one for stage in costs.work(name) for one in stage if one.kind == "generate"]
+        seconds.append(costs.estimate(name, ONE, work, free).seconds)
+        rows.append(costs.rows_at_once(name, ONE, work, free))
+    assert seconds[1] > 10 * seconds[0]
+    prompt = costs.workload.prompt
+    assert rows[1] == pytest.approx(rows[0] * (prompt + 64) / (prompt + 2048), abs=1)
+
+
+def test_an_opponent_of_given_answers_has_the_length_of_its_own() -> None:
+    """The actor reads what the data holds; its older self writes 300 tokens."""
+    algorithm = Imitating(opponent=Opponent(sampling=Sampling(max_new_tokens=300)))
+    strategy = attached(Auto(devices=1), algorithm)
+    algorithm.trainer.datamodule = data = TaskData(batch_size=8, num_rows=8, completions=True)  # type: ignore[attr-defined]
+    data.trainer = algorithm.trainer
+    found = strategy.plan(1).costs.recipes
+    assert (found["opponent"].response, found["opponent"].lengths) == (300, ())
+    assert found["actor"].response == max(found["actor"].lengths) == max(data.response_lengths) < 300
 
 
 def test_models_of_one_shape_that_compute_in_two_ways_are_two() -> None:

@@ -331,6 +331,17 @@ def test_a_run_has_its_data_before_its_places_are_found(run: str, tmp_path: Path
     assert (workload.batch, workload.prompt, workload.real_prompt) == (4, 4, 4.0)
 
 
+def test_room_is_counted_for_held_out_prompts_too(tmp_path: Path) -> None:
+    """A validation draws with as many rows at once, of prompts of 40 tokens instead of 4."""
+    file, strategy = tmp_path / "rows.jsonl", attached(Auto(devices=1), GRPO())
+    file.write_text("".join(json.dumps({"prompt": "a" * n, "answer": "b"}) + "\n" for n in (4, 4, 4, 40)))
+    trainer = strategy.algorithm.trainer
+    trainer.datamodule = data = PromptData(path=str(file), val_rows=1, batch_size=2)  # type: ignore[attr-defined]
+    data.trainer = trainer
+    workload = strategy.plan(1).costs.workload
+    assert (workload.prompt, workload.real_prompt) == (40, 4.0)
+
+
 @pytest.mark.parametrize("algorithm", [DPO(), RewardModel(), KTO(), SFT()])
 def test_given_answers_have_the_lengths_of_the_data(algorithm: RLHFAlgorithm, tmp_path: Path) -> None:
     """Bytes are tokens, and an end token follows; an actor that reads alone has no number of new tokens."""
@@ -346,5 +357,5 @@ def test_given_answers_have_the_lengths_of_the_data(algorithm: RLHFAlgorithm, tm
     assert (found.batch, found.prompt, found.response) == (16 if pairs else 8, 4, 201)
     assert len(found.lengths) <= 64
     assert found.row_tokens == pytest.approx(4 + (51.75 if pairs else 101.5), abs=3)
-    for own in read_recipes(algorithm, strategy.settings, found).values():
+    for own in read_recipes(algorithm, strategy.settings, found, Dataflow(())).values():
         assert own.row_tokens == found.row_tokens, "which its seconds and bytes are predicted for"
