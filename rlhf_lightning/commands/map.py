@@ -135,7 +135,11 @@ def search(algorithm: RLHFAlgorithm, sources: Mapping[str, str], options: argpar
     )
     algorithm.bind({n: replace(role, path=_readable(sources[n])) for n, role in roles.items()})
     flow = with_updates(read_dataflow(algorithm, rows), updates)
-    every = [(SimulatedCosts(on, flow, loaded, workload=workload), devices) for on, devices in kinds]
+    recipes = {n: replace(workload, follows=r.weights_change and not r.trains) for n, r in roles.items()}
+    every = [
+        (SimulatedCosts(on, flow, loaded, workload=workload, recipes=recipes), devices)
+        for on, devices in kinds
+    ]
     compared, most = baselines(every[0][0].roles), max(options.top, options.pick)
     return plan(*every[0], baselines=compared, count=most, others=every[1:])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_lightning.commands import map as command
+from rlhf_lightning.parallel import ParallelLayout
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +43,15 @@ def test_a_batch_is_counted_as_the_options_count_it(
     predicted, steps = file.read_text().splitlines()[2:4]
     assert predicted.endswith(f" --data.batch_size {batch} --data.max_prompt_tokens 1024 {limit} 1024")
     assert steps == f"# in {updates} (--algo.mini_batch_size)"
+
+
+def test_a_model_that_follows_the_actor_has_masters() -> None:
+    """2 N and 4 N bytes, of which Megatron's sharded optimizer divides the latter over the replicas."""
+    asked = ("--algo", "tests.ranks.algos.test_opponents.SelfPlay", "--devices", "8", "--model", "llama-7b")
+    algorithm, options = command._parse(asked)
+    costs = command.search(algorithm, dict.fromkeys(("actor", "opponent"), "llama-7b"), options).costs
+    held = [costs.resident("opponent", ParallelLayout(d=d)) for d in (1, 4)]
+    assert held == [number * costs.shapes["opponent"].num_parameters for number in (2 + 4, 2 + 1)]
 
 
 def test_a_reference_that_nothing_reads_is_placed_by_no_strategy() -> None:
