@@ -44,8 +44,7 @@ def run(arguments: Sequence[str]) -> None:
         ValueError: an option is wrong, or the models do not fit; the message says what is missing.
     """
     algorithm, options = _parse(arguments)
-    own = {role: vars(options).get(role) or options.model for role in algorithm.placed()}
-    sources = {role: "" if source == NO_MODEL else source for role, source in own.items()}
+    sources = _sources(algorithm, options)
     for role, model in algorithm.placed().items():
         if not sources[role] and not isinstance(model, Judge):
             option = role if vars(options).get(role) else "model"
@@ -68,6 +67,16 @@ def run(arguments: Sequence[str]) -> None:
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, mapping, Path(options.picture), title=title)
+
+
+def _sources(algorithm: RLHFAlgorithm, options: argparse.Namespace) -> dict[str, str]:
+    """What stands for each model; empty for functions, which a reward that no step calls is by default."""
+    found, uncalled = {}, algorithm.uncalled()
+    for name, role in algorithm.placed().items():
+        default = NO_MODEL if isinstance(role, Judge) and name in uncalled else options.model
+        source = vars(options).get(name) or default
+        found[name] = "" if source == NO_MODEL else source
+    return found
 
 
 def _picked(found: Plan, pick: int) -> DeviceMapping:

@@ -54,6 +54,16 @@ def test_a_model_that_follows_the_actor_has_masters() -> None:
     assert held == [number * costs.shapes["opponent"].num_parameters for number in (2 + 4, 2 + 1)]
 
 
+@pytest.mark.parametrize(("reward", "loaded"), [((), False), (("--reward", "llama-7b"), True)])
+def test_a_reward_that_validates_alone_is_no_model_unasked(reward: tuple[str, ...], *, loaded: bool) -> None:
+    """No step of a distillation calls it; by default it scores held-out answers by functions."""
+    asked = ("--algo", "distillation", "--devices", "8", "--model", "llama-7b", *reward)
+    with redirect_stdout(StringIO()) as output:
+        command.run((*asked, "--top", "1"))
+    assert ("reward, which no step calls, takes" in output.getvalue()) == loaded
+    assert ("    reward: {path: " in output.getvalue()) == loaded
+
+
 def test_a_reference_that_nothing_reads_is_placed_by_no_strategy() -> None:
     """DAPO has no KL: beside functions its actor is the only model, which `standalone` gives all devices."""
     asked = ("--algo", "dapo", "--devices", "8", "--model", "llama-7b", "--reward", "none")
