@@ -226,7 +226,7 @@ class RLHFAlgorithm(LightningModule):
             data_checks.check_columns(self)
         if self.reads_only and isinstance(actor := self.roles().get("actor"), Actor):
             opponents = {n: r.following(actor) for n, r in self.roles().items() if isinstance(r, Opponent)}
-            self.bind({**opponents, "actor": actor.reading()})
+            self.bind({name: role.reading() for name, role in {**opponents, "actor": actor}.items()})
         main, seed, kind = self.main_model, run_seed(), type(self)
         found = {n: r if r is main else drawing_apart(n, r, seed=seed) for n, r in self.roles().items()}
         self.bind({n: r.following(main).located().seeded(seed) for n, r in found.items()})

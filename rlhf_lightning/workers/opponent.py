@@ -21,6 +21,8 @@ class Opponent(Follower, Actor):
     """Share of the own weights that it keeps as it follows the actor; 0 becomes a copy, None stays."""
     sampling: Sampling | None = None  # type: ignore[assignment]  # `following` completes it
     """How responses are drawn; as the actor's where None."""
+    temperature: float | None = None
+    """At which it reads responses; that of `sampling` where None, or 1 beside given answers, as the actor."""
     needed_to_validate: ClassVar[bool] = False
     trains: ClassVar[bool] = False
 
@@ -30,3 +32,15 @@ class Opponent(Follower, Actor):
         if self.sampling is not None or not isinstance(actor, Actor):
             return same
         return replace(same, sampling=actor.sampling)
+
+    def reading(self) -> Self:
+        """The same opponent for given answers: it reads as the actor does then, and draws as before."""
+        return self if self.temperature is not None else replace(self, temperature=1.0)
+
+    def reads_at(self, temperature: float | None) -> float:
+        """See `Actor.reads_at`; `temperature` of its own where a call was told none.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        return super().reads_at(self.temperature if temperature is None else temperature)

@@ -76,13 +76,21 @@ class Imitating(SelfPlay):
 
 
 def test_beside_given_answers_an_opponent_draws_as_the_actor_was_told_to(model: str) -> None:
-    """As in SPIN, and not at the temperature at which given answers are read."""
+    """As in SPIN, while both read at the temperature at which given answers are read."""
     rows = TaskData(batch_size=4, num_rows=8, num_val_rows=0, completions=True)
     sampling = Sampling(max_new_tokens=6, temperature=0.5)
     algorithm = Imitating(actor=Actor(path=model, sampling=sampling))
-    run(algorithm, rows, steps=1)
+    kept = run(algorithm, rows, steps=1)
     assert algorithm.actor.sampling.temperature == 1
     assert algorithm.opponent.sampling == sampling
+    assert kept.numbers[0]["mine/before"] == 0, "they are one model, and so a margin of SPIN begins at 0"
+
+
+def test_an_opponent_reads_at_a_temperature_of_its_own(model: str) -> None:
+    other, same = Opponent(temperature=0.7), Opponent(temperature=0.5)
+    for opponent, apart in ((other, True), (same, False)):
+        kept = run(self_play(model, opponent), data(), steps=1)
+        assert (kept.numbers[0]["mine/before"] > 1e-3) == apart
 
 
 def test_an_opponents_answers_have_to_fit(model: str) -> None:
