@@ -110,7 +110,11 @@ class OneStepOff(OpenRLHF):
             return found
         actors = {name for name, role in self.algorithm.roles().items() if isinstance(role, Actor)}
         others = actors & {*workers} - {"actor"}
-        return {**found, **{name: OtherActor(name, workers[name], ahead) for name in others}}
+
+        def is_stepping() -> bool:
+            return self.algorithm._current_fx_name == "training_step"
+
+        return {**found, **{name: OtherActor(name, workers[name], ahead, is_stepping) for name in others}}
 
     def make_generation(self, actor: Caller, generator: Caller, *, recompute_log_probs: bool) -> Ahead:
         """See `OpenRLHF.make_generation`."""

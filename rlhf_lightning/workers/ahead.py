@@ -40,7 +40,7 @@ class Ahead(SeparateGeneration, ABC):
     called: bool = False
     """Whether a call of this iteration has returned earlier rows; at most one may."""
     others: list[tuple[str, frozenset[str]]] = field(default_factory=list)
-    """Other actors' answers of this iteration: the name, and the columns of what was given."""
+    """Other actors' answers of this step: the name, and the columns of what was given."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`; greedy answers and those for a validation are of the given rows.
@@ -89,7 +89,7 @@ class Ahead(SeparateGeneration, ABC):
 
 @dataclass(frozen=True)
 class OtherActor:
-    """What receives the calls on another actor's handle: it notes which rows are answered at once."""
+    """What receives the calls on another actor's handle: it notes which rows a step has answered at once."""
 
     name: str
     """Of the role."""
@@ -97,10 +97,12 @@ class OtherActor:
     """The role's own."""
     ahead: Ahead
     """Whose rows are exchanged."""
+    is_stepping: Callable[[], bool]
+    """Says whether a step runs: what hooks and callbacks have answered is no batch of a step."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
         """See `Caller.call`."""
-        if method.name == "generate_sequences" and batch is not None and not self.ahead.is_validating():
+        if method.name == "generate_sequences" and batch is not None and self.is_stepping():
             self.ahead.others.append((self.name, frozenset(batch)))
         return self.workers.call(method, batch, arguments)
 

@@ -34,12 +34,13 @@ class Several(Caller):
 
 
 def ahead_of(algorithm: RLHFAlgorithm, *roles: str) -> tuple[OneStepOff, Mapping[str, Caller]]:
-    """A strategy that is a batch ahead, in the middle of a fit, and what receives the calls on the roles."""
+    """A strategy that is a batch ahead, in a step of a fit, and what receives the calls on the roles."""
     strategy = OneStepOff()
     strategy.connect(algorithm)
     callers = strategy.callers({name: Several() for name in (*roles, "actor", "generator")})
     assert strategy.generation is not None
     strategy.generation.is_validating = lambda: False
+    algorithm._current_fx_name = "training_step"
     return strategy, callers
 
 
@@ -88,6 +89,17 @@ def test_an_actor_that_answers_at_once_comes_after_one_that_is_a_batch_ahead() -
         strategy.after_step()
         generate(callers["opponent"], rows | {"turn": torch.zeros(4)})
         generate(callers["opponent"], rows)
+
+
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end", "validation_step"])
+def test_what_hooks_had_answered_is_no_batch_of_a_step(hook: str) -> None:
+    algorithm = Playing()
+    _, callers = ahead_of(algorithm, "opponent")
+    rows = Batch.of({"row_ids": torch.arange(4)})
+    algorithm._current_fx_name = hook
+    generate(callers["opponent"], rows)
+    algorithm._current_fx_name = "training_step"
+    assert generate(callers["actor"], rows)["row_ids"].tolist() == [0, 1, 2, 3]
 
 
 def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
