@@ -75,7 +75,8 @@ def said(
     """The outputs of a language model by its logits [K, S]; S is this rank's number of words.
 
     Raises:
-        ValueError: more of the likeliest words are wanted than there are, or a candidate is no word.
+        ValueError: more of the likeliest words are wanted than there are, a candidate is no word, or the
+            column of candidates is not [B, R, k].
     """
     targets = packed.targets[:, None]
     if asked.likeliest:
@@ -83,7 +84,8 @@ def said(
         found = likeliest_words(logits.detach(), asked.likeliest, vocabulary=among, group=words.group)
         targets = torch.cat([targets, found], 1)
     elif asked.candidates:
-        targets = torch.cat([targets, _candidates(packed, rows[asked.candidates], words.size)], 1)
+        wanted = _candidates(packed, _checked(rows[asked.candidates]), words.size)
+        targets = torch.cat([targets, wanted], 1)
     log_probs, entropies = token_log_probs(
         logits,
         targets,
@@ -106,11 +108,6 @@ def _candidates(packed: PackedRows, column: Tensor, size: int) -> Tensor:
     Raises:
         ValueError: one is no word of this model.
     """
-    if column.dim() != 3:
-        raise ValueError(
-            f"candidates of the shape {list(column.shape)}: each token has some, [B, R, k]. Of one make "
-            "column[..., None]."
-        )
     found = packed.packed(column).long()
     least, most = (int(end) for end in torch.aminmax(found)) if found.numel() else (0, 0)
     if not 0 <= least <= most < size:
@@ -121,13 +118,31 @@ def _candidates(packed: PackedRows, column: Tensor, size: int) -> Tensor:
     return found
 
 
+def _checked(column: Tensor) -> Tensor:
+    """A column of candidates, [B, R, k].
+
+    Raises:
+        ValueError: it has another number of dimensions.
+    """
+    if column.dim() != 3:
+        raise ValueError(
+            f"candidates of the shape {list(column.shape)}: each token has some, [B, R, k]. Of one make "
+            "column[..., None]."
+        )
+    return column
+
+
 def zero_outputs(rows: TensorDict, *, head: Head, asked: Asked) -> dict[str, Tensor]:
-    """The outputs that `forward` computes, by name, as zeros on the host to be filled row by row."""
+    """The outputs that `forward` computes, by name, as zeros on the host to be filled row by row.
+
+    Raises:
+        ValueError: the column of the candidates that are asked for is not [B, R, k].
+    """
     shape = rows["response_mask"].shape
     if head != "lm":
         return {"values": torch.zeros(shape)}
     found = {name: torch.zeros(shape) for name in ("log_probs", *(["entropy"] if asked.entropy else ()))}
-    width = asked.likeliest or (rows[asked.candidates].shape[2] if asked.candidates else 0)
+    width = asked.likeliest or (_checked(rows[asked.candidates]).shape[2] if asked.candidates else 0)
     if width:
         found["candidate_log_probs"] = torch.zeros(*shape, width)
     if asked.likeliest:

@@ -229,6 +229,15 @@ class Flat(Distillation):
         return super().taught(batch) | {"candidate_ids": torch.zeros(len(batch), 6, dtype=torch.int32)}
 
 
+class Looking(Flat):
+    """Measures the loss, and learns nothing."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Of answers of its own."""
+        batch |= self.actor.generate_sequences(batch)
+        return self.actor.compute_loss(self.taught(batch), loss=self.loss)
+
+
 class Sparing(Distillation):
     """Asks for no candidates."""
 
@@ -242,6 +251,7 @@ class Sparing(Distillation):
     [
         (Distillation, Blind(), "is none of its columns. Name it there too"),
         (Flat, DistillationLoss(), r"candidates of the shape \[\d+, 6\]: each token has some"),
+        (Looking, DistillationLoss(), r"compute_loss: .*candidates of the shape \[\d+, 6\]: each token has"),
         (Sparing, DistillationLoss(), r"compute_ref_candidates\(size=0\): is a number of words"),
         (Foreign, DistillationLoss(), r"9999 are to be words of a model that has \d+\. Ask the other"),
     ],
