@@ -130,6 +130,7 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     if algorithm.trainer.state.fn == "fit":
         _warn_of_rates(algorithm)
     check_models(algorithm, generates=generates)
+    _check_opponents(algorithm)
     check_tokenizers(algorithm)
     check_answers_fit(algorithm)
     check_environment(algorithm)
@@ -181,6 +182,17 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
                 given = generates and algorithm.draws and "response_ids" in algorithm.needs
                 if given and not predicts:
                     data.check_lengths(positions=positions, new_tokens=most, generates=False)
+
+
+def _check_opponents(algorithm: RLHFAlgorithm) -> None:
+    """Refuse an opponent that begins as another model and would become the actor."""
+    for name, role in algorithm.roles().items():
+        if isinstance(role, Opponent) and role.weights_change and role.path != algorithm.main_model.path:
+            raise ValueError(
+                f"{name}.path={role.path!r} with {name}.decay={role.decay}: it is another model than the "
+                f"actor, whose weights it would take on. Type --algo.{name}.decay null, with which it stays "
+                f"as it is, or leave {name}.path out."
+            )
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:

@@ -86,7 +86,7 @@ def split_flat(weights: Tensor, sizes: Sequence[int], *, path: str) -> tuple[Ten
     if len(weights) != sum(sizes):
         raise ValueError(
             f"{path}: has {sum(sizes)} weights and cannot follow a model of {len(weights)}. "
-            "Type models of the same architecture."
+            "Type models of the same architecture, or decay null, with which it stays as it is."
         )
     parts: tuple[Tensor, ...] = weights.split(list(sizes))
     return parts

@@ -16,7 +16,7 @@ from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Opponent
 from tests.unit.algos.short import trainer
-from tests.unit.algos.small import Keep, run
+from tests.unit.algos.small import Keep, run, write_model
 
 
 def data() -> TaskData:
@@ -97,6 +97,16 @@ def test_an_opponents_answers_have_to_fit(model: str) -> None:
     opponent = Opponent(sampling=Sampling(max_new_tokens=600))
     with pytest.raises(ValueError, match="max_new_tokens=600"):
         run(self_play(model, opponent), data(), steps=1)
+
+
+def test_another_model_does_not_become_the_actor(model: str, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other")
+    told = r"^opponent\.path='.*/other' with opponent\.decay=0\.0: .* Type --algo\.opponent\.decay null, "
+    with pytest.raises(ValueError, match=told):
+        run(self_play(model, Opponent(path=other)), data(), steps=1)
+    run(self_play(model, Opponent(path=f"{model}/")), data(), steps=1)
+    kept = run(self_play(model, Opponent(path=other, init_seed=7, decay=None)), data(), steps=2)
+    assert all(numbers["mine/before"] > 1e-3 for numbers in kept.numbers)
 
 
 class Alone(SelfPlay):
