@@ -272,6 +272,12 @@ def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
     )
 
 
+def advise(exception: BaseException) -> None:
+    """Add a note on what was meant where a hook asked for a role, or a call of one, that there is not."""
+    if isinstance(exception, AttributeError) and (told := _lacking(exception.obj, exception.name or "")):
+        exception.add_note(told)
+
+
 def _lacking(owner: object, name: str) -> str:
     """What to do where an algorithm has no such role, or a role no such method; empty of anything else."""
     if isinstance(owner, LightningModule) and name in _ROLES:

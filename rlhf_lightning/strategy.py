@@ -35,7 +35,7 @@ from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.output import keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
-from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
+from rlhf_lightning.reporting import advise, monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
@@ -186,8 +186,7 @@ class Strategy(SingleDeviceStrategy):
         Raises:
             ValueError: too few devices, a wrong division, no cluster, several controllers, such a callback.
         """
-        # The controller holds no model: Lightning would choose a GPU for it where there is one.
-        self.accelerator = CPUAccelerator()
+        self.accelerator = CPUAccelerator()  # the controller has no model; Lightning would take a GPU for it
         if (trainer := self.algorithm._trainer) is not None:  # which has the algorithm's callbacks by now
             check_callbacks(trainer)
             monitor_each_validation(trainer)
@@ -310,6 +309,7 @@ class Strategy(SingleDeviceStrategy):
         self.drain()
 
     on_train_start = on_predict_end  # calls of the algorithm's `on_train_start` are no part of an iteration
+    on_exception = staticmethod(advise)
 
     def teardown(self) -> None:
         """Release the devices, also after a failure; the roles become plain descriptions again."""

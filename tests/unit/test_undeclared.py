@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
@@ -82,6 +82,48 @@ def test_a_call_of_another_model_is_told_of(name: str, says: str, tmp_path: Path
         trainer(Local(), tmp_path).fit(Confusing(name=name), datamodule=data)
     draws = name == "reference.generate_sequences"
     assert ("`opponent: Opponent = field(default_factory=Opponent)`" in str(refused.value)) == draws
+
+
+class Evaluating(Confusing):
+    """Calls it as it validates."""
+
+    def evaluate(self, batch: Batch) -> Batch:
+        """Call."""
+        self.step(batch)
+        return batch
+
+
+class Validating(Confusing):
+    """Asks for a role that it lacks."""
+
+    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+        """Ask."""
+        Forgetful.step(self, Batch.of(batch))
+
+
+class Starting(Confusing):
+    """Calls it before the first step."""
+
+    def on_train_start(self) -> None:
+        """Call."""
+        self.step(Batch({}, num_rows=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        (Evaluating, "reference.compute_values", "Reference has no compute_values, a call of Critic. Its"),
+        (Validating, "critic", "self.critic is no role of it, which has actor, reference. Write `critic: "),
+        (Starting, "reference.compute_values", "Reference has no compute_values, a call of Critic. Its"),
+    ],
+)
+def test_hooks_are_told_of_it_too(kind: type[Confusing], name: str, says: str, tmp_path: Path) -> None:
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=2)
+    run = trainer(Local(), tmp_path, limit_val_batches=int(kind is not Starting))
+    with pytest.raises(AttributeError) as error:
+        run.fit(kind(name=name), datamodule=data)
+    (note,) = error.value.__notes__
+    assert note.startswith(says)
 
 
 @dataclass(frozen=True, kw_only=True)
