@@ -14,8 +14,10 @@ from rlhf_lightning.engines.dtensor import local
 Part = Literal["parameters", "gradients", "optimizer"]
 """A part of a model's state that can be offloaded."""
 PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
-_PIECE = 1 << 28
-"""Bytes: torch pins powers of two, and would round a large one up to the next."""
+_BLOCK = 1 << 28
+"""Bytes that are pinned at once: torch rounds each request up to a power of two, and keeps it for good."""
+_ALIGNED = 512
+"""Bytes: what is moved begins at a multiple of these in its block, as it does on the device."""
 TensorsOf = Callable[[Part], list[Tensor]]
 """Returns the tensors of a part of a model; those that are on the host anyway stay there."""
 
@@ -107,12 +109,13 @@ class Parked:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         found = storages(tensors)
         self._leaving = _Leaving(found[0].device) if found and found[0].is_cuda else None
-        self._parked = [(storage, self._moved(storage)) for storage in found]
+        blocks = _Blocks((storage.nbytes() for storage in found), pinned=self._leaving is not None)
+        self._parked = [(storage, self._moved(storage, blocks)) for storage in found]
 
     @property
     def size_bytes(self) -> int:
         """Bytes on the host."""
-        return sum(size_bytes(host) for _, host in self._parked)
+        return sum(len(piece) for _, host in self._parked for piece in host)
 
     @property
     def brings_bytes(self) -> int:
@@ -124,19 +127,54 @@ class Parked:
         if self._leaving is not None:
             self._leaving.wait()
         for storage, host in self._parked:
-            storage.resize_(size_bytes(host))
-            for part, copy in zip(_bytes(storage).split(_PIECE), host, strict=True):
-                part.copy_(copy, non_blocking=True)
+            sizes = [len(piece) for piece in host]
+            storage.resize_(sum(sizes))
+            for part, piece in zip(_bytes(storage).split(sizes), host, strict=True):
+                part.copy_(piece, non_blocking=True)
         if self._leaving is not None:
             self._leaving.settle()
         self._parked.clear()
 
-    def _moved(self, storage: torch.UntypedStorage) -> list[Tensor]:
+    def _moved(self, storage: torch.UntypedStorage, blocks: _Blocks) -> list[Tensor]:
         whole = _bytes(storage)
+        host = blocks.take(len(whole))
         with nullcontext() if self._leaving is None else self._leaving.of(whole):
-            host = _on_host(whole)
+            for part, piece in zip(whole.split([len(piece) for piece in host]), host, strict=True):
+                piece.copy_(part, non_blocking=True)
         storage.resize_(0)
         return host
+
+
+class _Blocks:
+    """Memory of the host for storages, one behind the other in few blocks, of which only the last is small.
+
+    Args:
+        sizes: bytes of all storages.
+        pinned: whether their bytes come from a GPU.
+    """
+
+    def __init__(self, sizes: Iterable[int], *, pinned: bool) -> None:
+        self._pinned, self._left = pinned, sum(_aligned(size) for size in sizes)
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> list[Tensor]:
+        """The next bytes, uint8, for the next storage: cut where a block ends."""
+        found = []
+        while size:
+            if not len(self._free):
+                count = min(self._left, _BLOCK)
+                self._free, self._left = self._block(count), self._left - count
+            piece = self._free[:size]
+            found.append(piece)
+            size, self._free = size - len(piece), self._free[_aligned(len(piece)) :]
+        return found
+
+    def _block(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
 
 
 class _Leaving:
@@ -212,15 +250,6 @@ def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _on_host(whole: Tensor) -> list[Tensor]:
-    """A copy under way, in pieces; from a GPU into pinned memory, which torch keeps for the next time."""
-    pinned = whole.is_cuda
-    return [
-        torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned).copy_(part, non_blocking=True)
-        for part in whole.split(_PIECE)
-    ]
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:

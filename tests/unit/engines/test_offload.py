@@ -1,0 +1,68 @@
+"""What is offloaded from a GPU lies packed in the host's memory, of which torch pins powers of two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from rlhf_lightning.engines.offload import OffloadedParts
+from tests.unit.pretended import GPU, pretended
+
+MIB = 2**20
+
+
+class Pinning(TorchFunctionMode):
+    """Notes how many bytes torch was asked to pin each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        given = kwargs or {}
+        if given.get("pin_memory"):
+            assert isinstance(args[0], int)
+            self.asked.append(args[0])
+        return func(*args, **given)
+
+
+def written(size: int, number: int) -> Tensor:
+    """One of several storages on the GPU, whose parts differ."""
+    found = torch.full((size,), number, dtype=torch.uint8, device=GPU)
+    found[::MIB] = torch.arange(len(found[::MIB]), device=GPU) % 251
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks"),
+    [
+        ([33 * MIB] * 9, [256 * MIB, 41 * MIB]),
+        ([300 * MIB], [256 * MIB, 44 * MIB]),
+        ([33 * 1024] * 100, [3300 * 1024]),
+        ([4, 1030, 6], [512 + 1536 + 512]),
+    ],
+    ids=["shards", "larger than a block", "small ones", "odd ones"],
+)
+def test_many_shards_are_pinned_in_few_whole_blocks(sizes: list[int], blocks: list[int]) -> None:
+    with pretended(), Pinning() as pinning:
+        tensors = [written(size, number) for number, size in enumerate(sizes)]
+        parts = OffloadedParts("model", device=GPU)
+        parts.offload(["optimizer"], lambda _: tensors)
+        assert pinning.asked == blocks
+        assert {tensor.untyped_storage().nbytes() for tensor in tensors} == {0}
+        assert parts.size_bytes == parts.memory(lambda _: [])["host"] == sum(sizes)
+        parts.reload(["optimizer"])
+        assert [tensor.untyped_storage().nbytes() for tensor in tensors] == sizes
+        for number, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
+            assert torch.equal(tensor, written(size, number))
+        assert parts.size_bytes == 0
