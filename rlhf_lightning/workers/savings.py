@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlhf_lightning.workers.role import Role
 
+_DIVIDED = "--strategy hybrid3d with --strategy.parallel.t and --strategy.parallel.generate.t above 1"
+_LARGER = "larger GPUs, since here each holds all of the actor to generate"
+
 
 def savings_of(role: Role, method: str) -> list[str]:
     """What takes less memory in the calls of a method, or in its `build`.
@@ -26,7 +29,10 @@ def savings_of(role: Role, method: str) -> list[str]:
         )
         if config.kept_tokens:
             found.append(f"--{config.option}.kept_tokens below {config.kept_tokens}")
-    return [*found, *config.savings(role.worker.layout, changes=role.weights_change)]
+    found += config.savings(role.worker.layout, changes=role.weights_change, generates=answers)
+    if answers and not config.takes_sizes:
+        found += [_LARGER] if role.lora else [_DIVIDED, _LARGER]
+    return found
 
 
 def savings_of_model(role: Role, method: str, *, option: str) -> list[str]:

@@ -11,13 +11,17 @@ import torch
 from rlhf_lightning.controller import Worker, WorkerError
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.engines import FSDP, Megatron, TrainConfig, ZeRO
-from rlhf_lightning.parallel import ParallelLayout, World
+from rlhf_lightning.parallel import Generation, ParallelLayout, World
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
 
 KEPT = "--strategy.settings.train.kept_tokens"
 SHARD = "--strategy.settings.train.shard"
 Kind = Literal["fsdp", "megatron", "zero"]
+WHOLE = [
+    "--strategy hybrid3d with --strategy.parallel.t and --strategy.parallel.generate.t above 1",
+    "larger GPUs, since here each holds all of the actor to generate",
+]
 OFFLOAD = "--strategy.settings.zero.offload_optimizer true"
 TOKENS = "--strategy.settings.train.max_tokens_per_micro_batch below 16384"
 
@@ -53,12 +57,6 @@ def advice(role: Role, method: str, *, settings: Settings, layout: ParallelLayou
         ),
         ("reference", Reference(path="embedded"), "build", ["--algo.reference.dtype bfloat16"]),
         ("actor", Actor(), "build", []),
-        (
-            "actor",
-            Actor(),
-            "generate_sequences",
-            ["fewer --strategy.settings.generate.slots", "--algo.actor.dtype bfloat16"],
-        ),
         (
             "generator",
             Generator(path="embedded"),
@@ -127,6 +125,47 @@ def test_a_model_without_an_optimizer_is_told_of_none(config: TrainConfig, said:
     assert [*config.savings(ParallelLayout(d=4), changes=False)] == said
 
 
+@pytest.mark.parametrize(
+    ("engine", "train", "layout", "said"),
+    [
+        ("fsdp", FSDP(), ParallelLayout(d=2), ["more devices", *WHOLE]),
+        (
+            "fsdp",
+            FSDP(kept_tokens=9, shard=1),
+            ParallelLayout(d=2),
+            [f"{KEPT} 0 and {SHARD} 0 on several devices", *WHOLE],
+        ),
+        ("zero", FSDP(), ParallelLayout(d=2), [OFFLOAD, "more devices", *WHOLE]),
+        (
+            "megatron",
+            FSDP(),
+            ParallelLayout(t=8, d=2, generation=Generation(t=2)),
+            ["--strategy hybrid3d with --strategy.parallel.generate.t above 2"],
+        ),
+        (
+            "megatron",
+            FSDP(),
+            ParallelLayout(p=2, t=4, generation=Generation(t=4)),
+            ["--strategy hybrid3d with --strategy.parallel.t and --strategy.parallel.generate.t above 4"],
+        ),
+    ],
+)
+def test_an_actor_that_generates_is_told_what_divides_it_there(
+    engine: Kind, train: FSDP, layout: ParallelLayout, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of the devices that train it leave all of it on each."""
+    monkeypatch.setattr("rlhf_lightning.engines.ZeRO.require", lambda _: None)  # DeepSpeed is an extra
+    settings = Settings(engine=engine, train=train)
+    found = advice(Actor(), "generate_sequences", settings=settings, layout=layout, name="actor")
+    assert found == ["fewer --strategy.settings.generate.slots", "--algo.actor.dtype bfloat16", *said]
+
+
+def test_adapters_are_not_divided_to_generate() -> None:
+    actor = Actor(dtype="bfloat16", lora=LoRA(rank=2))
+    found = advice(actor, "generate_sequences", settings=Settings(), layout=ParallelLayout(d=2), name="actor")
+    assert found == ["fewer --strategy.settings.generate.slots", "more devices", WHOLE[1]]
+
+
 @pytest.mark.parametrize("engine", ["fsdp", "megatron", "zero"])
 def test_a_generator_is_told_of_no_engine(engine: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its devices has all of the model, however the actor is trained."""
@@ -189,12 +228,6 @@ def test_tokens_below_those_that_were_given() -> None:
             Reference(path="embedded", dtype="bfloat16"),
             "compute_ref_log_prob",
             [TOKENS, f"{KEPT} below 9"],
-        ),
-        (
-            "actor",
-            Actor(dtype="bfloat16"),
-            "generate_sequences",
-            ["fewer --strategy.settings.generate.slots"],
         ),
         ("actor", Actor(dtype="bfloat16"), "build", []),
     ],
