@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import ClassVar, Literal
 
@@ -40,13 +40,18 @@ class OffloadedParts:
         """Whether memory moves."""
 
     def offload(self, parts: Iterable[Part], tensors_of: TensorsOf, *, zeros: Collection[Part] = ()) -> None:
-        """Move parts to the host; those in `zeros` hold only zeros, and are freed and made anew instead."""
+        """Move parts to the host; those in `zeros` hold only zeros, and are freed and made anew instead.
+
+        Raises:
+            RuntimeError: the host has no memory for them.
+        """
         if self._device.type == "cuda":  # whatever stream has used them
             torch.cuda.synchronize(self._device)
         for part in parts:
             if part not in self._parts:
-                kind = Freed if part in zeros else Parked
-                self._parts[part] = kind(self._here(tensors_of(part))) if self.frees else None
+                here = self._here(tensors_of(part)) if self.frees else []
+                held = Freed(here) if part in zeros else Parked(here, name=f"{self._path}: its {part}")
+                self._parts[part] = held if self.frees else None
 
     def reload(self, parts: Iterable[Part]) -> None:
         """Bring parts back to the device; those that are there stay as they are."""
@@ -104,12 +109,16 @@ class Parked:
 
     Args:
         tensors: whole or sharded; views of one storage move together.
+        name: what they are, which begins the error.
+
+    Raises:
+        RuntimeError: the host has no memory for them.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], *, name: str) -> None:
         found = storages(tensors)
         self._leaving = _Leaving(found[0].device) if found and found[0].is_cuda else None
-        blocks = _Blocks((storage.nbytes() for storage in found), pinned=self._leaving is not None)
+        blocks = _Blocks([storage.nbytes() for storage in found], name=name, pinned=self._leaving is not None)
         self._parked = [(storage, self._moved(storage, blocks)) for storage in found]
 
     @property
@@ -150,15 +159,21 @@ class _Blocks:
 
     Args:
         sizes: bytes of all storages.
+        name: what they are, which begins the error.
         pinned: whether their bytes come from a GPU.
     """
 
-    def __init__(self, sizes: Iterable[int], *, pinned: bool) -> None:
-        self._pinned, self._left = pinned, sum(_aligned(size) for size in sizes)
+    def __init__(self, sizes: Sequence[int], *, name: str, pinned: bool) -> None:
+        self._name, self._pinned, self._all = name, pinned, sum(sizes)
+        self._left = sum(_aligned(size) for size in sizes)
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> list[Tensor]:
-        """The next bytes, uint8, for the next storage: cut where a block ends."""
+        """The next bytes, uint8, for the next storage: cut where a block ends.
+
+        Raises:
+            RuntimeError: the host has no memory for another block.
+        """
         found = []
         while size:
             if not len(self._free):
@@ -170,7 +185,14 @@ class _Blocks:
         return found
 
     def _block(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        except RuntimeError as err:
+            raise RuntimeError(
+                f"{self._name} ({self._all / 2**30:.1f} GiB) cannot wait in the memory of this node while "
+                f"another model computes: none is left to pin ({str(err).partition(chr(10))[0]}). Leave "
+                "--strategy.offload out, or take more nodes."
+            ) from err
 
 
 def _aligned(size: int) -> int:

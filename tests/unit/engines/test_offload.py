@@ -16,11 +16,12 @@ MIB = 2**20
 
 
 class Pinning(TorchFunctionMode):
-    """Notes how many bytes torch was asked to pin each time."""
+    """Notes how many bytes torch was asked to pin each time, and fails as CUDA does without room."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, room: int = 2**40) -> None:
         super().__init__()
         self.asked: list[int] = []
+        self.room = room
 
     def __torch_function__(
         self,
@@ -33,6 +34,8 @@ class Pinning(TorchFunctionMode):
         if given.get("pin_memory"):
             assert isinstance(args[0], int)
             self.asked.append(args[0])
+            if sum(self.asked) > self.room:
+                raise torch.AcceleratorError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
         return func(*args, **given)
 
 
@@ -66,3 +69,16 @@ def test_many_shards_are_pinned_in_few_whole_blocks(sizes: list[int], blocks: li
         for number, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
             assert torch.equal(tensor, written(size, number))
         assert parts.size_bytes == 0
+
+
+def test_a_node_without_memory_to_pin_says_whose_and_how_much() -> None:
+    with pretended(), Pinning(room=300 * MIB):
+        tensors = [written(size, 1) for size in [128 * MIB] * 3]
+        parts = OffloadedParts("org/model", device=GPU)
+        with pytest.raises(RuntimeError) as failed:
+            parts.offload(["optimizer"], lambda _: tensors)
+    assert str(failed.value) == (
+        "org/model: its optimizer (0.4 GiB) cannot wait in the memory of this node while another model "
+        "computes: none is left to pin (CUDA error: out of memory). Leave --strategy.offload out, or take "
+        "more nodes."
+    )
