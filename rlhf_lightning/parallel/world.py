@@ -18,6 +18,9 @@ from rlhf_lightning.parallel.link import Link
 _NO_RECORD = {"TORCH_FR_BUFFER_SIZE": "0"}
 """Torch keeps 2,000 collectives, which NCCL's watchdog writes after a failure; nobody writes gloo's."""
 
+NCCL_GRACE_S = 60
+"""Seconds that NCCL waits longer than the controller: it ends the process, where that names the calls."""
+
 LINK_PATIENCE = timedelta(days=365)
 """Longest wait over a link: that it lasts too long is for the controller to say, which sees calls end."""
 
@@ -33,7 +36,7 @@ class WorldSpec:
     groups: tuple[tuple[int, ...], ...]
     """Global ranks of every subgroup, in the order in which all devices make them."""
     timeout_s: float
-    """Longest wait in a collective."""
+    """Longest wait for a call, and in a collective; on GPUs a collective has NCCL_GRACE_S more."""
     links: tuple[tuple[int, ...], ...] = ()
     """Those of the groups that are links, whose other end may have any number of calls to finish first."""
     spans_nodes: bool = False
@@ -107,7 +110,7 @@ class World:
     def _begin(self, spec: WorldSpec, *, gpu: bool) -> None:
         if gpu:
             torch.cuda.set_device(0)
-        patience = timedelta(seconds=spec.timeout_s)
+        patience = timedelta(seconds=spec.timeout_s + gpu * NCCL_GRACE_S)
         if spec.size > 1 or spec.groups:
             where = {"init_method": f"tcp://{spec.address}"} if spec.size > 1 else {"store": HashStore()}
             with defaults({} if gpu else _NO_RECORD):

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec, subgroups
+from rlhf_lightning.parallel.world import LINK_PATIENCE
+from tests.unit.pretended import pretended
 
 
 def test_every_group_waits_as_long_as_the_world() -> None:
@@ -22,6 +24,23 @@ def test_every_group_waits_as_long_as_the_world() -> None:
             assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
     finally:
         world.leave()
+
+
+def test_collectives_of_gpus_wait_until_the_controller_has_named_the_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL ends a process that waits too long, without a word of what for."""
+    waits: list[timedelta] = []
+
+    def noted(*_: object, timeout: timedelta, **__: object) -> None:
+        waits.append(timeout)
+
+    monkeypatch.setattr(dist, "init_process_group", noted)
+    monkeypatch.setattr(dist, "new_group", noted)
+    spec = WorldSpec(size=3, address="", groups=((1, 2), (2, 1)), links=((1, 2),), timeout_s=77.0)
+    with pretended():
+        World.join(0, spec, gpu=True)
+    assert waits == [timedelta(seconds=137), LINK_PATIENCE, timedelta(seconds=137)]
 
 
 def test_the_world_of_someone_else_stays() -> None:
