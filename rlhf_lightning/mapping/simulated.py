@@ -86,7 +86,8 @@ class SimulatedCosts:
         self._rooms: dict[Hashable, tuple[float, float]] = {}
 
     def _know(self, role: str, shape: ModelShape) -> _Known:
-        stages = tuple(tuple(w for w in s.work if w.role == role) for s in self.dataflow.stages)
+        models = ([w for w in s.work if w.kind != "function"] for s in self.dataflow.stages)
+        stages = tuple(tuple(w for w in work if w.role == role) for work in models)
         recipe = self.recipes.get(role, self.workload)
         every = {work: self._workload(recipe, work) for stage in stages for work in stage}
         return _Known(shape, recipe, stages, every)
@@ -133,16 +134,20 @@ class SimulatedCosts:
         return self._signatures[role]
 
     def layouts(self, role: str, devices: int) -> Sequence[ParallelLayout]:
-        """Tensor shards in a node that divide a model, equal stages, replicas with rows, as `allows` says."""
+        """Tensor shards in a node that divide a model, equal stages, replicas with rows, as `allows` says.
+
+        A replica has rows of the largest piece of work, and takes part in smaller ones without. Where they
+        divide the weights among them, more replicas make room.
+        """
         known = self._models[role]
-        shape = known.shape
-        rows = min((w.batch // w.mini_batches for w in known.workloads.values()), default=devices)
+        shape, divided = known.shape, known.recipe.sharding == "full"
+        rows = max((w.batch // w.mini_batches for w in known.workloads.values()), default=devices)
         widest = math.gcd(devices, self.hardware.gpus_per_node, shape.heads)
         found: list[ParallelLayout] = []
         for t in filter(shape.divides, divisors(widest)):
             for p in divisors(math.gcd(devices // t, shape.layers)):
                 train = ParallelLayout(p=p, t=t, d=devices // (p * t))
-                if train.d <= rows and self._takes(shape, train):
+                if (divided or train.d <= rows) and self._takes(shape, train):
                     found += self._generating(role, train)
         return found
 

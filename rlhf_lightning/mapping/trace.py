@@ -18,7 +18,7 @@ from rlhf_lightning.controller import Batch, CallReport, WorkerGroup
 from rlhf_lightning.controller.block import Block, encode
 from rlhf_lightning.controller.call import Call as RemoteCall
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
-from rlhf_lightning.mapping.dataflow import Call, Dataflow, dataflow_of, kind_of
+from rlhf_lightning.mapping.dataflow import Call, Dataflow, Kind, dataflow_of, kind_of
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.workers import Actor, Role
 
@@ -73,7 +73,7 @@ class _Recorder(Transport):
         index = len(self.calls)
         made = {block.call for block in blocks if isinstance(block, _Recorded)}
         trained = {self._trained[call.role]} if call.role in self._trained else set()
-        kind = "function" if call.role in self.functions else kind_of(call.method)
+        kind = self._kind(call)
         waits_for = frozenset(made | self.fetched | trained)
         self.calls.append(Call(call.role, call.method, kind, call.num_rows, waits_for))
         if kind == "train":
@@ -87,6 +87,12 @@ class _Recorder(Transport):
         report = CallReport(call.role, call.method, 0, 0.0, 0.0, 0, metrics)
         columns = {n: _Recorded(self, index, encode(_made_up(n, call.num_rows))) for n in call.returns}
         return Submitted(_Recorded(self, index, report), columns)
+
+    def _kind(self, call: RemoteCall) -> Kind:
+        """What a call does; a method that is no generation or update, and reads no prompts, runs no model."""
+        kind = kind_of(call.method)
+        blind = kind == "infer" and all(column.name != "prompt_ids" for column in call.columns)
+        return "function" if blind or call.role in self.functions else kind
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
         """Return the made-up values; every later call waits for the calls that they stand for."""

@@ -256,6 +256,22 @@ def test_a_column_of_ones_own_is_by_row_where_its_name_says_so() -> None:
     assert read(read_dataflow(Measured(), 4))["training"] == {("actor", "train", 4, 1)}
 
 
+class Told(Measured):
+    """Asks for the model's number, and does not wait for it."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As the others do."""
+        self.actor.share()
+        return super().step(batch)
+
+
+def test_methods_of_ones_own_that_read_no_prompts_run_no_model() -> None:
+    """One counts the tokens of a mask, and one has no rows: neither is a pass."""
+    work = [work for stage in read_dataflow(Told(), 4).stages for work in stage.work]
+    mine = sorted((each.kind, each.rows) for each in work if each.role == "actor")
+    assert mine == [("function", 0), ("function", 4), ("generate", 4), ("train", 4)]
+
+
 @pytest.mark.parametrize("reads", ["length", "share"])
 def test_a_step_that_needs_values_of_its_own_is_told_to_place_its_models(reads: str) -> None:
     with pytest.raises(

@@ -145,29 +145,6 @@ def test_more_memory_never_takes_longer() -> None:
                 slowest = seconds
 
 
-def test_layouts_are_those_that_engines_take() -> None:
-    wide = replace(SEVEN, heads=48, kv_heads=48, hidden=4800)
-    tensor = {at.t for at in costs_of(wide).layouts("actor", 6)}
-    assert tensor == {1, 2}  # three ranks share 48 heads, but not 11,008 columns
-    even = costs_of(replace(wide, intermediate=12288))
-    assert {at.t for at in even.layouts("actor", 6)} == {1, 2, 3, 6}
-    grouped = costs_of(replace(wide, intermediate=12288, hidden=4608, kv_heads=2)).layouts("actor", 6)
-    assert {at.generation.t for at in grouped if at.generation and at.t == 6} == {1, 2, 6}
-    for one_stage, stages in ((False, {1, 2, 4}), (True, {1})):
-        found = costs_of(one_stage=one_stage).layouts("actor", 4)
-        assert {at.generation.p for at in found if at.generation} == stages
-
-
-def test_every_replica_has_rows_of_every_update() -> None:
-    """Eight updates of 32 rows: four each. Nodes have eight devices, and 24 layers at most eight stages."""
-    models = dict.fromkeys(ROLES, replace(SEVEN, layers=24))
-    costs = SimulatedCosts(hardware.A100, flow_of(32, updates=8), models, workload=Workload())
-    trained, scoring = ({(at.p, at.t, at.d) for at in costs.layouts(r, 16)} for r in ("critic", "reference"))
-    every = {(p, t, 16 // (p * t)) for p in (1, 2, 4, 8) for t in (1, 2, 4, 8) if p * t <= 16}
-    assert scoring == every
-    assert trained == {(p, t, d) for p, t, d in every if d <= 4}
-
-
 def test_an_actor_takes_the_transition_the_generation_and_the_updates() -> None:
     costs = costs_of()
     layout = ParallelLayout(t=2, d=3, generation=Generation(t=1))
