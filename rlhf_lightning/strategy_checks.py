@@ -130,7 +130,7 @@ def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequen
     Raises:
         ValueError: two actors that answer share GPUs, and vLLM is to sleep for both.
     """
-    if not num_gpus() or strategy.algorithm.reads_only:
+    if not num_gpus():
         return
     for pool in pools:
         actors = [name for name in pool.roles if isinstance(roles[name], Actor)]

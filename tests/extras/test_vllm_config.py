@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from transformers import AutoConfig, LlamaConfig, Phi3Config, PreTrainedConfig
 
 from rlhf_lightning import strategy_checks, workers
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.controller import Worker
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.engines import VLLM, check_vllm
@@ -23,7 +23,7 @@ from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated, OpenRLHF, Standalone
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor, Generator, Settings
+from rlhf_lightning.workers import Actor, Generator, Opponent, Settings
 from tests.extras import generating
 from tests.unit.algos.short import Started
 
@@ -203,6 +203,13 @@ class TwoActors(GRPO):
     """The other."""
 
 
+class SelfPlay(SFT):
+    """Learns from given answers beside those of its older self."""
+
+    opponent: Opponent = field(default_factory=Opponent)
+    """Draws."""
+
+
 class SleepsOnce(Colocated):
     """The vLLM of the judge stays awake."""
 
@@ -230,6 +237,15 @@ def test_vllm_sleeps_for_one_actor_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     prepare(SleepsOnce(settings=sleeps), TwoActors())
     prepare(Standalone(settings=sleeps), TwoActors())
     prepare(Colocated(settings=sleeps), GRPO())
+
+
+def test_given_answers_do_not_keep_an_opponent_from_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It draws in each step, and the field `actor` in a validation of one's own."""
+    monkeypatch.setattr(strategy_checks, "num_gpus", lambda: 4)
+    strategy = Colocated(settings=Settings(generator="vllm"))
+    strategy.connect(SelfPlay())
+    with pytest.raises(ValueError, match=r"actor and opponent answer on the same GPUs"):
+        strategy.setup_environment()
 
 
 def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:

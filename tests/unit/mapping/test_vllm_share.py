@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import field, replace
+from typing import Literal
 
 import pytest
 
-from rlhf_lightning.algos import PPO
+from rlhf_lightning.algos import GRPO, PPO
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.engines import VLLM
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.mapping import hardware, memory
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.plan import plan
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption
-from rlhf_lightning.workers import Settings
+from rlhf_lightning.strategy_checks import check_layouts
+from rlhf_lightning.workers import Actor, Settings
 from tests.unit.mapping.test_recipes import ONE, SEVEN, with_vllm
 from tests.unit.mapping.test_search_auto import ROLES, attached
 from tests.unit.mapping.test_search_plan import flow_of
@@ -70,3 +74,50 @@ def test_vllm_that_stays_awake_is_refused_on_gpus(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(auto, "num_gpus", lambda: 2)
     with pytest.raises(ValueError, match=r"vllm\.sleep=false with --strategy auto: .* give the placement"):
         strategy.place(ROLES, 2)
+
+
+class TwoWriters(GRPO):
+    """Two models answer, one after the other, and learn from the scores of the first."""
+
+    second: Actor = field(default_factory=Actor)
+    """The other."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """An update of each."""
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.reference.compute_ref_log_prob(batch)
+        batch |= {"advantages": batch["ref_log_probs"]}
+        second = batch | self.second.generate_sequences(batch)
+        metrics = self.actor.update_actor(batch, loss=PolicyLoss())
+        return metrics | self.second.update_actor(second, loss=PolicyLoss())
+
+
+def writers(monkeypatch: pytest.MonkeyPatch, generator: Literal["native", "vllm"], devices: int) -> Auto:
+    """A strategy that is to place them on pretended GPUs."""
+    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    for module in ("mapping.observe", "strategies.auto", "strategy_checks"):
+        monkeypatch.setattr(f"rlhf_lightning.{module}.num_gpus", lambda: devices)
+    option = MappingOption(hardware="a100-80gb")
+    algorithm = TwoWriters(policy_loss=PolicyLoss(kl_coef=0.1))
+    return attached(Auto(devices=devices, settings=Settings(generator=generator), mapping=option), algorithm)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_two_that_answer_with_vllm_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, devices: int
+) -> None:
+    """What is fastest, both on all devices, would be refused: vLLM sleeps once in a process."""
+    names = ("actor", "reference", "second")
+    (together,) = writers(monkeypatch, "native", devices).place(names, devices)
+    assert set(together.roles) == {*names}
+    strategy = writers(monkeypatch, "vllm", devices)
+    pools = strategy.place(names, devices)
+    assert [{*pool.roles} & {"actor", "second"} for pool in pools] == [{"actor"}, {"second"}]
+    check_layouts(strategy, strategy.algorithm.roles(), pools)
+
+
+def test_one_gpu_for_two_that_answer_with_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = writers(monkeypatch, "vllm", 1)
+    pools = strategy.place(("actor", "reference", "second"), 1)
+    with pytest.raises(ValueError, match=r"actor and second answer on the same GPUs"):
+        check_layouts(strategy, strategy.algorithm.roles(), pools)
