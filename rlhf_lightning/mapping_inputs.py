@@ -44,9 +44,14 @@ def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     data = _data(algorithm)
     twin = copy.deepcopy(algorithm)
     twin.ptx_batch = traced_batch(rows)
+    vars(twin).update(log=_logs_nothing, log_dict=_logs_nothing)  # Lightning's ask for a loop that runs
     twin.trainer = trainer = _trainer()
     trainer.strategy.connect(twin)
     return trace(twin, traced_batch(rows, data.train_rows if data else ()))
+
+
+def _logs_nothing(*_args: object, **_options: object) -> None:
+    """What `self.log` is in a step that is only read."""
 
 
 def _data(algorithm: RLHFAlgorithm) -> RowData | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from rlhf_lightning.controller import Caller
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.strategies.standalone import models_of, one_each
+from rlhf_lightning.strategies.standalone import SHARING, models_of, one_each
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Role, SeparateGeneration
 
@@ -79,10 +79,11 @@ class OpenRLHF(Strategy):
             least = max(wanted, 1)
             kept = total - len(others) * max(1, (total - least) // len(others))
             instead = f"generator_devices={kept}, or " if kept > 0 else ""
+            shared = SHARING if total < len(models) else ""
             raise ValueError(
-                f"{name}(devices={total}, generator_devices={wanted}): {total - wanted} are "
+                f"{name}(devices={total}, generator_devices={wanted}): {max(0, total - wanted)} are "
                 f"left for {len(others)} models, which have equally many each. Try {instead}"
-                f"devices={least + len(others) * max(1, each)} with generator_devices={least}."
+                f"devices={least + len(others) * max(1, each)} with generator_devices={least}{shared}."
             )
         placed = [role for role in roles if role != GENERATOR]
         pools = one_each(placed, total - wanted, models=others, name=name)

@@ -65,9 +65,9 @@ def two_sides(
         return [ResourcePool("all", devices or 1, tuple(roles))]
     total = devices if devices is not None else 2 * (actor_devices or 1)
     actor = actor_devices if actor_devices is not None else total // 2
+    if total == 1:
+        raise ValueError(f"{name}(devices=1): 1 device has no two halves. Try devices=2{SHARING}.")
     if actor_devices is None and total % 2:
-        if total == 1:
-            raise ValueError(f"{name}(devices=1): 1 device has no two halves. Try devices=2{SHARING}.")
         raise ValueError(
             f"{name}(devices={total}): {total} devices are not two equal halves. Try devices={total - 1}, or "
             f"say how many the actor's side has: --strategy.actor_devices {total // 2 + 1}."

@@ -56,6 +56,7 @@ SHARING = ", or --strategy colocated, where all models share every device"
     ("strategy", "said"),
     [
         (Split(devices=1), f"Split(devices=1): 1 device has no two halves. Try devices=2{SHARING}."),
+        (Split(devices=1, actor_devices=1), f"1 device has no two halves. Try devices=2{SHARING}."),
         (NeMoAligner(devices=1), f"of 2 devices, the same number on each side. Try devices=2{SHARING}."),
         (Standalone(devices=2), f"over 3 models (actor, critic, reference). Try devices=3{SHARING}."),
         (Standalone(devices=1), "Standalone(devices=1): 1 device cannot be divided over 3 models (actor,"),
@@ -71,6 +72,12 @@ SHARING = ", or --strategy colocated, where all models share every device"
             OpenRLHF(devices=3, generator_devices=3),
             "3 models, which have equally many each. Try devices=6 with",
         ),
+        (
+            OpenRLHF(devices=3, generator_devices=1),
+            f"2 are left for 3 models, which have equally many each. Try devices=4 with "
+            f"generator_devices=1{SHARING}.",
+        ),
+        (OneStepOff(devices=2, generator_devices=4), "generator_devices=4): 0 are left for 3 models"),
         (
             OpenRLHF(devices=3),
             "OpenRLHF(devices=3): 3 devices cannot be divided over 4 models (actor, critic, reference, "

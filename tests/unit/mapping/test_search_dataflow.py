@@ -211,6 +211,40 @@ def test_the_raw_rows_are_those_of_the_data(tmp_path: Path) -> None:
     assert read(read_dataflow(algorithm, 4)) == read(read_dataflow(GRPO(group_size=2), 4))
 
 
+class Logged(GRPO):
+    """Logs numbers of its own, as Lightning has it."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does."""
+        self.log("mine/rows", float(len(batch)), on_step=True)
+        self.log_dict({"mine/one": 1.0})
+        return super().step(batch)
+
+
+def test_a_step_may_log() -> None:
+    algorithm = Logged(group_size=2)
+    assert read(read_dataflow(algorithm, 4)) == read(read_dataflow(GRPO(group_size=2), 4))
+    assert not {"log", "log_dict"} & {*vars(algorithm)}
+
+
+class SetUp(GRPO):
+    """Reads what its `setup` makes."""
+
+    def setup(self, stage: str) -> None:
+        """Make rates."""
+        super().setup(stage)
+        self.register_buffer("rates", torch.zeros(4))
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does."""
+        return super().step(batch | {"rates": cast(torch.Tensor, self.rates)})
+
+
+def test_what_setup_makes_is_told_to_be_missing() -> None:
+    with pytest.raises(ValueError, match=r"no attribute 'rates'\. `setup` has not run there, and what it ma"):
+        read_dataflow(SetUp(), 4)
+
+
 class Broken(PPO):
     def step(self, batch: Batch) -> Metrics:
         return Metrics.of({"x": float(batch["images"].sum())})
