@@ -42,14 +42,28 @@ def imported(_: str) -> Callable[[torch.device], dict[str, torch.Tensor]]:
 
 
 def test_a_rank_sees_its_own_gpu_before_its_body_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(rank: Callable[[int], None], *, nprocs: int) -> None:
+    def here(rank: Callable[[int, ranks.Job], None], *, args: tuple[ranks.Job], nprocs: int) -> None:
         assert nprocs == 1
-        pickle.loads(pickle.dumps(rank))(0)  # noqa: S301 - its own
+        rank(0, *pickle.loads(pickle.dumps(args)))  # noqa: S301 - its own
 
     monkeypatch.setattr(ranks, "start_processes", here)
     monkeypatch.setenv(SEEN, "5,6")
     (found,) = ranks.run(1, Importing())  # type: ignore[arg-type]
     assert found == {"imported": torch.tensor(5), "own": torch.tensor(5)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "version", "joins"), [(4, 22809, True), (1, 23007, True), (1, 22809, False), (0, 23007, False)]
+)
+def test_nccl_joins_ranks_that_share_a_gpu_from_2_30_on(
+    gpus: int, version: int, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "num_gpus", lambda: gpus)
+    monkeypatch.setattr(ranks, "nccl_version", lambda: version)
+    assert ranks.by_nccl(4) == joins
+    if not joins:
+        with pytest.raises(pytest.skip.Exception, match=r"needs 4 GPUs, or NCCL 2\.30: here are"):
+            ranks.need(4)
 
 
 def test_what_cannot_be_captured_fails_the_test_of_repetition(
