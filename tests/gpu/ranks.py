@@ -92,7 +92,7 @@ def _rank(rank: int, job: Job) -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if job.world > job.gpus:
+    if job.nccl and job.world > job.gpus:
         os.environ |= SHARED
     backend = f"cpu:gloo,cuda:{'nccl' if job.nccl else 'gloo'}" if device.type == "cuda" else "gloo"
     library = torch.library.Library("_c10d_functional", "IMPL")
