@@ -3,7 +3,8 @@
 python -m benchmarks.mapping_search       prints them, and draws docs/images/mapping-search.svg
 
 Each request is PPO, or a constrained PPO with a cost model and its critic, on A100s with models of 70B, once
-all equal and once of six sizes. The search is exact, whatever it takes.
+all equal and once of six sizes; or two models that both generate, one after the other, and learn. The search
+is exact, whatever it takes.
 """
 
 import time
@@ -22,20 +23,22 @@ ROLES = ("actor", "critic", "reference", "reward", "cost_critic", "cost")
 TRAINED = ("actor", "critic", "cost_critic")
 LAYERS = dict(zip(ROLES, (80, 40, 64, 48, 32, 72), strict=True))
 """Decoder layers of the models where they differ: from 28B to 69B."""
+REQUESTS = (*((equal, n, 1) for equal in (True, False) for n in (2, 4, 6)), (True, 2, 2), (False, 2, 2))
+"""Whether the models are equal, how many there are, and how many of them generate."""
 DEVICES = (128, 256, 512, 1024)
 ROWS = 1024
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "mapping-search.svg"
 
 
-def costs(num_models: int, *, equal: bool) -> SimulatedCosts:
-    """The first models of ROLES."""
+def costs(num_models: int, *, equal: bool, writers: int = 1) -> SimulatedCosts:
+    """The first models of ROLES, of which the first ones generate."""
     roles = ROLES[:num_models]
     base = shapes.load("llama-70b")
     models = {r: base if equal else replace(base, layers=LAYERS[r]) for r in roles}
     flow = Dataflow(
         (
-            Stage("generation", (Work("actor", "generate", ROWS, 1),)),
-            Stage("preparation", tuple(Work(r, "infer", ROWS, 1) for r in roles if r != "actor")),
+            *(Stage(f"generation {r}", (Work(r, "generate", ROWS, 1),)) for r in roles[:writers]),
+            Stage("preparation", tuple(Work(r, "infer", ROWS, 1) for r in roles[writers:])),
             Stage("training", tuple(Work(r, "train", ROWS, 8) for r in roles if r in TRAINED)),
         )
     )
@@ -46,19 +49,19 @@ def main() -> None:
     """Measure and draw."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for equal in (True, False):
-        for num_models in (2, 4, 6):
-            seconds = []
-            for devices in DEVICES:
-                started = time.process_time()
-                found = plan(costs(num_models, equal=equal), devices).mappings[0]
-                seconds.append(time.process_time() - started)
-                name = f"{num_models} {'equal' if equal else 'different'} models"
-                print(
-                    f"{name} on {devices:>4} devices: {seconds[-1]:6.2f} s; {len(found.pools)} sets",
-                    flush=True,
-                )
-            axes.loglog(DEVICES, seconds, marker="o", label=name, linestyle="-" if equal else "--")
+    for equal, num_models, writers in REQUESTS:
+        seconds = []
+        name = f"{num_models} {'equal' if equal else 'different'} models"
+        name += " that generate" * (writers > 1)
+        for devices in DEVICES:
+            started = time.process_time()
+            found = plan(costs(num_models, equal=equal, writers=writers), devices).mappings[0]
+            seconds.append(time.process_time() - started)
+            print(
+                f"{name} on {devices:>4} devices: {seconds[-1]:6.2f} s; {len(found.pools)} sets", flush=True
+            )
+        style = ":" if writers > 1 else "-" if equal else "--"
+        axes.loglog(DEVICES, seconds, marker="o", label=name, linestyle=style)
     axes.set_xticks(DEVICES, [str(n) for n in DEVICES])
     axes.set_xlabel("devices")
     axes.set_ylabel("seconds on one core")

@@ -19,6 +19,7 @@ from itertools import product
 import numpy as np
 
 from rlhf_lightning.mapping.costs import Costs
+from rlhf_lightning.mapping.falling import Falling
 from rlhf_lightning.mapping.pareto import Array, undominated
 from rlhf_lightning.parallel.layout import ParallelLayout
 
@@ -73,6 +74,7 @@ class AutoParallel:
         self._min_bytes: dict[tuple[_Key, int], float] = {}
         self._ideals: dict[tuple[_Key, int], Array | None] = {}
         self._fronts: dict[tuple[_Key, int], tuple[Point, ...]] = {}
+        self._falling: dict[tuple[int, ParallelLayout], Falling] = {}
 
     def cost_class(self, role: str) -> int:
         """A number that models of equal cost share."""
@@ -188,45 +190,58 @@ class AutoParallel:
     ) -> Iterator[tuple[int, tuple[Option, ...], Array]]:
         """Combine the rigid models' choices with options of the elastic ones, in the memory that is left.
 
+        What is left depends on resident bytes alone. So of an elastic model's options with equal ones, as the
+        options of one training layout have, only those count that are the fastest beside some choices.
+
         Yields:
             Row of `merged`, the elastic models' options, and the seconds of the whole set, [stages].
         """
-        for combo in product(*(self.options(role, devices) for role in elastic)):
-            resident = merged.values[:, 0] + sum(o.resident for o in combo)
-            working = np.maximum(merged.values[:, 1], max((o.working for o in combo), default=0.0))
-            fits = np.flatnonzero(resident + working <= self.costs.capacity)
-            seconds = self._seconds(elastic, combo, self.costs.capacity - resident[fits])
-            if merged.picks.shape[1]:
-                seconds = seconds + merged.values[fits, 2:]
-            runs = np.flatnonzero(np.isfinite(seconds).all(axis=1))
-            for i in runs[undominated(seconds[runs])]:
-                yield int(fits[i]), combo, seconds[i]
-
-    def _seconds(self, roles: Sequence[str], combo: Sequence[Option], free: Array) -> Array:
-        """Seconds [len(free), stages] of elastic models with so many free bytes, computed by bisection.
-
-        More memory never takes longer, so where both ends of a span are equal, all between them is.
-        """
-        order = np.argsort(free, kind="stable")
-        result = np.zeros((len(free), len(combo[0].seconds) if combo else 1))
-        if not combo or not len(free):
-            return result
-
-        def at(place: int) -> tuple[float, ...]:
-            left = float(free[order[place]])
-            each = [self.costs.seconds(r, o.layout, left) for r, o in zip(roles, combo, strict=True)]
-            return tuple(sum(column) for column in zip(*each, strict=True))
-
-        spans = [(0, len(free) - 1, at(0), at(len(free) - 1))]
-        while spans:
-            first, last, slow, fast = spans.pop()
-            if slow == fast or last - first < 2:
-                result[order[first:last]], result[order[last]] = slow, fast
+        for alike in product(*(self._alike(role, devices) for role in elastic)):
+            resident = merged.values[:, 0] + sum(options[0].resident for options in alike)
+            fits = np.flatnonzero(resident + merged.values[:, 1] <= self.costs.capacity)
+            if not len(fits):
                 continue
-            middle = (first + last) // 2
-            between = at(middle)
-            spans += [(first, middle, slow, between), (middle, last, between, fast)]
-        return result
+            pairs = zip(elastic, alike, strict=True)
+            for combo in product(*[self._fastest(role, options, resident[fits]) for role, options in pairs]):
+                seconds = np.zeros((len(fits), 1)) + sum(own for _, own in combo)
+                if merged.picks.shape[1]:
+                    seconds = seconds + merged.values[fits, 2:]
+                runs = np.flatnonzero(np.isfinite(seconds).all(axis=1))
+                for i in runs[undominated(seconds[runs])]:
+                    yield int(fits[i]), tuple(option for option, _ in combo), seconds[i]
+
+    def _alike(self, role: str, devices: int) -> list[list[Option]]:
+        """A model's options, those with equal resident bytes together."""
+        found: dict[float, list[Option]] = {}
+        for option in self.options(role, devices):
+            found.setdefault(option.resident, []).append(option)
+        return list(found.values())
+
+    def _fastest(self, role: str, options: Sequence[Option], resident: Array) -> list[tuple[Option, Array]]:
+        """Options that no other one beats beside all choices of the other models, each with its seconds.
+
+        Args:
+            role: an elastic model.
+            options: some of its own, with equal resident bytes.
+            resident: [choices], bytes of the whole set.
+
+        Returns:
+            With each option seconds [choices, stages], infinite where it does not fit.
+        """
+        every = []
+        for option in options:
+            seconds = self._seconds(role, option.layout).over(self.costs.capacity - resident)
+            seconds[resident + option.working > self.costs.capacity] = math.inf
+            every.append(seconds)
+        kept = undominated(np.array([seconds.ravel() for seconds in every]))
+        return [(options[i], every[i]) for i in kept]
+
+    def _seconds(self, role: str, layout: ParallelLayout) -> Falling:
+        """The seconds of an elastic model by free bytes."""
+        key = (self.cost_class(role), layout)
+        if key not in self._falling:
+            self._falling[key] = Falling(lambda free: self.costs.seconds(role, layout, free))
+        return self._falling[key]
 
 
 def min_bytes(models: Sequence[Sequence[Option]]) -> float:

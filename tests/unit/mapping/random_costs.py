@@ -33,11 +33,13 @@ class RandomCosts:
     twins: bool
     """Whether the last two models cost the same."""
     capacity: float = 10.0
+    writers: int = 1
+    """How many of the models generate: the first ones."""
     table: dict[tuple[Hashable, int], list[Entry]] = field(default_factory=dict)
 
     @property
     def elastic(self) -> frozenset[str]:
-        return frozenset({self.roles[0]})
+        return frozenset(self.roles[: self.writers])
 
     def signature(self, role: str) -> Hashable:
         twin = self.twins and len(self.roles) > 2 and role == self.roles[-1]
@@ -59,7 +61,9 @@ class RandomCosts:
         return self.table[key]
 
     def _entry(self, layout: ParallelLayout, role: str, size: float, draw: random.Random) -> Entry:
+        """What is resident depends on the training layout alone."""
         devices = layout.num_ranks
+        trains = random.Random(f"{self.seed} {size} {layout.p} {layout.t} {devices}")  # noqa: S311
         works = [i for i in range(3) if draw.random() < 0.7] or [1]
         seconds = tuple(
             size * draw.uniform(0.3, 3) / devices ** draw.uniform(0, 1) if i in works else 0.0
@@ -67,7 +71,7 @@ class RandomCosts:
         )
         return Entry(
             layout,
-            resident=size * draw.uniform(0.2, 1.5) / devices ** draw.uniform(0.3, 1),
+            resident=size * trains.uniform(0.2, 1.5) / devices ** trains.uniform(0.3, 1),
             working=draw.uniform(0, 2),
             seconds=seconds,
             thirst=draw.uniform(0, 20) if role in self.elastic else 0.0,

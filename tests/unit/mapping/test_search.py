@@ -93,6 +93,22 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert NUM_CASES // 10 < fits < NUM_CASES // 5 + 1
 
 
+@pytest.mark.parametrize(("writers", "twins"), [(2, False), (3, True)])
+def test_several_models_that_generate_equal_brute_force(writers: int, *, twins: bool) -> None:
+    """Each takes of what the others leave, and generates in one of several ways for each training layout."""
+    shared = 0
+    for seed in range(60):
+        costs = RandomCosts(seed, ROLES[:3], 6, twins=twins, capacity=20.0, writers=writers)
+        expected = brute_force(costs, costs.roles, 4, (1, 2, 4))[0]
+        found = Search([DeviceKind(costs, 4, (1, 2, 4))], costs.roles).best()
+        assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
+        assert bool(found) == math.isfinite(expected)
+        for mapping in found:
+            assert sum(mapping.stages) == pytest.approx(sum(recomputed(costs, mapping.pools)), rel=1e-9)
+            shared += any(len(costs.elastic & {*pool.roles}) > 1 for pool in mapping.pools)
+    assert shared > 10
+
+
 def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
     """Seconds of each stage from the layouts that a mapping names."""
     from rlhf_lightning.mapping.search import Pool

@@ -355,6 +355,29 @@ def test_refused(arguments: tuple[str, ...], says: str) -> None:
         command.run(("--algo", "ppo", "--model", "llama-7b", *arguments))
 
 
+class Asked(SimulatedCosts):
+    """Counts how often it is asked for seconds."""
+
+    times = 0
+
+    def seconds(self, role: str, layout: ParallelLayout, free: float) -> Sequence[float]:
+        """See `SimulatedCosts.seconds`."""
+        self.times += 1
+        return super().seconds(role, layout, free)
+
+
+def test_layouts_of_two_models_that_generate_are_not_tried_in_pairs() -> None:
+    """The generation layouts of each are chosen by themselves: costs were asked for with each pair, twice."""
+    writing = [Stage(f"generation {role}", (Work(role, "generate", 512, 1),)) for role in ("actor", "judge")]
+    flow = Dataflow(
+        (*writing, Stage("training", (Work("actor", "train", 512, 8), Work("judge", "train", 512, 4))))
+    )
+    costs = Asked(hardware.A100, flow, dict.fromkeys(flow.roles, SEVEN), workload=Workload())
+    pairs = math.prod(len(costs.layouts(role, 32)) for role in flow.roles)
+    assert Search([DeviceKind(costs, 32, (32,))], flow.roles).best()
+    assert costs.times < pairs / 2
+
+
 def test_four_70b_models_on_128_gpus_in_seconds() -> None:
     models = {role: shapes.load("llama-70b") for role in ROLES}
     costs = SimulatedCosts(hardware.A100, read_dataflow(PPO(), 1024), models, workload=Workload())
