@@ -255,7 +255,7 @@ class RLHFAlgorithm(LightningModule):
         self._update_followers()
         self.strategy.after_step()
         numbers = metrics.fetch() | reporting.service_retries(self.placed())
-        numbers |= reporting.timings(self.strategy.drain()) | self.strategy.metrics()
+        numbers |= reporting.timings(reporting.finished(self.strategy.drain())) | self.strategy.metrics()
         reporting.warn_of_skipped_steps(numbers)
         numbers |= reporting.throughput(numbers, rows, seconds=time.perf_counter() - started)
         for name in self.progress:

@@ -278,6 +278,23 @@ def advise(exception: BaseException) -> None:
         exception.add_note(told)
 
 
+def finished(reports: Sequence[CallReport]) -> Sequence[CallReport]:
+    """The reports of an iteration's calls, after which no role may hold a gradient that no step has taken.
+
+    Raises:
+        ValueError: one does: a step of later rows would take it, and a run that goes on would not have it.
+    """
+    last = {(report.role, report.rank): report.left for report in reports}  # a device reports in order
+    if held := sorted(role for (role, _), left in last.items() if left):
+        raise ValueError(
+            f"{held[0]}: the iteration ends with a gradient that was accumulated and that no update has "
+            "taken: it would go into a step of later rows, and into no checkpoint. Accumulate only where an "
+            "update follows within the iteration, so not while PPO's actor waits (self.actor_paused is "
+            "True). For steps of more rows type a larger --data.batch_size."
+        )
+    return reports
+
+
 def _lacking(owner: object, name: str) -> str:
     """What to do where an algorithm has no such role, or a role no such method; empty of anything else."""
     if isinstance(owner, LightningModule) and name in _ROLES:

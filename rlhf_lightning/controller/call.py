@@ -63,3 +63,5 @@ class CallReport:
     """The method's plain value, or None."""
     num_rows: int = 0
     """Rows of the call on this device."""
+    left: bool = False
+    """Whether the role then held a gradient that no optimizer step had taken."""

@@ -191,9 +191,8 @@ class Device:
         seconds = time.perf_counter() - clock
         self.made[f"{call.role}.{call.method}"] = sum(column.size_bytes for column in columns)
         peak = memory_bytes() if self.gauge is None else self.gauge.highest_bytes()
-        report = CallReport(
-            call.role, call.method, self.rank, started, seconds, peak, value, num_rows=call.num_rows
-        )
+        by, left = (call.role, call.method, self.rank), self.roles[call.role].holds_gradient()
+        report = CallReport(*by, started, seconds, peak, value, num_rows=call.num_rows, left=left)
         return (report, *columns)
 
     def _failure(

@@ -94,6 +94,10 @@ class Remote(ABC):
         """Bytes that `reload` would bring back; 0 by default."""
         return 0
 
+    def holds_gradient(self) -> bool:
+        """Whether it has a gradient that no optimizer step has taken; not by default."""
+        return False
+
     def lies_in(self, other: Remote) -> bool:
         """Whether all its memory belongs to `other`, a role on the same device; not by default."""
         del other

@@ -343,6 +343,10 @@ class Role(ModelSpec, Remote):
         engine = self.binding.engine
         return 0 if engine is None else engine.reload_bytes()
 
+    def holds_gradient(self) -> bool:
+        """See `Remote.holds_gradient`."""
+        return self.binding.engine is not None and self.binding.engine.accumulated
+
     def lies_in(self, other: Remote) -> bool:
         """See `Remote.lies_in`."""
         engine, its = self.binding.engine, other.binding.engine if isinstance(other, Role) else None

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from examples import distillation
 from examples.distillation import Distillation
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.algos import GRPO, SFT
+from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import LastCheckpoint, Rollouts
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
@@ -280,6 +280,24 @@ def test_an_update_of_no_rows_steps_with_the_gradient_that_was_left(model: str) 
     assert left.numbers[0]["sft/nll"] == pytest.approx(at_once.numbers[0]["sft/nll"])
     assert left.numbers[0]["actor/grad_norm"] == pytest.approx(at_once.numbers[0]["actor/grad_norm"])
     torch.testing.assert_close(left.weights["actor"], at_once.weights["actor"])
+
+
+class Positive(PPO):
+    """Adds a loss on given rows to the actor's steps, also to those that PPO leaves out."""
+
+    def update_actor(self, mini: Batch) -> Metrics:
+        """Imitate, and learn."""
+        metrics = self.actor.accumulate_actor(mini, loss=SFTLoss())
+        return metrics | super().update_actor(mini)
+
+
+def test_a_gradient_that_no_update_takes_ends_the_run(model: str) -> None:
+    """It went into the first step after the critic's warm-up, without a word."""
+    reward = Reward(functions={"length": 1.0})
+    kept = run(Positive(actor=actor(model), reward=reward), data(), steps=2)
+    assert kept.numbers[1]["actor/grad_norm"] > 0
+    with pytest.raises(ValueError, match="actor: the iteration ends with a gradient that was accumulated"):
+        run(Positive(actor=actor(model), reward=reward, critic_warmup_steps=1), data(), steps=2)
 
 
 class Unread(GRPO):
