@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -17,16 +17,21 @@ def reading(whose: str, **given: Mapping[str, Tensor]) -> Iterator[None]:
         **given: what it is called with, by parameter.
 
     Raises:
-        ValueError: a name was looked up that is in nothing that was given.
+        ValueError: a name was looked up that something of what was given lacks.
     """
     try:
         yield
     except KeyError as err:
-        if not err.args or any(err.args[0] in names for names in given.values()):
+        if not err.args or all(err.args[0] in names for names in given.values()):
             raise
-        outputs = sorted(given.get("outputs", ()))
-        fix = ", or read ".join(["Name the column in its `columns`", *(f"outputs[{n!r}]" for n in outputs)])
-        if err.args[0] == "entropy" and "log_probs" in outputs:
-            fix = "Let its `needs_entropy` be True"
+        fix = _fix(err.args[0], outputs=sorted(given.get("outputs", ())), rows=given.get("rows", {}))
         there = " and ".join(f"{what} {sorted(names)}" for what, names in given.items())
         raise ValueError(f"{whose} reads {err.args[0]!r}, and is given {there}. {fix}.") from err
+
+
+def _fix(name: str, *, outputs: Sequence[str], rows: Mapping[str, Tensor]) -> str:
+    if name == "entropy" and "log_probs" in outputs:
+        return "Let its `needs_entropy` be True"
+    if name in rows:
+        return f"Read rows[{name!r}], or give the loss to a role whose model makes {name!r}"
+    return ", or read ".join(["Name the column in its `columns`", *(f"outputs[{n!r}]" for n in outputs)])

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import Aggregation, Counts, Loss, PairLoss, aggregate, run_loss
+from rlhf_lightning.functional import (
+    Aggregation,
+    Counts,
+    Loss,
+    PairLoss,
+    PolicyLoss,
+    ValueLoss,
+    aggregate,
+    run_loss,
+)
 from tests.unit.engines import tiny
 from tests.unit.functional.cases import close, mask_of, noise, valid
 
@@ -149,6 +158,43 @@ def test_what_a_loss_looks_for_in_vain_is_named(wanted: str, output: str, fix: s
     given = {output: torch.ones(2, 3)}
     with pytest.raises(ValueError, match=rf"^Looking reads '{wanted}', and .*\['{output}'\]\. {fix}$"):
         run_loss(tiny.Looking(wanted), given, given, Counts(6, 2, 2))
+
+
+class Weighted(Loss):
+    """Reads the column of the batch that outputs have too, and does not name it."""
+
+    def __call__(self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts) -> Returned:
+        """Weigh."""
+        return (outputs["log_probs"] * rows["log_probs"]).sum(), {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "rows", "told"),
+    [
+        (Weighted(), "log_probs", ["response_mask"], r"Name the column in its `columns`, or read outputs"),
+        (
+            PolicyLoss(),
+            "values",
+            ["log_probs"],
+            r"Read rows\['log_probs'\], or give the loss to a role whose",
+        ),
+        (
+            ValueLoss(),
+            "log_probs",
+            ["values", "returns"],
+            r"Read rows\['values'\], or give the loss to a role",
+        ),
+        (Weighted(), "log_probs", ["log_probs"], ""),
+    ],
+)
+def test_a_name_that_stands_on_one_side_alone(loss: Loss, outputs: str, rows: list[str], told: str) -> None:
+    x, mask = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
+    columns = {"response_mask": mask, "advantages": x.detach()} | {name: x.detach() for name in rows}
+    if not told:
+        assert float(run_loss(loss, {outputs: x}, columns, Counts(6, 2, 2))[0]) == 6
+        return
+    with pytest.raises(ValueError, match=rf"^{type(loss).__name__} reads '\w+', and is given .* {told}"):
+        run_loss(loss, {outputs: x}, columns, Counts(6, 2, 2))
 
 
 def test_a_loss_is_called_without_gradients_too() -> None:
