@@ -251,9 +251,12 @@ class Role(ModelSpec, Remote):
 
     def evaluate(self, rows: TensorDict, *, loss: Loss, temperature: float) -> dict[str, float]:
         """The metrics of a loss without a gradient; like those of `accumulate`, times d."""
+        counts = self.count(rows, loss)
+        if counts == Counts(0, 0, 0):
+            return {}
         outputs = self.engine.infer(rows, temperature=temperature, asked=Asked.by(loss))
         said, given = (cast(dict[str, Tensor], dict(table.items())) for table in (outputs, rows))
-        _, metrics = run_loss(loss, said, given, self.count(rows, loss))
+        _, metrics = run_loss(loss, said, given, counts)
         return {key: float(value) * self.worker.layout.d for key, value in metrics.items()}
 
     def count(self, rows: TensorDict, loss: Loss) -> Counts:
