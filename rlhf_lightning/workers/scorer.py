@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP_METRIC, register
+from rlhf_lightning.controller import DP, DP_METRIC, register
 from rlhf_lightning.engines import Head
-from rlhf_lightning.functional import Loss
+from rlhf_lightning.functional import Loss, at_last_valid, last_valid
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.role import Role
@@ -25,6 +25,12 @@ class Scorer(Role):
     head: ClassVar[Head] = "reward"
     trains: ClassVar[bool] = True
     needed_to_validate: ClassVar[bool] = True
+
+    @register(transfer=DP, reads=SEQUENCES, returns=("scores",))
+    def compute_scores(self, rows: TensorDict) -> TensorDict:
+        """Scores [B, R] float32 by the present weights: the outcome at the last valid token, 0 elsewhere."""
+        values, mask = self.engine.infer(rows, temperature=1.0)["values"].cpu(), rows["response_mask"]
+        return TensorDict({"scores": at_last_valid(last_valid(values, mask), mask)}, batch_size=len(rows))
 
     @register(transfer=DP_METRIC, reads=SEQUENCES)
     def update_scorer(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import field
 
+import pytest
+import torch
+
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import PairwiseLoss
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.functional import PairwiseLoss, at_last_valid
+from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.workers import Actor, Scorer
 from tests.unit.algos.small import run
 
@@ -37,3 +40,31 @@ def test_a_loss_of_no_rows_is_not_logged(model: str) -> None:
     assert some["reward_model/loss"] > 0
     assert 0 <= some["reward_model/accuracy"] <= 1
     assert not [name for name in none if name.startswith("reward_model/")]
+
+
+class Followed(RLHFAlgorithm):
+    """Has answers scored by a judge before and after it has learned from them."""
+
+    actor: Actor = field(default_factory=Actor)
+    judge: Scorer = field(default_factory=lambda: Scorer(path="", optimizer=OptimizerSpec(lr=1e-2)))
+
+    def step(self, batch: Batch) -> Metrics:
+        """Keep both scores in `scored`."""
+        batch = self.answers_to(batch, 2)
+        batch |= self.actor.generate_sequences(batch)
+        first = self.judge.compute_scores(batch)
+        metrics = self.judge.update_scorer(batch, loss=PairwiseLoss())
+        self.scored = [first["scores"], self.judge.compute_scores(batch)["scores"]]
+        self.mask = batch["response_mask"]
+        return metrics
+
+
+def test_a_reward_model_is_read_while_it_learns(model: str) -> None:
+    algorithm = Followed(actor=actor(model))
+    kept = run(algorithm, TaskData(batch_size=2, num_rows=4, num_val_rows=0), steps=1)
+    margins = []
+    for scores in algorithm.scored:
+        torch.testing.assert_close(scores, at_last_valid(scores.sum(dim=1), algorithm.mask))
+        margins.append(float((scores[0::2] - scores[1::2]).sum(dim=1).mean()))
+    assert margins[0] == pytest.approx(kept.numbers[0]["reward_model/margin"], abs=1e-5), "that of the update"
+    assert margins[1] > margins[0]
