@@ -18,15 +18,34 @@ from rlhf_lightning.functional.moments import NOISE
 Gap = Literal["carry", "zero"]
 
 
-def check_discounts(owner: str, **discounts: float) -> None:
+def check_discounts(owner: str, **discounts: float | Tensor) -> None:
     """Refuse a discount such as gamma or lambda, by its option's name, outside [0, 1].
 
     Raises:
-        ValueError: one is outside.
+        ValueError: one is outside, or is a tensor of several numbers.
     """
     for name, value in discounts.items():
+        if isinstance(value, Tensor) and value.dim():
+            raise ValueError(
+                f"{owner}({name}=tensor {list(value.shape)}): one number for all rows. `gae` of "
+                "rlhf_lightning.functional takes a lam for each."
+            )
         if not 0 <= value <= 1:
             raise ValueError(f"{owner}({name}={value}): must lie within [0, 1]. Try {name}=1.0.")
+
+
+def _check_lam(lam: float | Tensor, *, rows: int) -> None:
+    if not isinstance(lam, Tensor):
+        check_discounts("gae", lam=lam)
+        return
+    if lam.shape not in ((), (rows,)):
+        raise ValueError(f"gae(lam=tensor {list(lam.shape)}): takes one number for each of the {rows} rows.")
+    if not bool(((lam >= 0) & (lam <= 1)).all()):
+        lowest, highest = float(lam.min()), float(lam.max())
+        raise ValueError(
+            f"gae(lam=tensor from {lowest:.3g} to {highest:.3g}): must lie within [0, 1]. Try "
+            "lam.clamp(0, 1)."
+        )
 
 
 def gae(
@@ -51,10 +70,11 @@ def gae(
         advantages [B, R] and returns [B, R], the latter advantages + values before any whitening.
 
     Raises:
-        ValueError: `gap` is neither `carry` nor `zero`.
+        ValueError: `gap` is neither `carry` nor `zero`, or `lam` not one number within [0, 1] for each row.
     """
     if gap not in get_args(Gap):
         raise ValueError(f"gae(gap={gap!r}): unknown. Try 'carry' or 'zero'.")
+    _check_lam(lam, rows=len(mask))
     rewards, values = zero_masked(rewards, mask), zero_masked(values, mask)
     reward_at, value_at, valid_at = by_position(rewards), by_position(values), by_position(mask)
     advantage_at = torch.zeros_like(value_at)

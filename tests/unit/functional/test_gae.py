@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import bootstrap_truncated, gae
+from rlhf_lightning.functional import GAEEstimator, bootstrap_truncated, gae
 from rlhf_lightning.functional.gae import check_discounts
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, noise, valid
@@ -110,3 +110,27 @@ def test_discounts_out_of_range_are_refused(discounts: dict[str, float], said: s
         check_discounts("Mine", **discounts)
     for lam in (0.0, 1.0):
         check_discounts("Mine", gamma=1.0, lam=lam)
+
+
+@pytest.mark.parametrize(
+    ("lam", "said"),
+    [
+        (-0.1, r"gae\(lam=-0\.1\): must lie within \[0, 1\]\. Try lam=1\.0\.$"),
+        (torch.tensor([0.5, 1 - 1 / (0.05 * 8)]), r"gae\(lam=tensor from -1\.5 to 0\.5\): .* Try lam\.clamp"),
+        (torch.tensor([float("nan"), 1.0]), r"gae\(lam=tensor from nan to nan\): must"),
+        (torch.full((2, 1), 0.5), r"gae\(lam=tensor \[2, 1\]\): takes one number for each of the 2 rows\.$"),
+    ],
+)
+def test_a_lambda_that_cannot_be_is_refused(lam: float | torch.Tensor, said: str) -> None:
+    """That of VAPO is negative for answers of less than 20 tokens: advantages grew with each token."""
+    x, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=f"^{said}"):
+        gae(x, x, mask, gamma=1.0, lam=lam)
+    edges = gae(x, x, mask, gamma=1.0, lam=torch.tensor([0.0, 1.0]))
+    assert torch.equal(edges[0][0], gae(x, x, mask, gamma=1.0, lam=0.0)[0][0])
+    assert torch.equal(edges[0][1], gae(x, x, mask, gamma=1.0, lam=1.0)[0][1])
+
+
+def test_an_estimator_has_one_lambda() -> None:
+    with pytest.raises(ValueError, match=r"^GAEEstimator\(lam=tensor \[2\]\): one number .* `gae` of"):
+        GAEEstimator(lam=cast(float, torch.ones(2)))
