@@ -280,6 +280,8 @@ def _misread(name: str, role: Role, main: Role) -> str:
         fix += ", or score whole responses (per_token outcome)"
     elif isinstance(role, Judge):
         fix += f", or leave {name}.tokenizer out: it is told what was said in its own"
+    else:
+        fix += f", or type --algo.{name}.path '' to begin with the weights of {main.path!r}"
     return (
         f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer knows {alike} "
         f"of {total} by the same number{over}. {fix}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import field
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from transformers import (
 )
 
 from rlhf_lightning.algos import PPO, SFT
-from rlhf_lightning.data import MixedData, PromptData, TextData, load_tokenizer
+from rlhf_lightning.data import MixedData, PromptData, TaskData, TextData, load_tokenizer
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.functional import SFTLoss
-from rlhf_lightning.workers import Actor, Critic, Reference, Reward
+from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Scorer
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit.algos.short import refusal
 from tests.unit.algos.small import judging, write_model, write_other, write_rows
@@ -36,6 +37,21 @@ def test_another_tokenizer_is_refused(role: str, tmp_path: Path) -> None:
         f"{role}.path={path!r}: reads the token ids of 'embedded', and its tokenizer knows"
     )
     assert ("per_token outcome" in told) == (role == "reward")
+
+
+class Judging(SFT):
+    """Has a second model that learns, the embedded one unless it is told another."""
+
+    judge: Scorer = field(default_factory=Scorer)
+
+
+def test_a_second_model_may_begin_as_the_first(tmp_path: Path) -> None:
+    """Unlike a critic it does not by default."""
+    actor, data = Actor(path=write_other(tmp_path / "other", 2)), TaskData(completions=True)
+    told = refusal(Judging(actor=actor), tmp_path, data=data)
+    assert told.startswith(f"judge.path='embedded': reads the token ids of {actor.path!r}")
+    assert told.endswith(f", or type --algo.judge.path '' to begin with the weights of {actor.path!r}.")
+    assert refusal(Judging(actor=actor, judge=Scorer(path="")), tmp_path, data=data) == "started"
 
 
 def test_a_judge_that_is_not_told_is_advised_to_be(tmp_path: Path) -> None:
