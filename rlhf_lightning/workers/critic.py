@@ -36,3 +36,8 @@ class Critic(Role):
     def update_critic(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
         """One optimizer step on a mini-batch; reads the `columns` of the loss too."""
         return self.update(rows, loss=loss, temperature=1.0)
+
+    @register(transfer=DP_METRIC, reads=SEQUENCES)
+    def compute_loss(self, rows: TensorDict, *, loss: Loss) -> Mapping[str, float]:
+        """The metrics of a loss, without learning from it."""
+        return self.evaluate(rows, loss=loss, temperature=1.0)

@@ -1,4 +1,4 @@
-"""Steps of one's own with a reward model that learns within them."""
+"""Steps of one's own that read, and measure, what judges and critics learn within them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import PairwiseLoss, at_last_valid
+from rlhf_lightning.functional import PairwiseLoss, ValueLoss, at_last_valid
 from rlhf_lightning.spec import OptimizerSpec, Sampling
-from rlhf_lightning.workers import Actor, Scorer
+from rlhf_lightning.workers import Actor, Critic, Scorer
 from tests.unit.algos.small import run
 
 
@@ -68,3 +68,27 @@ def test_a_reward_model_is_read_while_it_learns(model: str) -> None:
         margins.append(float((scores[0::2] - scores[1::2]).sum(dim=1).mean()))
     assert margins[0] == pytest.approx(kept.numbers[0]["reward_model/margin"], abs=1e-5), "that of the update"
     assert margins[1] > margins[0]
+
+
+class Valued(RLHFAlgorithm):
+    """Has a critic's loss measured before it learns."""
+
+    actor: Actor = field(default_factory=Actor)
+    critic: Critic = field(default_factory=Critic)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Measure, and learn."""
+        batch |= self.actor.generate_sequences(batch)
+        batch |= self.critic.compute_values(batch)
+        batch |= {"returns": batch["response_mask"].float()}
+        measured = self.critic.compute_loss(batch, loss=ValueLoss()).moved("critic", to="held_out")
+        return measured | self.critic.update_critic(batch, loss=ValueLoss())
+
+
+def test_a_critics_loss_is_measured_without_learning(model: str) -> None:
+    (numbers,) = run(
+        Valued(actor=actor(model)), TaskData(batch_size=2, num_rows=4, num_val_rows=0), steps=1
+    ).numbers
+    assert numbers["held_out/loss"] > 0
+    assert numbers["held_out/loss"] == pytest.approx(numbers["critic/loss"], rel=1e-5)
+    assert "held_out/grad_norm" not in numbers
