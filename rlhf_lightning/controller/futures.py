@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, NoReturn, TypeVar, cast
 
 from rlhf_lightning.controller.call import CallReport
 from rlhf_lightning.controller.transport import Future, fetch_all
@@ -87,6 +87,25 @@ class Metrics:
 
     def __ror__(self, other: Numbers) -> Metrics:
         return _metrics(other) | self
+
+    def __getitem__(self, name: str) -> NoReturn:
+        """Refuse: reading them takes a wait for all.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"metrics[{name!r}]: wait for them first, metrics.fetch().get({name!r}, 0.0).")
+
+    def __iter__(self) -> object:  # no Iterator: type checkers refuse it too
+        """Refuse: a plain mapping that takes metrics by |= would wait for all of them.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "Metrics are joined by |, and do not go into a plain dict: begin with Metrics.of(numbers), as in "
+            "Metrics.of(self.rollout_metrics(batch)) | update."
+        )
 
     def moved(self, group: str, *, to: str) -> Metrics:
         """The same numbers with one group renamed: `critic/loss` becomes `cost_critic/loss`."""

@@ -165,7 +165,15 @@ def spread(advantages: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         [B, R].
+
+    Raises:
+        ValueError: there is not one for each response.
     """
+    if advantages.shape != mask.shape[:1]:
+        raise ValueError(
+            f"spread({list(advantages.shape)}, mask {list(mask.shape)}): takes one number for each response. "
+            "Make it of numbers for each token by masked_sum(x, mask, dim=1)."
+        )
     return zero_masked(advantages[:, None].expand(mask.shape), mask)
 
 

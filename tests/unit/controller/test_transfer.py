@@ -146,6 +146,12 @@ def test_metrics_of_many_calls_are_fetched_in_one_wait(monkeypatch: pytest.Monke
 def test_metrics_average_over_calls_where_names_meet() -> None:
     first = Metrics([[{"a": 1.0, "b": 2.0}, {"a": 3.0}]])
     assert (first | Metrics.of({"a": 6.0, "c": 1.0})).fetch() == {"a": 4.0, "b": 2.0, "c": 1.0}
+    with pytest.raises(
+        TypeError, match=r"^metrics\['a'\]: wait for them first, metrics\.fetch\(\)\.get\('a'"
+    ):
+        _ = first["a"]
+    with pytest.raises(TypeError, match=r"do not go into a plain dict: begin with Metrics\.of\(numbers\)"):
+        dict(first)  # type: ignore[call-overload]
 
 
 def test_of_a_learning_rate_and_a_count_the_last_call_says_it() -> None:

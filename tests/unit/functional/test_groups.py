@@ -151,3 +151,7 @@ def test_spread(case: str) -> None:
     advantages = torch.tensor([1.0, -2.0, 3.0, -4.0])
     expected = [[float(advantages[b]) if mask[b, t] else 0.0 for t in range(mask.shape[1])] for b in range(4)]
     close(spread(advantages, mask), expected)
+    with pytest.raises(
+        ValueError, match=r"^spread\(\[4, \d+\], mask \[4, \d+\]\): .* by masked_sum\(x, mask"
+    ):
+        spread(mask.float(), mask)
