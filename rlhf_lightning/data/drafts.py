@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,8 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
             a text in the field of prompts is in neither.
     """
     values = [record.take(name, option=option) for option, name in fields.items()]
-    detected = values and not record.has(form.prompt_field) and all(map(is_dialogue, values))
+    apart = record.has(form.prompt_field) and form.prompt_field not in fields.values()
+    detected = values and not apart and all(map(is_dialogue, values))
     if form.dialogue or detected:
         return _from_dialogues(record, form, fields)
     found = {name: record.answer(name, option=option) for option, name in fields.items()}
@@ -76,29 +77,37 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
         )
     return Draft(
         row=record.row,
-        prompt=_asked(record, form, before, first),
+        prompt=_asked(record, form, found),
         prompt_field=first if before else form.prompt_field,
         answers=tuple(Answer(pieces=(text,)) for _, text in found.values()),
     )
 
 
-def _asked(record: Record, form: Format, before: list[dict[str, str]], answer: str) -> object:
-    """The prompt of a row whose answer has these messages before it; what both hold stands once.
+def _asked(record: Record, form: Format, found: Mapping[str, tuple[list[dict[str, str]], str]]) -> object:
+    """The prompt of a row whose answers have messages before them; what both hold stands once.
+
+    Args:
+        record: the row.
+        form: where the prompt is.
+        found: messages before the answer, the same in all, and its text, by field; empty for no answers.
 
     Raises:
         ValueError: there is no prompt, or one that does not go together with the messages.
     """
-    if before and not record.has(form.prompt_field):
+    answer, before = next(((name, turns) for name, (turns, _) in found.items()), ("", []))
+    if before and (form.prompt_field in found or not record.has(form.prompt_field)):
         return before
     prompt = record.take(form.prompt_field, option="prompt_field")
+    if form.prompt_field in found and isinstance(prompt, str):
+        raise ValueError(
+            f"{record.where}: the field {form.prompt_field!r} holds a text, and is named for the prompt and "
+            "for an answer, which would be the same. Name another field for one of them; --data textdata "
+            "imitates the whole of a text."
+        )
     if not before or not prompt:
         return before or prompt
     if are_messages(prompt):
-        asked, begun = ([(m["role"], m["content"].strip()) for m in part] for part in (prompt, before))
-        if any(begun[n : n + len(asked)] == asked for n in range(len(begun))):
-            return before
-        new = next(n for n in range(len(asked) + 1) if begun[: len(asked) - n] == asked[n:])
-        return [*prompt[:new], *before]
+        return _together(prompt, before, [answer for _, answer in found.values()])
     said = [message["content"].strip() for message in before]
     if not isinstance(prompt, str) or prompt.strip() not in said:
         raise ValueError(
@@ -107,6 +116,25 @@ def _asked(record: Record, form: Format, before: list[dict[str, str]], answer: s
             "are texts, or remove the field or the row."
         )
     return before
+
+
+def _together(
+    prompt: Sequence[dict[str, str]], before: list[dict[str, str]], answers: Sequence[str]
+) -> list[dict[str, str]]:
+    """Messages of a prompt, and those before the answers that it does not end with.
+
+    A prompt that ends with these and an answer is the whole conversation.
+    """
+    asked, begun, ends = (
+        [(m["role"], m["content"].strip()) for m in part]
+        for part in (prompt, before, [{"role": "assistant", "content": answer} for answer in answers])
+    )
+    if asked[-1] in ends and asked[-1 - len(begun) : -1] == begun:
+        return [*prompt[:-1]]
+    if any(begun[n : n + len(asked)] == asked for n in range(len(begun))):
+        return before
+    new = next(n for n in range(len(asked) + 1) if begun[: len(asked) - n] == asked[n:])
+    return [*prompt[:new], *before]
 
 
 def _from_dialogues(record: Record, form: Format, fields: Mapping[str, str]) -> Draft:

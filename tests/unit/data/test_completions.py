@@ -118,6 +118,45 @@ def test_a_conversation_brings_its_prompt_along(write_rows: Writer) -> None:
         completion_data(write_rows({"messages": messages[:3]}), response_field="messages", chat_template=True)
 
 
+SYSTEM = {"role": "system", "content": "s"}
+ASKED = [{"role": "user", "content": "a"}]
+CALLED = [{"role": "assistant", "content": "c"}, {"role": "user", "content": "r"}]
+
+
+@pytest.mark.parametrize("before", [ASKED, [SYSTEM, *ASKED], [SYSTEM, *ASKED, *CALLED]])
+@pytest.mark.parametrize("fields", ["one", "both", "cut"])
+def test_an_answer_is_no_part_of_its_prompt(
+    write_rows: Writer, before: list[dict[str, str]], fields: str
+) -> None:
+    """Whether the conversation's field is named for both, or the prompt's holds all of it, too."""
+    whole = [*before, {"role": "assistant", "content": " d "}]
+    own = {"one": {}, "both": {"prompt": whole}, "cut": {"prompt": [CALLED[0], *whole]}}[fields]
+    named = {"response_field": "messages", "prompt_field": "messages" if fields == "one" else "prompt"}
+    file = write_rows({"messages": whole, **own})
+    batch = next(iter(completion_data(file, chat_template=True, batch_size=1, **named).train_dataloader()))
+    asked = [*([CALLED[0]] if fields == "cut" else []), *before]
+    assert batch["rows"][0]["prompt_messages"] == asked
+    assert batch["response_ids"].tolist() == [[32, 100, 32, 258]]
+
+
+def test_the_same_answer_to_two_questions_stays(write_rows: Writer) -> None:
+    """What the prompt holds is only then the whole conversation, if the messages before the answer say so."""
+    yes, other = {"role": "assistant", "content": "y"}, {"role": "user", "content": "b"}
+    file = write_rows({"prompt": [*ASKED, yes], "messages": [other, yes]})
+    data = completion_data(file, chat_template=True, batch_size=1, response_field="messages")
+    assert data.train_rows[0]["prompt_messages"] == [*ASKED, yes, other]
+
+
+def test_one_field_for_prompt_and_answer(write_rows: Writer) -> None:
+    named = {"prompt_field": "text", "response_field": "text", "batch_size": 1}
+    dialogue = write_rows({"text": "\n\nHuman: a\n\nAssistant: b"})
+    assert completion_data(dialogue, **named).train_rows[0]["prompt"] == "\n\nHuman: a\n\nAssistant:"
+    with pytest.raises(
+        ValueError, match=r"row 1: the field 'text' holds a text, and is named for the prompt"
+    ):
+        completion_data(write_rows({"text": "a"}), **named)
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -195,6 +195,23 @@ def test_what_the_prompt_and_the_conversations_hold_stands_once(write_rows: Writ
         )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"prompt_field": "chosen"}, {"prompt_field": "rejected"}, {}],
+    ids=["chosen", "rejected", "both"],
+)
+def test_no_answer_stands_in_the_prompt(write_rows: Writer, options: dict[str, object]) -> None:
+    pair = {"chosen": conversation("a", "b", "c", "x"), "rejected": conversation("a", "b", "c", "z")}
+    for whole in pair.values():
+        row = pair if options else {**pair, "prompt": whole}
+        (batch,) = batches(pairs(write_rows(row), chat_template=True, batch_size=1, **options))
+        prompts = [row["prompt"] for row in batch["rows"]]
+        assert prompts == ["<user>a<assistant>b<eos><user>c<assistant>"] * 2
+        assert batch["response_ids"].tolist() == [[120, 258], [122, 258]]
+    if options:
+        assert "is named for the prompt and for an answer" in refused(write_rows(PAIRS[0]), **options)
+
+
 def test_dialogues_are_split_after_their_last_shared_turn(write_rows: Writer) -> None:
     file = write_rows({"chosen": f"{DIALOGUE} d", "rejected": f"{DIALOGUE} e\n"})
     for options in ({}, {"dialogue": True}):
