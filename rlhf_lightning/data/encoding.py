@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from rlhf_lightning.data.batch import EncodedRows, pad_token_id, padded
 from rlhf_lightning.data.record import are_messages, find
+from rlhf_lightning.data.row_tools import forms_of_rows
 from rlhf_lightning.data.tokenizer import MARK, adds_space, end_tokens
 
 if TYPE_CHECKING:
@@ -54,15 +55,15 @@ def encode_drafts(
         key_offset: added to the keys to make the row ids.
 
     Raises:
-        ValueError: a prompt is neither a text nor messages, a text has no tokens, or no row is short enough.
+        ValueError: a prompt is neither a text nor messages, what should be tools is not, a text has no
+            tokens, or no row is short enough.
     """
     form.check_template(tokenizer)
     messages = [prompt_messages(draft, form, where=f"{name}, row {n}") for n, draft in enumerate(drafts, 1)]
+    forms = forms_of_rows([draft.row for draft in drafts], tokenizer, form, name=name)
     texts = [
-        render(said, tokenizer, form, where=f"{name}, row {n}")
-        if said
-        else _from_template(draft.prompt, form)
-        for n, (draft, said) in enumerate(zip(drafts, messages, strict=True), 1)
+        render(said, tokenizer, own, where=f"{name}, row {n}") if said else _from_template(draft.prompt, own)
+        for n, (draft, said, own) in enumerate(zip(drafts, messages, forms, strict=True), 1)
     ]
     prompts = list(tokenize(texts, tokenizer, special=not form.chat_template))
     for number, prompt in enumerate(prompts, start=1):

@@ -40,8 +40,10 @@ class PromptData(RowData):
     """Text around a prompt, such as "Question: {prompt} Answer:"; lists of messages stay as they are."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template, ready for the model's turn."""
-    chat_template_options: dict[str, bool | int | float | str] = field(default_factory=dict)
-    """Variables of that template, such as {enable_thinking: false}."""
+    chat_template_options: dict[str, bool | int | float | str | list[dict[str, Any]]] = field(
+        default_factory=dict
+    )
+    """Variables of that template, such as {enable_thinking: false}; tools of rows without any."""
     dialogue: bool = False
     """The field holds a whole dialogue "Human: ... Assistant: ..." in one text, as in hh-rlhf: all before its
     last answer is the prompt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, UnpairedData
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit.data.conftest import Writer, batches, prompt_data
+from tests.unit.rlhf import Rlhf
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -102,6 +104,55 @@ def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> N
         prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
 
 
+def tool(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.fixture
+def renders_tools(tmp_path: Path) -> str:
+    tokenizer = build_byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_tools_of_a_row_reach_the_template(write_rows: Writer, renders_tools: str) -> None:
+    """A list, or a JSON text of one, as data sets store it; before those of the options."""
+    told: tuple[object, ...] = ([tool("calc"), tool("find")], json.dumps([tool("say")]), None, [], "", "[]")
+    rows = [{"prompt": "hi", "tools": tools} for tools in told]
+    file = write_rows(*rows, {"prompt": TURNS[:1]})
+    options = {"chat_template": True, "tokenizer": renders_tools}
+    prompts = [row["prompt"] for row in prompt_data(file, **options).train_rows]
+    assert prompts == ["[calc][find]hi", "[say]hi", "hi", "hi", "hi", "hi", "a"]
+    own = prompt_data(file, **options, chat_template_options={"tools": [tool("all")]})
+    assert [row["prompt"] for row in own.train_rows][:3] == ["[calc][find]hi", "[say]hi", "[all]hi"]
+
+
+@pytest.mark.parametrize("kind", [CompletionData, PreferenceData])
+def test_tools_beside_given_answers(write_rows: Writer, renders_tools: str, kind: type[PromptData]) -> None:
+    row = {"prompt": "hi", "tools": [tool("calc")], "response": "x", "chosen": "y", "rejected": "z"}
+    data = kind(path=str(write_rows(row)), tokenizer=renders_tools, chat_template=True, batch_size=1)
+    data.setup("fit")
+    assert data.train_rows[0]["prompt"] == "[calc]hi"
+
+
+@pytest.mark.parametrize("tools", ["calc", ["calc"], '{"type": "function"}', 3])
+def test_what_are_no_tools(write_rows: Writer, renders_tools: str, tools: object) -> None:
+    file = write_rows({"prompt": "hi"}, {"prompt": "hi", "tools": tools})
+    with pytest.raises(ValueError, match=r"row 2: the field 'tools' holds .* rename the field\.$"):
+        prompt_data(file, chat_template=True, tokenizer=renders_tools)
+    assert prompt_data(file).train_rows[1]["tools"] == tools, "without a template a field as any other"
+
+
+def test_a_template_without_a_place_for_tools(write_rows: Writer, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_rows({"prompt": "hi", "tools": [tool("calc")]}, {"prompt": "hi"})
+    prompt_data(file, chat_template=True)
+    assert "1 of 2 rows have a field 'tools', for which the chat template of" in caplog.text
+
+
 def test_a_tokenizer_without_a_chat_template(write_rows: Writer, tmp_path: Path) -> None:
     plain = build_byte_tokenizer()
     plain.chat_template = None
@@ -129,3 +180,15 @@ def test_begin_token_comes_from_the_tokenizer_or_from_the_template(
             shuffle=False,
         )
         assert batches(data)[0]["prompt_ids"].tolist() == [[257, 97], [257, 98]], "once, either way"
+
+
+def test_tools_for_all_rows_are_typed(
+    rlhf: Rlhf, write_rows: Writer, tmp_path: Path, renders_tools: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(write_rows({"prompt": "a"}))
+    words = ("fit", "--algo", "grpo", "--data", "promptdata", "--data.path", file, "--data.batch_size", "1")
+    chat = ("--data.tokenizer", renders_tools, "--data.chat_template=true", "--data.max_prompt_tokens", "2")
+    tools = "{tools: [{type: function, function: {name: calc}}]}"
+    said = rlhf.refused(*words, *chat, "--data.chat_template_options", tools)
+    assert "the shortest prompt has 7 tokens" in said, "[calc]a"
