@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlhf_lightning.data.dialogue import as_messages, is_dialogue, split_dialogues
-from rlhf_lightning.data.record import are_messages
+from rlhf_lightning.data.record import are_messages, content_of
 
 if TYPE_CHECKING:
     from rlhf_lightning.data.format import Format
@@ -108,7 +108,7 @@ def _asked(record: Record, form: Format, found: Mapping[str, tuple[list[dict[str
         return before or prompt
     if are_messages(prompt):
         return _together(prompt, before, [answer for _, answer in found.values()])
-    said = [message["content"].strip() for message in before]
+    said = [content_of(message) for message in before]
     if not isinstance(prompt, str) or prompt.strip() not in said:
         raise ValueError(
             f"{record.where}: the field {form.prompt_field!r} holds {str(prompt)[:60]!r}, and none of the "
@@ -126,7 +126,7 @@ def _together(
     A prompt that ends with these and an answer is the whole conversation.
     """
     asked, begun, ends = (
-        [(m["role"], m["content"].strip()) for m in part]
+        [(m["role"], content_of(m), m.get("tool_calls")) for m in part]
         for part in (prompt, before, [{"role": "assistant", "content": answer} for answer in answers])
     )
     if asked[-1] in ends and asked[-1 - len(begun) : -1] == begun:

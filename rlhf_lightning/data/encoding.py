@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from jinja2 import TemplateError
 
 from rlhf_lightning.data.batch import EncodedRows, pad_token_id, padded
-from rlhf_lightning.data.record import are_messages, find
+from rlhf_lightning.data.record import are_messages, find, why_no_messages
 from rlhf_lightning.data.row_tools import forms_of_rows
 from rlhf_lightning.data.tokenizer import MARK, adds_space, end_tokens
 
@@ -99,9 +99,10 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
         said = [{"role": "user", "content": _from_template(prompt, form)}]
         return said if form.chat_template else None
     if not are_messages(prompt):
+        why = why_no_messages(prompt) or "a prompt is a text or a list of {role, content} messages"
         raise ValueError(
             f"{where}: the field {draft.prompt_field!r} holds {str(prompt)[:60]!r} "
-            f"({type(prompt).__name__}); a prompt is a text or a list of {{role, content}} messages."
+            f"({type(prompt).__name__}); {why}."
         )
     if not form.chat_template:
         raise ValueError(
@@ -147,9 +148,12 @@ def templated(
         TemplateError: the template refuses the messages.
         ValueError: the tokenizer has no template.
     """
-    rendered = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=not answered, **form.template_options
-    )
+    try:
+        rendered = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=not answered, **form.template_options
+        )
+    except TypeError as err:  # the template adds a content, null beside tool_calls, to a text
+        raise TemplateError(str(err)) from err
     return cast("str", rendered)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeGuard
@@ -92,10 +92,18 @@ class Record:
         value = self.take(field, option=option)
         before: list[dict[str, str]] = []
         if are_messages(value) and value[-1]["role"] == "assistant":
+            if value[-1].get("tool_calls"):
+                raise ValueError(
+                    f"{self.where}: the last message in the field {field!r} has tool_calls, and a "
+                    "response is a text. Write the call into its content, as the chat template does, or "
+                    "remove the row."
+                )
             before, value = [*value[:-1]], value[-1]["content"]
         if not isinstance(value, str):
             raise self.wrong(
-                field, "a response is a text, or a list of {role, content} messages, the assistant's last"
+                field,
+                why_no_messages(value)
+                or "a response is a text, or a list of {role, content} messages, the assistant's last",
             )
         if not value:
             raise ValueError(f"{self.where}: the field {field!r} holds an empty response. Remove the row.")
@@ -123,13 +131,22 @@ def find(row: Row, field: str, default: object = None) -> object:
 
 
 def are_messages(value: object) -> TypeGuard[Sequence[dict[str, str]]]:
-    """Whether this is a list of {role, content} messages, at least one."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(message, dict)
-            and all(isinstance(message.get(key), str) for key in ("role", "content"))
-            for message in value
-        )
-    )
+    """Whether this is a list of {role, content} messages, at least one; see `content_of`."""
+    return isinstance(value, list) and bool(value) and not why_no_messages(value)
+
+
+def content_of(message: Mapping[str, str]) -> str:
+    """The text of a message without blanks around it; empty where `tool_calls` stand alone."""
+    return (message.get("content") or "").strip()
+
+
+def why_no_messages(value: object) -> str:
+    """What is wrong with the first item that is no message, by number and role; empty where nothing is."""
+    for number, message in enumerate(value if isinstance(value, list) else (), start=1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return f"item {number} is no {{role, content}} message"
+        content = message.get("content")
+        if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+            kind = "null" if content is None else f"a {type(content).__name__}"
+            return f"the content of message {number} ({message['role']}) is {kind}, and has to be a text"
+    return ""

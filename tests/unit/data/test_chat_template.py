@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,82 @@ def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> N
             told(**{unknown: False})
     with pytest.raises(ValueError, match=r"which is not used\. Add --data\.chat_template true"):
         prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calc"}}]}
+
+
+@pytest.fixture
+def renders_calls(tmp_path: Path) -> str:
+    tokenizer = build_byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def imitated(file: Path, tokenizer: str) -> CompletionData:
+    options = {"tokenizer": tokenizer, "response_field": "messages"}
+    data = CompletionData(path=str(file), chat_template=True, batch_size=1, **options)  # type: ignore[arg-type]
+    data.setup("fit")
+    return data
+
+
+def test_a_call_needs_no_content(write_rows: Writer, renders_calls: str) -> None:
+    """As OpenAI and transformers write it; in prompts, and before answers that are imitated."""
+    bare = {name: value for name, value in CALL.items() if name != "content"}
+    asked, called = "<user>a<assistant>[calc]<tool>7", [TURNS[0], CALL, {"role": "tool", "content": "7"}]
+    file = write_rows({"prompt": called}, {"prompt": [called[0], bare, called[2]]})
+    data = prompt_data(file, chat_template=True, tokenizer=renders_calls)
+    assert [row["prompt"] for row in data.train_rows] == [asked, asked]
+    assert data.train_rows[0]["prompt_messages"] == called, "null as it is: templates tell it from a text"
+    for prompt in (called[:1], called[:2], called, "a"):
+        row = {"prompt": prompt, "messages": [*called, TURNS[1]]}
+        assert imitated(write_rows(row), renders_calls).train_rows[0]["prompt"] == asked
+
+
+def test_a_template_that_cannot_render_a_call(write_rows: Writer) -> None:
+    file = write_rows({"prompt": [TURNS[0], CALL, {"role": "tool", "content": "7"}]})
+    with pytest.raises(
+        ValueError, match=r"row 1: .* chat template refuses messages of user, assistant, tool \("
+    ):
+        prompt_data(file, chat_template=True, batch_size=1)
+
+
+@pytest.mark.parametrize("said", ["", None, "Let me see."])
+def test_an_answer_that_is_a_call(write_rows: Writer, renders_calls: str, said: str | None) -> None:
+    """It would be imitated without the call."""
+    file = write_rows({"messages": [TURNS[0], {**CALL, "content": said}]})
+    with pytest.raises(ValueError, match="row 1: the last message in the field 'messages' has tool_calls"):
+        imitated(file, renders_calls)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"role": "assistant", "content": None}, "the content of message 2 (assistant) is null, and has"),
+        ({"role": "user"}, "the content of message 2 (user) is null"),
+        (
+            {"role": "tool", "content": [{"text": "a"}]},
+            "content of message 2 (tool) is a list, and has to",
+        ),
+        ({"role": "user", "content": {}, "tool_calls": CALL["tool_calls"]}, "message 2 (user) is a dict"),
+        ({"content": "a"}, "item 2 is no {role, content} message."),
+        (3, "item 2 is no {role, content} message."),
+    ],
+)
+@pytest.mark.parametrize("field", ["prompt", "response"])
+def test_the_message_that_is_wrong_is_named(
+    write_rows: Writer, message: object, why: str, field: str
+) -> None:
+    good = {"prompt": "ok", "response": "ok"}
+    file = write_rows(good, {**good, field: [TURNS[0], message, TURNS[1]]})
+    kind = CompletionData if field == "response" else PromptData
+    data = kind(path=str(file), tokenizer="embedded", chat_template=True, batch_size=1)
+    with pytest.raises(ValueError, match=rf"row 2: the field '{field}' holds .*{re.escape(why)}"):
+        data.setup("fit")
 
 
 def tool(name: str) -> dict[str, object]:
