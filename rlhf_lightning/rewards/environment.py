@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from rlhf_lightning.rewards.http import SCHEMES
 from rlhf_lightning.rewards.registry import check_parameters, function_name, imported
-from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, PREFLIGHT_ROWS, items
+from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, items, tried_rows
 
 Replies: TypeAlias = Sequence[str | None]
 if TYPE_CHECKING:
@@ -80,16 +80,15 @@ class Environment:
         return cast("list[str | None]", found)
 
     def try_out(self, rows: Sequence[dict[str, object]]) -> None:
-        """Ask for replies to made-up responses of a few rows.
+        """Ask for replies to made-up responses of a few rows of each data source, `tried_rows`.
 
         Raises:
             ValueError: as `replies`, or the function does not take prompts, responses and rows.
         """
         whose = f"environment {self.name}"
         check_parameters(imported(self.name, what=whose), what=whose, returns="replies")
-        picked = list(rows[:PREFLIGHT_ROWS])
-        prompts = [str(row.get("prompt", "")) for row in picked]
-        if picked:
+        for picked in tried_rows(rows):
+            prompts = [str(row.get("prompt", "")) for row in picked]
             self.replies(prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SCORES = "scores"
 PREFLIGHT_ROWS = 3
+PREFLIGHT_OTHERS = 8
 PREFLIGHT_RESPONSE = "The answer is 42."
 LARGEST = (2 - 2**-23) * 2.0**127
 """Largest number in float32, the type of columns of scores."""
@@ -64,7 +65,7 @@ def score(
 
 
 def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
-    """Run the functions on a few rows of each data source with a made-up response.
+    """Run the functions on a few rows of each data source, `tried_rows`, with a made-up response.
 
     A service is asked once, without a second try, so that a dead one is refused at once.
 
@@ -78,14 +79,29 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
     once = replace(spec, http=replace(spec.http, retries=0))
     for name in spec.names():
         check_parameters(resolve(name, kind=spec.kind), what=f"{spec.kind} function {name!r}")
-    sources: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
-    for row in rows:
-        picked = sources[str(row.get("data_source", ""))]
-        if len(picked) < PREFLIGHT_ROWS:
-            picked.append(row)
-    for picked in sources.values():
+    for picked in tried_rows(rows):
         prompts = [str(row.get("prompt", "")) for row in picked]
         score(once, prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)
+
+
+def tried_rows(rows: Sequence[dict[str, object]]) -> list[list[dict[str, object]]]:
+    """Rows on which to try a function, those of each call in a list.
+
+    The first ones of each data source; and by itself, so that an error is about it, the first row of each
+    other set of fields that are there and not null, up to `PREFLIGHT_OTHERS` of a data source.
+    """
+    first: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
+    others: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
+    seen: set[tuple[str, frozenset[str]]] = set()
+    for row in rows:
+        source = str(row.get("data_source", ""))
+        fields = source, frozenset(name for name, value in row.items() if value is not None)
+        if len(first[source]) < PREFLIGHT_ROWS:
+            first[source].append(row)
+        elif fields not in seen and len(others[source]) < PREFLIGHT_OTHERS:
+            others[source].append(row)
+        seen.add(fields)
+    return [*first.values(), *([row] for found in others.values() for row in found)]
 
 
 def _call(
@@ -121,7 +137,7 @@ def items(
         ServiceError: a service gave no scores.
         ValueError: the function failed, or did not return a list with an item for each row.
     """
-    first = f"the first with the prompt {prompts[0][:60]!r}"
+    first, had = f"the first with the prompt {prompts[0][:60]!r}", [frozenset(row) for row in rows]
     try:
         given = function(prompts, responses, rows)
         found: object = _awaited(given) if isinstance(given, Awaitable) else given
@@ -129,7 +145,7 @@ def items(
     except ServiceError:
         raise
     except (Exception, SystemExit) as err:
-        has = f". Rows have: {', '.join(sorted(rows[0]))}." if isinstance(err, KeyError) else ""
+        has = f". {_lacking(err, prompts, had)}" if isinstance(err, KeyError) else ""
         raise ValueError(f"{whose}: {type(err).__name__} over {len(rows)} rows, {first}: {err}{has}") from err
     if returned is None:
         raise ValueError(
@@ -141,6 +157,18 @@ def items(
             f"{whose}: returned a list of {len(returned)} for {len(rows)} rows, {first}. Return {each}."
         )
     return returned
+
+
+def _lacking(err: KeyError, prompts: list[str], had: Sequence[frozenset[str]]) -> str:
+    """Which rows have no such field, or what rows have, if that is no field of one."""
+    found = [number for number, fields in enumerate(had) if err.args and err.args[0] not in fields]
+    if not 0 < len(found) < len(had):
+        return f"Rows have: {', '.join(sorted(had[0]))}."
+    return (
+        f"{len(found)} of {len(had)} rows have no such field, the first of them with the prompt "
+        f"{prompts[found[0]][:60]!r}; it has: {', '.join(sorted(had[found[0]]))}. "
+        "Complete or remove these rows."
+    )
 
 
 def _listed(found: object) -> list[object] | None:

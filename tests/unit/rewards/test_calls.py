@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.rewards import Environment, RewardFunction, RewardSpec, score
+from rlhf_lightning.rewards import Environment, RewardFunction, RewardSpec, preflight, score
+from rlhf_lightning.rewards.score import tried_rows
 
 if TYPE_CHECKING:
     from rlhf_lightning.rewards.environment import ReplyFunction
@@ -125,3 +127,54 @@ def one_for_several(prompts: list[str], responses: list[str], rows: list[Row]) -
 def test_replies_that_are_no_list_for_the_rows_are_refused(function: ReplyFunction, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^environment tests\.unit\..*\.\w+: returned {words}"):
         Environment(function=function).replies(["2 + 3 = "] * 2, ["1", "0"], [SHARED] * 2)
+
+
+def right(prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+    """Needs an answer that is a text."""
+    return [float(str.__eq__(response, row["answer"])) for response, row in zip(responses, rows, strict=True)]
+
+
+def reply(prompts: list[str], responses: list[str], rows: list[Row]) -> list[str | None]:
+    """The same of an environment."""
+    return [None if found else "no" for found in right(prompts, responses, rows)]
+
+
+def asked(*answers: object) -> list[Row]:
+    """Rows with these answers; `...` for none."""
+    whole: list[Row] = [{"prompt": f"p{n}", "data_source": "s", "answer": a} for n, a in enumerate(answers)]
+    return [{k: v for k, v in row.items() if v is not ...} for row in whole]
+
+
+def test_a_field_that_some_rows_lack_is_told_of_with_one_of_them() -> None:
+    rows = asked("5", ..., "7", ...)
+    with pytest.raises(ValueError, match="KeyError") as error:
+        score(RewardSpec(functions=right), [str(row["prompt"]) for row in rows], ["5"] * 4, rows)
+    assert str(error.value) == (
+        "reward function tests.unit.rewards.test_calls.right: KeyError over 4 rows, the first with the "
+        "prompt 'p0': 'answer'. 2 of 4 rows have no such field, the first of them with the prompt 'p1'; it "
+        "has: data_source, prompt. Complete or remove these rows."
+    )
+    with pytest.raises(ValueError, match=r"the prompt 'p1': 'answer'\. Rows have: data_source, prompt\.$"):
+        score(RewardSpec(functions=right), ["p1"], ["5"], rows[1:2])
+
+
+@pytest.mark.parametrize(
+    "trial", [partial(preflight, RewardSpec(functions=right)), Environment(function=reply).try_out]
+)
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(..., "KeyError over 1 rows, .*'p6': 'answer'"), (None, "TypeError over 1 rows, .*'p6'")],
+)
+def test_rows_with_other_fields_are_tried_too(
+    trial: Callable[[list[Row]], None], answer: object, says: str
+) -> None:
+    """Before anything starts, not in the iteration that draws one."""
+    trial(asked(*"123456"))
+    with pytest.raises(ValueError, match=says):
+        trial(asked(*"123456", answer, "7"))
+
+
+def test_rows_that_are_tried_are_few() -> None:
+    rows: list[Row] = [{"prompt": str(n), f"field{n}": n, "data_source": n % 2} for n in range(100)]
+    tried = tried_rows([*rows, *rows])
+    assert [len(picked) for picked in tried] == [3, 3, *([1] * 16)]
