@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from jinja2 import TemplateError
 
 from rlhf_lightning.data.batch import EncodedRows, pad_token_id, padded
-from rlhf_lightning.data.record import are_messages, find, why_no_messages
+from rlhf_lightning.data.record import are_messages, check_no_list, find, why_no_messages
 from rlhf_lightning.data.row_tools import forms_of_rows
 from rlhf_lightning.data.tokenizer import MARK, adds_space, end_tokens
 
@@ -91,11 +91,12 @@ def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str,
     """The messages of a row's prompt; None where it is a plain text.
 
     Raises:
-        ValueError: the prompt is neither a text nor a list of messages, or such a list without a template,
-            or the field of prompts holds messages that end with an answer.
+        ValueError: the prompt is neither a text nor a list of messages, such a list as a text or without a
+            template, or the field of prompts holds messages that end with an answer.
     """
     prompt = draft.prompt
     if isinstance(prompt, str):
+        check_no_list(prompt, draft.prompt_field, where=where)
         said = [{"role": "user", "content": _from_template(prompt, form)}]
         return said if form.chat_template else None
     if not are_messages(prompt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 _NOTHING = object()
 _NAMES = {"response_field": ("completion", "messages")}
 """Names of fields in data made for TRL, by option, that are spelt unlike those of this package."""
+_LIST = re.compile(r"""\s*\[\s*\{(?=\s*(['"])(role|content)\1\s*:)(?=.*(['"])role\3\s*:).*\]\s*""", re.DOTALL)
+"""A text that is a list of {role, content} messages, in JSON or as Python writes it."""
 _SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
@@ -107,6 +110,7 @@ class Record:
             )
         if not value:
             raise ValueError(f"{self.where}: the field {field!r} holds an empty response. Remove the row.")
+        check_no_list(value, field, where=self.where)
         return before, value
 
     def wrong(self, field: str, wanted: str) -> ValueError:
@@ -133,6 +137,19 @@ def find(row: Row, field: str, default: object = None) -> object:
 def are_messages(value: object) -> TypeGuard[Sequence[dict[str, str]]]:
     """Whether this is a list of {role, content} messages, at least one; see `content_of`."""
     return isinstance(value, list) and bool(value) and not why_no_messages(value)
+
+
+def check_no_list(text: str, field: str, *, where: str) -> None:
+    """Refuse messages that were written as a text, as tables and data frames hold them.
+
+    Raises:
+        ValueError: the text is a list of messages in JSON or Python.
+    """
+    if _LIST.fullmatch(text):
+        raise ValueError(
+            f"{where}: the field {field!r} holds messages as a text, {text[:_SHOWN]!r}. Store them as a "
+            "list: read the text with json.loads, or with ast.literal_eval where its quotes are Python's."
+        )
 
 
 def content_of(message: Mapping[str, str]) -> str:

@@ -87,7 +87,8 @@ def _read_file(file: Path, option: str, limit: int | None) -> list[Row]:
     known, convert = ", ".join((*JSON_SUFFIXES, ARRAY_SUFFIX, PARQUET_SUFFIX)), ""
     if file.suffix.lower() == ".csv":
         source, target = (shlex.quote(str(path)) for path in (file, file.with_suffix(".jsonl")))
-        convert = f" Convert it: {_FROM_CSV.format(source=source, target=target)}"
+        convert = " Lists of messages are texts in it, to be read with json.loads. Convert it: "
+        convert += _FROM_CSV.format(source=source, target=target)
     raise ValueError(
         f"{option}={file}: the name ends in {file.suffix or 'nothing'!r}, so its format is unknown. "
         f"Give a file whose name ends in {known}.{convert}"

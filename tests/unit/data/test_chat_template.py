@@ -105,6 +105,25 @@ def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> N
         prompt_data(write_rows({"prompt": "hi"}), chat_template_options={"enable_thinking": False})
 
 
+@pytest.mark.parametrize("text", [json.dumps(TURNS), json.dumps(TURNS, indent=1), str(TURNS), f"{TURNS}\n"])
+def test_messages_as_a_text(write_rows: Writer, text: str) -> None:
+    """As tables and data frames hold them; the actor would read brackets and quotes."""
+    file = write_rows({"prompt": "a", "response": "b"}, {"prompt": text, "response": text})
+    for chat in (False, True):
+        with pytest.raises(
+            ValueError, match=r"row 2: the field 'prompt' holds messages as a text, .* json\.loads"
+        ):
+            prompt_data(file, chat_template=chat)
+        data = CompletionData(path=str(file), tokenizer="embedded", chat_template=chat, batch_size=1)
+        with pytest.raises(ValueError, match=r"row 2: the field 'response' holds messages as a text, "):
+            data.setup("fit")
+
+
+@pytest.mark.parametrize("text", [f"{TURNS} Who speaks?", '[{"name": "role"}]', "[{'content': 'a'}]", "[]"])
+def test_a_text_that_begins_like_messages(write_rows: Writer, text: str) -> None:
+    assert prompt_data(write_rows({"prompt": text}), batch_size=1).train_rows[0]["prompt"] == text
+
+
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calc"}}]}
 
 
