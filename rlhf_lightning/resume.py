@@ -145,11 +145,12 @@ def load(source: CheckpointSource, roles: Mapping[str, Role], *, trained: bool) 
 def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     """Refuse other rows than those of the epoch that is to go on, as their loader does once it starts.
 
-    After a complete epoch the next begins with the rows and options of now. Only the second module of
-    MixedData, which does not know the epochs, goes on in its rows.
+    After a complete epoch the next begins with the rows and options of now, also where the loader is the
+    user's own, whose state would say that all is taken. Only the second module of MixedData, which does not
+    know the epochs, goes on in its rows.
 
     Args:
-        state: of a checkpoint, after `recount_epochs`; what a complete epoch's loader held is left out.
+        state: of a checkpoint, after `recount_epochs`; what a complete epoch's loaders held is left out.
         trainer: whose data is set up.
 
     Raises:
@@ -158,13 +159,13 @@ def check_rows(state: Mapping[str, object], trainer: Trainer) -> None:
     loops = cast("Mapping[str, Mapping[str, Any]]", state.get("loops", {}))
     fit = loops.get("fit_loop", {})
     begun = fit.get("state_dict", {}).get("combined_loader", [])
-    if row_data(trainer) is None or not begun or trainer.limit_train_batches == 0:
+    if not begun or trainer.limit_train_batches == 0:
         return
     epochs = fit["epoch_progress"]["total"]
     if epochs["started"] < epochs["ready"]:
         second = second_data(trainer) is not None and "ptx" in begun[0]
         begun = fit["state_dict"]["combined_loader"] = [{"ptx": begun[0]["ptx"]}] if second else []
-    if begun:
+    if begun and row_data(trainer) is not None:
         trainer.datamodule.train_dataloader().load_state_dict(begun[0])  # type: ignore[attr-defined]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import CompletionData, MixedData, RowBatch, RowData, TaskData
@@ -37,26 +39,28 @@ class Noting(Callback):
         self.seen.append((batch["row_ids"].tolist(), ids))
 
 
-def rows(**options: int) -> TaskData:
+def rows(**options: int | str) -> TaskData:
     """Five batches an epoch."""
-    usual = {"batch_size": 2, "num_rows": 10, "num_val_rows": 2}
+    usual: dict[str, int | str] = {"batch_size": 2, "num_rows": 10, "num_val_rows": 2}
     return TaskData(**{**usual, **options})  # type: ignore[arg-type]
 
 
 def fit(
     root: Path,
-    data: RowData | MixedData,
+    data: RowData | MixedData | StatefulDataLoader,
     epochs: int,
     *,
     saving: ModelCheckpoint | None = None,
+    steps: int = -1,
     **options: object,
 ) -> Batches:
     """Train up to an epoch, from the last checkpoint where there is one."""
     noting = Noting()
     own = {"enable_checkpointing": True, "callbacks": [noting, saving or LastCheckpoint(root)]}
-    run = trainer(Local(), root, steps=-1, max_epochs=epochs, **own, **options)
+    run = trainer(Local(), root, steps=steps, max_epochs=epochs, **own, **options)
     path = root / "last.ckpt"
-    run.fit(grpo(), datamodule=data, ckpt_path=path if path.exists() else None)
+    given = {"train_dataloaders" if isinstance(data, StatefulDataLoader) else "datamodule": data}
+    run.fit(grpo(), **given, ckpt_path=path if path.exists() else None)  # type: ignore[arg-type]
     return noting.seen
 
 
@@ -74,7 +78,8 @@ def test_one_that_is_longer_is_read_whole(validated: int, early: bool, tmp_path:
     def go_on(epochs: int, **options: object) -> Batches:
         own = ModelCheckpoint(tmp_path, "last", every_n_train_steps=1, enable_version_counter=False)
         saving = own if early else LastCheckpoint(tmp_path)
-        return fit(tmp_path, rows(), epochs, saving=saving, limit_val_batches=validated, **options)
+        options = {"limit_val_batches": validated, **options}
+        return fit(tmp_path, rows(), epochs, saving=saving, **options)  # type: ignore[arg-type]
 
     assert len(go_on(1, limit_train_batches=2)) == 2
     assert indices(go_on(2), epoch=1) == list(range(10))
@@ -127,3 +132,30 @@ def test_the_second_module_may_come_and_go(tmp_path: Path) -> None:
     assert indices(with_one, epoch=1) == list(range(10))
     assert {key for _, batch in with_one for key in batch if not key >> 32} == set(range(7))
     assert indices(fit(tmp_path, rows(), 3), epoch=2) == list(range(10))
+
+
+def own_loader() -> StatefulDataLoader:
+    """Four batches of two rows, with the row ids 0 to 7 in this order."""
+    data = rows(num_rows=8, shuffle=False, tokenizer="embedded")
+    data.setup("fit")
+    batches: list[RowBatch] = list(data.train_dataloader())
+    for number, batch in enumerate(batches):
+        batch["row_ids"] = torch.tensor([2 * number, 2 * number + 1])
+    return StatefulDataLoader(batches, batch_size=None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("limit", [2, 4])
+def test_a_loader_of_ones_own_begins_it_anew(limit: int, tmp_path: Path) -> None:
+    uninterrupted = fit(tmp_path / "whole", own_loader(), 2, limit_train_batches=limit)
+    first = fit(tmp_path, own_loader(), 1, limit_train_batches=limit)
+    assert [ids for ids, _ in first] == [[0, 1], [2, 3], [4, 5], [6, 7]][:limit]
+    following = fit(tmp_path, own_loader(), 2, limit_train_batches=limit)
+    assert first + following == uninterrupted
+    assert following == first
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_of_ones_own_goes_on_within_it(tmp_path: Path) -> None:
+    assert len(fit(tmp_path, own_loader(), 1, steps=3)) == 3
+    assert [ids for ids, _ in fit(tmp_path, own_loader(), 1)] == [[6, 7]]
