@@ -249,7 +249,7 @@ class RLHFAlgorithm(LightningModule):
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
         reporting.reset_step_metrics(self.trainer)
-        rows, self.ptx_batch = _split_ptx(batch)
+        rows, self.ptx_batch = _split_ptx(self, batch)
         data_checks.warn_of_doubles(self, rows)
         metrics = reporting.run_step(type(self).__name__, self.step, rows)
         self._update_followers()
@@ -274,7 +274,7 @@ class RLHFAlgorithm(LightningModule):
             Lists of B for callbacks: `prompts`, `responses`, `scores`, the raw `rows`, and `answers`, which
             are the responses without special tokens.
         """
-        rows = self.evaluate(Batch.of(batch))
+        rows = self.evaluate(data_checks.rows_of(self, batch))
         scores = masked_sum(rows["scores"], rows["response_mask"], dim=1)
         self.log("val/reward", scores.mean(), batch_size=len(rows), prog_bar=True)
         self.log("val/response_length", rows["response_mask"].sum(dim=1).float().mean(), batch_size=len(rows))
@@ -286,7 +286,7 @@ class RLHFAlgorithm(LightningModule):
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
         """Answer prompts greedily; see `reporting.predicted`."""
-        rows, actor = Batch.of(batch), self.main_actor
+        rows, actor = data_checks.rows_of(self, batch), self.main_actor
         return reporting.predicted(rows | actor.generate_sequences(rows, greedy=True), self.tokenizer)
 
     def evaluate(self, batch: Batch) -> Batch:
@@ -391,10 +391,10 @@ class RLHFAlgorithm(LightningModule):
                 follower.follow(weights)
 
 
-def _split_ptx(batch: Columns) -> tuple[Batch, Batch | None]:
+def _split_ptx(algorithm: RLHFAlgorithm, batch: Columns) -> tuple[Batch, Batch | None]:
     """The rows of an iteration, and its pre-training rows where MixedData puts some under the key `ptx`."""
     given: object = batch  # a plain DataLoader may yield anything
     ptx = given.get("ptx") if isinstance(given, Mapping) else None
     if not isinstance(ptx, Mapping):
-        return Batch.of(batch), None
+        return data_checks.rows_of(algorithm, batch), None
     return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)

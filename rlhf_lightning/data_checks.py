@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningModule
 
 from rlhf_lightning.controller import Batch, Caller
+from rlhf_lightning.controller.block import Values
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
@@ -101,6 +102,44 @@ def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> M
         return f"{kind.__name__}.{hook}" if hook else ""
 
     return {**callers, "actor": ReadingActor(drawing, callers["actor"])}
+
+
+def rows_of(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> Batch:
+    """The rows that a loader gave: columns by name, among them prompts.
+
+    Raises:
+        ValueError: there are no prompts, and no step of the user's own that may do without, or make them.
+        TypeError: it has no columns.
+    """
+    given: object = batch  # a plain DataLoader may yield anything
+    if isinstance(given, Mapping) and not _is_own(type(algorithm).step):
+        _check_encoded(algorithm, given, what="a batch")
+    return Batch.of(batch)
+
+
+def check_loader(algorithm: RLHFAlgorithm, loader: object) -> None:
+    """Refuse a data set of rows in place of a loader: Lightning would take each row for a batch.
+
+    Args:
+        algorithm: of the run.
+        loader: of training; a `datasets.Dataset` knows its columns.
+
+    Raises:
+        ValueError: it is such a data set.
+    """
+    if isinstance(names := getattr(loader, "column_names", None), Sequence):
+        _check_encoded(algorithm, names, what=f"a row of {type(loader).__name__}")
+
+
+def _check_encoded(algorithm: RLHFAlgorithm, columns: Iterable[str], *, what: str) -> None:
+    if "prompt_ids" not in columns:
+        reading = "PreferenceData" if algorithm.needs_pairs else "CompletionData"
+        kind = reading if algorithm.reads_only else "PromptData"
+        raise ValueError(
+            f"{what} has the columns {sorted(map(str, columns))}, and no 'prompt_ids': data modules encode "
+            f"rows and make batches of them. Type trainer.fit(..., datamodule={kind}.from_rows(rows, "
+            "batch_size=16))."
+        )
 
 
 def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule
@@ -29,6 +29,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from rlhf_lightning.data import RowData, row_data
+from rlhf_lightning.data_checks import check_loader
 from rlhf_lightning.output import check_output
 from rlhf_lightning.reporting import validation_interval
 
@@ -176,8 +177,8 @@ def check_batches(trainer: Trainer) -> None:
     """Refuse loaders, limits and intervals that do not fit the algorithm or the batches of the data.
 
     Raises:
-        ValueError: there are several loaders for a step that reads one, that of training has no length, an
-            epoch has fewer iterations than lie between two validations, or a share is no batch.
+        ValueError: there are several loaders for a step that reads one, that of training has no length or
+            is rows, an epoch has fewer iterations than lie between two validations, or a share is no batch.
     """
     _check_loaders(trainer)
     _check_length(trainer)
@@ -315,12 +316,13 @@ def _check_length(trainer: Trainer) -> None:
     """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one.
 
     Raises:
-        ValueError: there is one.
+        ValueError: there is one, or rows in place of a loader.
     """
     source = trainer.fit_loop._data_source
     if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
         return
     for loader in _loaders_of(source).flattened:
+        check_loader(cast("RLHFAlgorithm", trainer.lightning_module), loader)
         if sized_len(loader) is None:
             raise ValueError(
                 f"{type(loader).__name__}: it gives training batches and has no length. One would be taken "

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData, load_tokenizer
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import Started, grpo, refusal, trainer
@@ -121,6 +122,27 @@ def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
         run = trainer(Local(), tmp_path, limit_val_batches=1)
         with pytest.raises(TypeError, match=r"^a list is no batch: .* datamodule=PromptData\(path="):
             run.fit(grpo(), texts, held_out)
+
+
+class Columned(GRPO):
+    """Makes prompts of other columns."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Read them alone."""
+        return Metrics.of({"mine/texts": float(len(batch.objects("prompt")))})
+
+
+@pytest.mark.parametrize("called", ["fit", "validate", "predict"])
+def test_batches_of_rows_are_no_batches_of_prompts(called: str, tmp_path: Path) -> None:
+    loader: DataLoader[dict[str, str]] = DataLoader(
+        [{"prompt": "Sort 21: ", "answer": "1"}] * 2,  # type: ignore[arg-type]
+        batch_size=2,
+    )
+    said = r"^a batch has the columns \['answer', 'prompt'\], and no 'prompt_ids': .*PromptData\.from_rows\("
+    run = trainer(Local(), tmp_path, limit_val_batches=1)
+    with pytest.raises(ValueError, match=said):
+        getattr(run, called)(grpo(), loader)
+    trainer(Local(), tmp_path).fit(grpo(Columned), loader)
 
 
 def test_a_checkpoint_is_loaded_by_a_run(tmp_path: Path) -> None:

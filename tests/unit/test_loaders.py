@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from rlhf_lightning.algorithm import Columns
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import DPO, GRPO, SFT
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.data.batch import EncodedRow
 from rlhf_lightning.strategies import Local
@@ -116,3 +116,17 @@ def test_a_training_loader_without_a_length(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_loader_that_nothing_reads(tmp_path: Path) -> None:
     trainer(Local(), tmp_path, limit_train_batches=0).fit(grpo(), DataLoader(Endless(), batch_size=2))
+
+
+def test_a_data_set_in_place_of_a_loader(tmp_path: Path) -> None:
+    """Lightning would take each row for a batch."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"prompt": "Sort 21: ", "answer": "1"}] * 2)
+    for algorithm, kind in ((grpo(), "PromptData"), (SFT(), "CompletionData"), (DPO(), "PreferenceData")):
+        with pytest.raises(ValueError, match=r"'prompt_ids'") as error:
+            trainer(Local(), tmp_path).fit(algorithm, rows)
+        assert str(error.value) == (
+            "a row of Dataset has the columns ['answer', 'prompt'], and no 'prompt_ids': data modules encode "
+            f"rows and make batches of them. Type trainer.fit(..., datamodule={kind}.from_rows(rows, "
+            "batch_size=16))."
+        )
