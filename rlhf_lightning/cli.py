@@ -35,6 +35,7 @@ from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
+from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
@@ -191,8 +192,14 @@ class CommandLine(LightningCLI):
                 typed = re.search("choice: '(.*?)'", said)
                 lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
+            words = args if isinstance(args, list) else []
             elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}
-            owners = {"trainer": Trainer} | _chosen_algorithm(args if isinstance(args, list) else [])
+            for strategy in _chosen(words, "strategy").values():
+                if "devices" not in option_names(strategy):
+                    elsewhere["trainer.devices"] = (
+                        f"{strategy.__name__} has one: --strategy colocated --strategy.devices N."
+                    )
+            owners = {"trainer": Trainer} | _chosen(words, "algo")
             raise ValueError(option_error(str(err), owners, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:
@@ -338,11 +345,11 @@ class CommandLine(LightningCLI):
         sys.stdout.write(f"predictions: {out}\n")
 
 
-def _chosen_algorithm(words: Sequence[str]) -> dict[str, type]:
-    """The class of the algorithm, by its option; empty where none was chosen, or it was not imported."""
-    module, _, name = chosen(words, "algo").rpartition(".")
+def _chosen(words: Sequence[str], option: str) -> dict[str, type]:
+    """The class of an algorithm or a strategy, by its option; empty where none was chosen or imported."""
+    module, _, name = chosen(words, option).rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
-    return {"algo": found} if isinstance(found, type) else {}
+    return {option: found} if isinstance(found, type) else {}
 
 
 def _searched(directory: Path) -> str:

@@ -107,6 +107,15 @@ def test_a_trainers_option_in_a_configuration_that_others_decide(rlhf: Rlhf, opt
     assert said in rlhf.refused("fit", "-c", "mine.yaml")
 
 
+@pytest.mark.parametrize("option", ["--strategy.devices", "--trainer.devices"])
+def test_devices_of_a_strategy_that_has_one(rlhf: Rlhf, option: str) -> None:
+    said = "Local has one: --strategy colocated --strategy.devices N."
+    assert rlhf.refused(*FIT, *SHORT, "--strategy", "local", option, "2").endswith(said)
+    text = "algo: ppo\ndata: {class_path: taskdata, init_args: {num_rows: 200}}\nstrategy: local\n"
+    Path("mine.yaml").write_text(text, encoding="utf-8")
+    assert rlhf.refused("fit", "-c", "mine.yaml", option, "2").endswith(said)
+
+
 @pytest.mark.parametrize("value", ["3", "[1, 2]", "null", "adamw"])
 def test_one_value_for_the_options_of_a_part(rlhf: Rlhf, value: str) -> None:
     """The parser takes numbers, lists and null, of which no part can be made."""
