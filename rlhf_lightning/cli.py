@@ -25,6 +25,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import LightningEnum
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning import __version__
@@ -41,6 +42,7 @@ from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
 from rlhf_lightning.words import chosen, config_files, resolved
+from rlhf_lightning.yaml_files import write_names
 
 DECIDED_BY_STRATEGY = {
     "strategy": "The strategy stands for itself: --strategy NAME.",
@@ -113,6 +115,7 @@ class CommandLine(LightningCLI):
     def __init__(self, arguments: Sequence[str]) -> None:
         # Docstrings below fields are read from the sources only for help, since it takes half a second.
         set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in arguments))
+        write_names(LightningEnum)  # such as Timer's interval, else of no type that could be read
         super().__init__(
             RLHFAlgorithm,
             args=resolved(arguments),

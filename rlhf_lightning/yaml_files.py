@@ -1,7 +1,8 @@
-"""Reads YAML files that people write: configurations, and hardware for mappings."""
+"""YAML files that people write: configurations, and hardware for mappings."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
@@ -30,6 +31,15 @@ def read_yaml(path: str, *, shown: str) -> object:
         ) from err
     except yaml.YAMLError as err:
         raise ValueError(f"{shown}: is not YAML ({' '.join(str(err).split())}).") from err
+
+
+def write_names(kind: type[Enum]) -> None:
+    """Let YAML have the value of such a constant, where a class of options has one as its default.
+
+    Args:
+        kind: a class of text constants; also those that extend it.
+    """
+    yaml.SafeDumper.add_multi_representer(kind, lambda dumper, constant: dumper.represent_str(constant.value))
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

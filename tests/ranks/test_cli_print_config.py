@@ -51,11 +51,12 @@ def test_defaults(rlhf: Rlhf, algorithm: str, strategy: str) -> None:
     [
         ("--algo.actor.lora.rank", "4", "--algo.actor.optimizer.lr", "1e-6", *TEXTS),
         ("--algo.reward.functions", "[length]", "--trainer.max_time", "{hours: 2}", *CALLBACKS),
+        ("--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:00:00:08"),
         SIGNS,
         (*FILE, *TEMPLATE, *VARIABLES, *SOURCES),
         ("--data", "mixeddata", *MAIN, *PTX, "--trace", "x.json", "--ckpt_path", "last", *LOGGER),
     ],
-    ids=("adapters and texts", "callbacks", "signs", "a file", "two files and a logger"),
+    ids=("adapters and texts", "callbacks", "a timer", "signs", "a file", "two files and a logger"),
 )
 def test_options(rlhf: Rlhf, words: tuple[str, ...]) -> None:
     same_again(rlhf, "--algo", "ppo", *words)
