@@ -52,8 +52,10 @@ DECIDED_BY_STRATEGY = {
     "precision": "Each model has a type: --algo.actor.dtype bfloat16.",
     "sync_batchnorm": "The strategy divides the models: leave the option out.",
     "use_distributed_sampler": "The strategy divides each batch: leave the option out.",
+    "barebones": "It has no room for metrics, by which a run is known: --trainer.logger false "
+    "--trainer.enable_checkpointing false --trainer.enable_progress_bar false.",
 }
-"""Trainer options that the strategy decides, and what to type instead."""
+"""Trainer options that the strategy decides, or no command can have, and what to type instead."""
 STRICT = {"exit_on_error": False}
 """Options of every parser: errors are raised, not printed."""
 TRAINER_COMMANDS = {

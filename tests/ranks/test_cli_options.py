@@ -38,6 +38,10 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             ),
             ("--trainer.accelerator=gpu", "leave the option out"),
         ),
+        (
+            (*FIT, "--trainer.barebones", "true"),
+            ("--trainer.barebones", "false --trainer.enable_progress_bar false."),
+        ),
         ((*FIT, "--trainer.num_nodes", "2"), ("--trainer.num_nodes", "--strategy.address HOST:PORT")),
         (
             (*FIT, *SHORT, "--trainer.gradient_clip_val", "0.5"),
