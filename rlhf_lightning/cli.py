@@ -31,6 +31,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
+from rlhf_lightning.callbacks.last_checkpoint import searched
 from rlhf_lightning.callbacks.save_config import SaveConfig
 from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
@@ -38,6 +39,7 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files
+from rlhf_lightning.reporting import early_stops
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
@@ -270,7 +272,8 @@ class CommandLine(LightningCLI):
         self._check_slurm_checkpoint()
 
     def after_fit(self) -> None:
-        """Say where the newest checkpoint is, and how its model is exported."""
+        """Say what stopped the run early, where the newest checkpoint is, and how its model is exported."""
+        sys.stderr.write("".join(f"rlhf: {said}\n" for said in early_stops(self.trainer)))
         kept = [c.path for c in self.trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint)]
         if kept and self.trainer.global_step and leaves_files(self.trainer):
             sys.stderr.write(f"rlhf: wrote {kept[0]}; `rlhf export {kept[0]} OUT` exports its model.\n")
@@ -321,7 +324,7 @@ class CommandLine(LightningCLI):
         callbacks = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         if any(callback._find_last_checkpoints(self.trainer) for callback in callbacks):
             return ""
-        found = [_searched(Path(c.dirpath)) for c in callbacks if c.dirpath]
+        found = [searched(Path(c.dirpath)) for c in callbacks if c.dirpath]
         return f"--ckpt_path last: {'; '.join(found) or 'nothing is kept with enable_checkpointing false'}."
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:
@@ -355,14 +358,6 @@ def _chosen(words: Sequence[str], option: str) -> dict[str, type]:
     module, _, name = chosen(words, option).rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     return {option: found} if isinstance(found, type) else {}
-
-
-def _searched(directory: Path) -> str:
-    """What is in a directory that has no last checkpoint, in words."""
-    if not directory.is_dir():
-        return f"{directory} is not there"
-    beside = sorted(path.name for path in directory.glob("*.ckpt"))
-    return f"{directory} holds " + (f"no last.ckpt, but {', '.join(beside)}" if beside else "no checkpoint")
 
 
 def _is_about_run(record: logging.LogRecord) -> bool:

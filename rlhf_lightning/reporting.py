@@ -394,3 +394,15 @@ def per_token(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list
         if name in rows:
             columns[name] = [v[m].tolist() for v, m in zip(rows[name], mask, strict=True)]
     return columns
+
+
+def early_stops(trainer: Trainer) -> list[str]:
+    """Why each EarlyStopping that ended a run did so; Lightning says it where it is `verbose` alone."""
+    callbacks = trainer.callbacks if trainer.should_stop else ()  # type: ignore[attr-defined]
+    limit = f" of {trainer.max_steps}" if trainer.max_steps > 0 else ""
+    return [
+        f"EarlyStopping ended the run after {trainer.global_step}{limit} iterations: "
+        f"{callback.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
+        for callback in callbacks
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and not callback.verbose
+    ]

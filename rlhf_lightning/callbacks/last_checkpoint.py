@@ -206,6 +206,14 @@ class LastCheckpoint(ModelCheckpoint):
             self._lock = None
 
 
+def searched(directory: Path) -> str:
+    """What is in a directory that has no last checkpoint, in words."""
+    if not directory.is_dir():
+        return f"{directory} is not there"
+    beside = sorted(path.name for path in directory.glob("*.ckpt"))
+    return f"{directory} holds " + (f"no last.ckpt, but {', '.join(beside)}" if beside else "no checkpoint")
+
+
 def _adds_own(part: LightningModule | Callback) -> bool:
     """Whether what a module or a callback adds to a checkpoint is of the user's own, so may be anything."""
     package, *_ = part.on_save_checkpoint.__module__.split(".")

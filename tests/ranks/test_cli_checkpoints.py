@@ -268,6 +268,20 @@ def test_libraries_warn_of_nothing_that_nobody_can_change(trained: Path) -> None
     assert [line for line in run.stderr.splitlines() if re.search("deprecat|not empty|is zero", line)] == []
 
 
+def test_what_stopped_a_run_early_is_said(rlhf: Rlhf) -> None:
+    stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=reward/mean")
+    limits = ("--trainer.callbacks.patience=0", "--trainer.callbacks.min_delta=9", "--trainer.max_steps=9")
+    data = ("--data.batch_size", "2", "--data.num_rows", "4", "--data.num_val_rows", "0")
+    words = (*FIT, *data, "--strategy", "local", "--trainer.logger", "false", "--trainer.max_epochs", "9")
+    code, _, err = rlhf.run(*words, *stop, *limits)
+    assert code == 0
+    said = "rlhf: EarlyStopping ended the run after 4 of 9 iterations: Monitored metric reward/mean did not "
+    assert [line for line in err.splitlines() if line.startswith(said)], err
+    assert err.splitlines()[-1].startswith("rlhf: wrote ")
+    code, _, err = rlhf.run(*words, "--trainer.max_steps=3", "--trainer.default_root_dir", "whole")
+    assert (code, "EarlyStopping" in err) == (0, False)
+
+
 def test_an_export_into_the_checkpoint_or_over_its_beginning(rlhf: Rlhf, trained: Path) -> None:
     for out in (trained, trained / "hf"):
         assert rlhf.refused("export", str(trained), str(out)).startswith(f"{out}: lies in the checkpoint")
