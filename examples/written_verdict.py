@@ -18,11 +18,10 @@ from torch import Tensor
 
 from rlhf_lightning import RLHFAlgorithm
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import prompt_columns
 from rlhf_lightning.functional import PolicyLoss, group_advantages, masked_sum, spread
 from rlhf_lightning.reporting import answers
 from rlhf_lightning.spec import OptimizerSpec, Sampling
-from rlhf_lightning.workers import Actor, Reward
+from rlhf_lightning.workers import Actor, Reward, asking
 
 
 class WrittenVerdict(RLHFAlgorithm):
@@ -48,7 +47,7 @@ class WrittenVerdict(RLHFAlgorithm):
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
-        asked = batch.select(["row_ids", "rows"]) | prompt_columns(self.questions(batch), self.tokenizer)
+        asked = asking(batch, self.questions(batch), self.tokenizer)
         asked |= self.judge.generate_sequences(asked)
         grades = self.grades(asked)
         truth = masked_sum(batch["scores"], batch["response_mask"], dim=1)

@@ -2,6 +2,7 @@
 
 from rlhf_lightning.workers.actor import Actor, drawing_apart
 from rlhf_lightning.workers.ahead import Ahead, GenerationAhead, OtherActor, PartialGeneration
+from rlhf_lightning.workers.asking import asking
 from rlhf_lightning.workers.cost import Cost
 from rlhf_lightning.workers.critic import Critic
 from rlhf_lightning.workers.follower import Follower
@@ -35,6 +36,7 @@ __all__ = [
     "Scorer",
     "SeparateGeneration",
     "Settings",
+    "asking",
     "beside",
     "drawing_apart",
     "joined",

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.data import TaskData, load_tokenizer, prompt_columns
 from rlhf_lightning.data.batch import EncodedRow
 from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import asking
 from tests.unit.algos.short import grpo, trainer
 
 
@@ -73,6 +74,33 @@ def test_a_prompt_is_drawn_once_more_by_other_ids(tmp_path: Path) -> None:
     fit = trainer(Local(), tmp_path)
     fit.fit(grpo(Again), datamodule=TaskData(batch_size=4, num_rows=4, num_val_rows=0))
     assert [float(fit.callback_metrics[name]) for name in ("same", "new")] == [1, 0]
+
+
+class Asking(GRPO):
+    """Is asked its own prompts, as a question about its answers."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Whether answers are those of the rows: of the same ids, and of one question after another."""
+        texts = [str(row["prompt"]) for row in batch.objects("rows")]  # type: ignore[index]
+        plain = batch.select(["row_ids"]) | prompt_columns(texts, self.tokenizer)
+        first, second = (asking(batch, texts, self.tokenizer, number=number) for number in (1, 2))
+        then = asking(first, texts, self.tokenizer)
+        said = [self.actor.generate_sequences(r)["response_ids"] for r in (batch, plain, first, second, then)]
+        pairs = {"same": (0, 1), "first": (0, 2), "second": (0, 3), "other": (2, 3), "then": (2, 4)}
+        return Metrics.of({name: float(torch.equal(said[a], said[b])) for name, (a, b) in pairs.items()})
+
+
+def test_a_question_is_not_answered_with_the_draws_of_what_it_asks_about(tmp_path: Path) -> None:
+    fit = trainer(Local(), tmp_path)
+    fit.fit(grpo(Asking), datamodule=TaskData(batch_size=4, num_rows=4, num_val_rows=0))
+    like = {name: float(fit.callback_metrics[name]) for name in ("same", "first", "second", "other", "then")}
+    assert like == {"same": 1, "first": 0, "second": 0, "other": 0, "then": 0}
+
+
+def test_questions_are_counted_from_one() -> None:
+    batch = Batch.of({"row_ids": torch.arange(2), "rows": [{}, {}]})
+    with pytest.raises(ValueError, match=r"^asking\(number=0\): counts the questions about a batch, from 1"):
+        asking(batch, ["a", "b"], load_tokenizer("embedded"), number=0)
 
 
 @pytest.mark.parametrize("times", [0, -1])
