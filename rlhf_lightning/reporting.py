@@ -34,6 +34,7 @@ from rlhf_lightning.functional import (
 )
 from rlhf_lightning.names import meant
 from rlhf_lightning.workers import (
+    LEARNING,
     Actor,
     Cost,
     Critic,
@@ -301,8 +302,8 @@ def _lacking(owner: object, name: str) -> str:
         return _undeclared(owner, name)
     if not isinstance(owner, Role):
         return ""
-    calls = [call for call in methods_of(type(owner)) if call not in methods_of(Role)]
-    whose = [kind.__name__ for kind in _KINDS if name in methods_of(kind)]
+    calls = _calls_of(type(owner))
+    whose = [kind.__name__ for kind in _KINDS if name in _calls_of(kind)]
     near = get_close_matches(name, calls, n=1, cutoff=0.75)
     if not whose and not near:
         return ""
@@ -314,6 +315,12 @@ def _lacking(owner: object, name: str) -> str:
         f"{told} A model that draws and does not learn is an Opponent: `opponent: Opponent = "
         "field(default_factory=Opponent)`."
     )
+
+
+def _calls_of(kind: type[Role]) -> list[str]:
+    """The calls of a kind of role, without those that all have and those that it refuses."""
+    refused = LEARNING if issubclass(kind, Opponent) else frozenset()
+    return [call for call in methods_of(kind) if call not in methods_of(Role) and call not in refused]
 
 
 def _undeclared(algorithm: LightningModule, name: str) -> str:

@@ -9,7 +9,7 @@ from rlhf_lightning.workers.follower import Follower
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
 from rlhf_lightning.workers.joining import beside, joined, rows_together
 from rlhf_lightning.workers.judge import Judge, reads_ids, whole_ids
-from rlhf_lightning.workers.opponent import Opponent
+from rlhf_lightning.workers.opponent import LEARNING, Opponent
 from rlhf_lightning.workers.reading import ReadingActor
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
@@ -17,6 +17,7 @@ from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.scorer import Scorer
 
 __all__ = [
+    "LEARNING",
     "Actor",
     "Ahead",
     "Cost",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -10,6 +11,9 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.follower import Follower
 from rlhf_lightning.workers.role import Role
+
+LEARNING = frozenset({"update_actor", "accumulate_actor"})
+"""Calls of an actor that an opponent refuses."""
 
 
 @with_types
@@ -25,6 +29,19 @@ class Opponent(Follower, Actor):
     """At which it reads responses; that of `sampling` where None, or 1 beside given answers, as the actor."""
     needed_to_validate: ClassVar[bool] = False
     trains: ClassVar[bool] = False
+
+    def arguments(self, method: str) -> Mapping[str, object]:
+        """See `Actor.arguments`.
+
+        Raises:
+            ValueError: the call is one that learns.
+        """
+        if method in LEARNING:
+            raise ValueError(
+                f"{type(self).__name__}.{method}: an opponent does not learn, it follows the field actor by "
+                f"its decay. Call self.actor.{method}, or make the field an Actor."
+            )
+        return super().arguments(method)
 
     def following(self, actor: Role) -> Self:
         """A copy with the actor's path and sampling where it has none of its own."""

@@ -73,6 +73,7 @@ class Confusing(Forgetful):
             "compute_ref_log_prob?",
         ),
         ("reference.compute_values", "Reference has no compute_values, a call of Critic. Its calls are "),
+        ("reference.update_actor", "Reference has no update_actor, a call of Actor. Its calls are follow, "),
         ("actor.generate_sequence", "Actor has no generate_sequence. Did you mean generate_sequences?"),
     ],
 )

@@ -109,6 +109,26 @@ def test_another_model_does_not_become_the_actor(model: str, tmp_path: Path) -> 
     assert all(numbers["mine/before"] > 1e-3 for numbers in kept.numbers)
 
 
+class Mistaken(SelfPlay):
+    """Has the opponent learn."""
+
+    call: str = ""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As the actor would."""
+        batch |= self.opponent.generate_sequences(batch)
+        return Metrics.of(getattr(self.opponent, self.call)(batch, loss=SFTLoss()).fetch())
+
+
+@pytest.mark.parametrize("call", ["update_actor", "accumulate_actor"])
+@pytest.mark.parametrize("decay", [0.9, None])
+def test_an_opponent_does_not_learn(model: str, call: str, decay: float | None) -> None:
+    algorithm = Mistaken(actor=Actor(path=model), opponent=Opponent(decay=decay), call=call)
+    told = rf"^Opponent\.{call}: an opponent does not learn, .* Call self\.actor\.{call}, or make the "
+    with pytest.raises(ValueError, match=told):
+        run(algorithm, data(), steps=1)
+
+
 class Alone(SelfPlay):
     """Has nobody to follow."""
 
