@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.parsing import save_hyperparameters
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.controller import GROUPS, Batch, CallReport, Metrics
+from rlhf_lightning.controller import GROUPS, ORIGINS, Batch, CallReport, Metrics
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data.sampler import INDEX_MASK
 from rlhf_lightning.data.tokenizer import decoded
@@ -229,9 +229,10 @@ def row_numbers(rows: Batch) -> Tensor:
     """The place of each row in the data's `train_rows`, [B] int64, the same in every epoch.
 
     Args:
-        rows: as the data gives them, or `answers_to` of that; a pair has the place of its first row, twice.
+        rows: as the data gives them, or `answers_to` of that, also of answers to answers; a pair has the
+            place of its first row, twice.
     """
-    return rows[GROUPS if GROUPS in rows else "row_ids"] & INDEX_MASK
+    return next(rows[name] for name in (ORIGINS, GROUPS, "row_ids") if name in rows) & INDEX_MASK
 
 
 def predicted(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:

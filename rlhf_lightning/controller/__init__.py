@@ -4,7 +4,7 @@ from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.call import CallReport
 from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.futures import Gathered, Metrics, Value
-from rlhf_lightning.controller.groups import GROUPS, check_neighbours, copies_of
+from rlhf_lightning.controller.groups import GROUPS, ORIGINS, check_neighbours, copies_of
 from rlhf_lightning.controller.parts import Parts
 from rlhf_lightning.controller.register import Caller, Remote, Worker, register
 from rlhf_lightning.controller.transfer import (
@@ -31,6 +31,7 @@ __all__ = [
     "GROUPS",
     "MICRO_DP",
     "ONE_TO_ALL",
+    "ORIGINS",
     "PP_ONLY",
     "RANK_ZERO",
     "Batch",

@@ -9,13 +9,17 @@ from rlhf_lightning.controller.batch import Batch
 GROUPS = "group_ids"
 """A column: equal in neighbouring rows that are answers to one prompt."""
 
+ORIGINS = "origin_ids"
+"""A column that copies have: the ids that the data gave their rows, through every further copy."""
+
 
 def copies_of(batch: Batch, times: int) -> Batch:
     """Each row several times, side by side.
 
     Args:
         batch: B prompts, with `row_ids` [B] int64.
-        times: copies of each row: each has a row id of its own, and in `group_ids` that of the row.
+        times: copies of each row: each has a row id of its own, in `group_ids` that of the row, and in
+            `origin_ids` that which the data gave, where the row is a copy itself.
 
     Raises:
         ValueError: `times` is below 1.
@@ -25,7 +29,8 @@ def copies_of(batch: Batch, times: int) -> Batch:
     numbers = torch.arange(times).repeat(len(batch))
     repeated = batch.repeat(times)
     row_ids = repeated["row_ids"] * times + numbers
-    return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"]}
+    origins = repeated[ORIGINS if ORIGINS in repeated else "row_ids"]
+    return repeated | {"row_ids": row_ids, GROUPS: repeated["row_ids"], ORIGINS: origins}
 
 
 def check_neighbours(what: str, batch: Batch, together: int) -> None:

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlhf_lightning.controller import GROUPS, Batch, Caller
+from rlhf_lightning.controller import GROUPS, ORIGINS, Batch, Caller
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.workers.actor import ANSWERS
 from rlhf_lightning.workers.generator import Generator, SeparateGeneration, refuse_turns
@@ -70,7 +70,7 @@ class Ahead(SeparateGeneration, ABC):
     def _check_others(self, batch: Batch) -> None:
         """Refuse to exchange rows that another actor has answered, unless they have got columns since."""
         for name, given in self.others:
-            if given.issuperset({*batch} - {GROUPS}):  # which `answers_to` adds
+            if given.issuperset({*batch} - {GROUPS, ORIGINS}):  # which `answers_to` adds
                 raise ValueError(
                     f"generate_sequences: {name} has answered this batch before actor, which is a batch "
                     f"ahead and returns the rows of the one before, to other prompts. Let {name} answer "

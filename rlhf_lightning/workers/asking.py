@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller import ORIGINS, Batch
 from rlhf_lightning.data import prompt_columns
 
 if TYPE_CHECKING:
@@ -47,4 +47,5 @@ def asking(
             f"asking(number={number}): counts the questions about a batch, from 1. Try number=1."
         )
     ids = {"row_ids": batch["row_ids"] + (number << _NUMBER_BITS)}
-    return batch.select(["rows"]) | prompt_columns(texts, tokenizer, special=special) | ids
+    kept = batch.select(["rows", *(name for name in (ORIGINS,) if name in batch)])
+    return kept | prompt_columns(texts, tokenizer, special=special) | ids
