@@ -22,7 +22,8 @@ class Distillation(RLHFAlgorithm):
     actor: Actor = field(default_factory=Actor)
     """The student."""
     teacher: Reference = field(default_factory=Reference)
-    """Any model with the student's tokenizer; it reads at the student's temperature."""
+    """Any model with the student's tokenizer, or with `decay` the student's own average; it reads at its
+    temperature."""
     reward: Reward = field(default_factory=Reward)
     """Scores held-out answers; nothing else is scored."""
     loss: DistillationLoss = field(default_factory=DistillationLoss)
@@ -58,8 +59,12 @@ class Distillation(RLHFAlgorithm):
         Raises:
             ValueError: there is no teacher, it has fewer words than `candidates`, or some answers are bad.
         """
-        if not self.teacher.path and (stage == "fit" or (stage == "validate" and not self.draws)):
-            raise ValueError("teacher.path: there is no teacher. Type --algo.teacher.path DIRECTORY.")
+        taught = self.teacher.path or self.teacher.decay is not None
+        if not taught and (stage == "fit" or (stage == "validate" and not self.draws)):
+            raise ValueError(
+                "teacher.path: there is no teacher. Type --algo.teacher.path DIRECTORY, or "
+                "--algo.teacher.decay 0.99 for the actor's own average."
+            )
         if self.given:
             check_imitable(self, stage)
         super().setup(stage)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf_lightning.algos import Distillation
 from rlhf_lightning.callbacks import SampledValidation, SecondReward
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
-from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, TaskData
+from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, TaskData, prompt_columns
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.functional import Aggregation, DistillationLoss
 from rlhf_lightning.spec import OptimizerSpec, Sampling
@@ -202,6 +202,29 @@ def test_callbacks_that_score_are_refused_where_nothing_answers(callback: pl.Cal
     trainer = pl.Trainer(strategy=Local(), accelerator="cpu", max_steps=1, callbacks=[callback], logger=False)
     with pytest.raises(ValueError, match=type(callback).__name__):
         trainer.fit(algorithm, datamodule=data(completions=True))
+
+
+class Hinted(Distillation):
+    """The teacher is the student's average, and reads the answer before the question."""
+
+    def taught(self, batch: Batch) -> Batch:
+        """What it says of the same responses after other prompts."""
+        rows = cast("list[dict[str, object]]", batch.objects("rows"))
+        hints = prompt_columns([f"{row['answer']}{row['prompt']}" for row in rows], self.tokenizer)
+        names = ["candidate_ids", "candidate_ref_log_probs"]
+        return batch | super().taught(batch | hints).select(names)
+
+
+def test_a_student_may_be_its_own_teacher(model: str) -> None:
+    plain = run(Distillation(actor=student(model), teacher=Reference(decay=0.9)), data(), steps=2)
+    assert abs(plain.numbers[0]["distillation/loss"]) < 1e-6, "it begins as the student"
+    assert plain.numbers[1]["distillation/loss"] >= 0
+    kept = run(Hinted(actor=student(model), teacher=Reference(decay=0.9)), data(), steps=2)
+    assert kept.numbers[0]["distillation/loss"] > 5e-6
+    with pytest.raises(
+        ValueError, match=r"^teacher\.path: there is no teacher\. .* --algo\.teacher\.decay 0"
+    ):
+        run(Distillation(actor=student(model)), data())
 
 
 class Blind(DistillationLoss):
