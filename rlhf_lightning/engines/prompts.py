@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal, cast
+
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 Prompt = np.ndarray[tuple[int], np.dtype[np.int64]]
 """The token ids of one prompt, without padding."""
+
+
+def check_together(rows: Mapping[str, Tensor], what: Literal["prompt", "response"]) -> None:
+    """Refuse ids beside the mask of other ones.
+
+    Args:
+        rows: with prompt_ids, prompt_mask [n, P] or response_ids, response_mask [n, R].
+        what: which of them.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    ids, mask = ([*rows[f"{what}_{name}"].shape] for name in ("ids", "mask"))
+    if ids != mask:
+        made = "prompt_columns(texts, tokenizer)" if what == "prompt" else "the call that made them"
+        raise ValueError(
+            f"{what}_ids are {ids} and {what}_mask {mask}: they belong together. Take both from {made}."
+        )
 
 
 def read_prompts(
@@ -23,8 +45,9 @@ def read_prompts(
         advice: a sentence about how it would have more of them, for errors.
 
     Raises:
-        ValueError: a prompt is empty, or too long.
+        ValueError: a prompt is empty, or too long, or the mask is that of other prompts.
     """
+    check_together(cast("Mapping[str, Tensor]", rows), "prompt")
     limit = positions - new_tokens
     if limit < 1:
         said = (

@@ -19,6 +19,7 @@ from torch import Tensor
 from rlhf_lightning.engines.packed.attention import Packed
 from rlhf_lightning.engines.packed.last_mlp import needed_tokens
 from rlhf_lightning.engines.packed.sharing import Shared, share
+from rlhf_lightning.engines.prompts import check_together
 from rlhf_lightning.functional import row_ends
 from rlhf_lightning.functional.aggregate import Loss
 from rlhf_lightning.parallel.shares import fitting_together
@@ -132,12 +133,14 @@ def pack(rows: Mapping[str, Tensor], *, place: Place) -> PackedRows:
 
     Raises:
         ValueError: a response has no prompt, and so no position that predicts its first token, or a mask is
-            not bool.
+            not bool, or that of other ids.
     """
     mask, prompt_mask = rows["response_mask"], rows["prompt_mask"]
     for name, given in (("response_mask", mask), ("prompt_mask", prompt_mask)):
         if given.dtype != torch.bool:  # numbers would be taken for positions
             raise ValueError(f"{name} holds {given.dtype}. Make it one of bool: {name}.bool().")
+    check_together(rows, "prompt")
+    check_together(rows, "response")
     ends, starts = row_ends(mask), prompt_mask.sum(1)
     unpredictable = (ends > 0) & (starts == 0)
     if place == "before" and bool(unpredictable.any()):

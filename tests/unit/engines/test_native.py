@@ -269,6 +269,10 @@ def test_long_and_empty_prompts_are_refused() -> None:
     generate(module, table(token_lists([44])), Sampling(max_new_tokens=20))
     with pytest.raises(ValueError, match=r"row 101: its prompt is empty"):
         generate(module, table(token_lists([4, 0])), Sampling(max_new_tokens=20))
+    mixed = table(token_lists([4]))
+    mixed["prompt_ids"] = torch.ones(1, 9, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^prompt_ids are \[1, 9\] and prompt_mask \[1, 5\]: .*_columns\("):
+        generate(module, mixed, Sampling(max_new_tokens=2))
     with pytest.raises(ValueError, match=r"max_new_tokens=64: the model has 64 positions.*Try 32"):
         generate(module, table(token_lists([4])), Sampling(max_new_tokens=64))
 

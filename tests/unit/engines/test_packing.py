@@ -95,6 +95,15 @@ def test_a_mask_of_numbers_is_refused(name: str) -> None:
         pack(ROWS | {name: ROWS[name].long()}, place="before")
 
 
+@pytest.mark.parametrize("what", ["prompt", "response"])
+def test_the_mask_of_other_ids_is_refused(what: str) -> None:
+    wider = torch.ones(3, 9, dtype=torch.int64)
+    told = rf"^{what}_ids are \[3, 9\] and {what}_mask \[3, [34]\]: they belong together\. Take both from "
+    for place in ("before", "after"):
+        with pytest.raises(ValueError, match=told):
+            pack(ROWS | {f"{what}_ids": wider}, place=place)  # type: ignore[arg-type]
+
+
 def test_a_response_without_a_prompt_has_a_place_after_its_tokens_only() -> None:
     rows = ROWS | {"prompt_mask": _bits("011", "000", "000")}
     assert pack(rows, place="after").input_ids.tolist() == [[11, 12, 13, 14, 15, 22, 23, 24, 25]]
