@@ -29,12 +29,12 @@ class Follower(Remote):
     """Iterations after which it does so; with decay=0 the actor replaces it then (SPIN, iterative DPO)."""
 
     def __post_init__(self) -> None:
-        name = type(self).__name__.lower()
+        name = type(self).__name__  # the field that holds it may be called anything
         if self.decay is not None and not 0 <= self.decay <= 1:
-            raise ValueError(f"{name}.decay={self.decay}: is a share. Try 0.99, or leave it out.")
+            raise ValueError(f"{name}(decay={self.decay}): is a share. Try 0.99, or leave it out.")
         if self.every < 1 or (self.every > 1 and self.decay is None):
             raise ValueError(
-                f"{name}.every={self.every} with {name}.decay={self.decay}: it follows the actor "
+                f"{name}(every={self.every}, decay={self.decay}): it follows the actor "
                 "after so many iterations, at least 1, as decay says. Try decay=0.0, which replaces it."
             )
 

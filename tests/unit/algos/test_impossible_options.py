@@ -25,14 +25,14 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
     assert KLPenalty(coef=0.0).coef == 0
     with pytest.raises(ValueError, match="reward_clip=0"):
         Scaling(reward_clip=0.0)
-    with pytest.raises(ValueError, match=r"reference\.decay=2"):
+    with pytest.raises(ValueError, match=r"^Reference\(decay=2\.0\): is a share"):
         Reference(decay=2.0)
     for options in ({"every": 0, "decay": 0.0}, {"every": 3}):
-        with pytest.raises(ValueError, match=rf"reference\.every={options['every']} with reference\.decay="):
+        with pytest.raises(ValueError, match=rf"^Reference\(every={options['every']}, decay="):
             Reference(**options)
-    with pytest.raises(ValueError, match=r"opponent\.decay=-1"):
+    with pytest.raises(ValueError, match=r"^Opponent\(decay=-1\.0\): is a share"):
         Opponent(decay=-1.0)
-    with pytest.raises(ValueError, match=r"opponent\.every=2 with opponent\.decay=None"):
+    with pytest.raises(ValueError, match=r"^Opponent\(every=2, decay=None\): it follows"):
         Opponent(decay=None, every=2)
 
 
