@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning import checks, data_checks, reporting, resume
+from rlhf_lightning import checks, data_checks, reporting, resume, stepping
 from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics, check_neighbours, copies_of
 from rlhf_lightning.data import load_tokenizer
@@ -251,11 +251,11 @@ class RLHFAlgorithm(LightningModule):
         reporting.reset_step_metrics(self.trainer)
         rows, self.ptx_batch = _split_ptx(self, batch)
         data_checks.warn_of_doubles(self, rows)
-        metrics = reporting.run_step(type(self).__name__, self.step, rows)
+        metrics = stepping.run_step(type(self).__name__, self.step, rows)
         self._update_followers()
         self.strategy.after_step()
         numbers = metrics.fetch() | reporting.service_retries(self.placed())
-        numbers |= reporting.timings(reporting.finished(self.strategy.drain())) | self.strategy.metrics()
+        numbers |= reporting.timings(stepping.finished(self.strategy.drain())) | self.strategy.metrics()
         reporting.warn_of_skipped_steps(numbers)
         numbers |= reporting.throughput(numbers, rows, seconds=time.perf_counter() - started)
         for name in self.progress:

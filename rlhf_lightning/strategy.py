@@ -23,7 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import checks, data_checks, resume
+from rlhf_lightning import checks, data_checks, resume, stepping
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
@@ -35,7 +35,7 @@ from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.output import keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
-from rlhf_lightning.reporting import advise, monitor_each_validation, plain_options, silence_lightning
+from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
@@ -309,7 +309,7 @@ class Strategy(SingleDeviceStrategy):
         self.drain()
 
     on_train_start = on_predict_end  # calls of the algorithm's `on_train_start` are no part of an iteration
-    on_exception = staticmethod(advise)
+    on_exception = staticmethod(stepping.advise)
 
     def teardown(self) -> None:
         """Release the devices, also after a failure; the roles become plain descriptions again."""

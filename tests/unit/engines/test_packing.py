@@ -101,7 +101,7 @@ def test_the_mask_of_other_ids_is_refused(what: str) -> None:
     told = rf"^{what}_ids are \[3, 9\] and {what}_mask \[3, [34]\]: they belong together\. Take both from "
     for place in ("before", "after"):
         with pytest.raises(ValueError, match=told):
-            pack(ROWS | {f"{what}_ids": wider}, place=place)  # type: ignore[arg-type]
+            pack(ROWS | {f"{what}_ids": wider}, place=place)
 
 
 def test_a_response_without_a_prompt_has_a_place_after_its_tokens_only() -> None:
