@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import get_args, get_type_hints
 
 import pytest
@@ -15,6 +17,7 @@ from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, Distillation, Reward
 from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
+from rlhf_lightning.rewards import RewardSpec, score
 from rlhf_lightning.rewards.spec import DEFAULT
 from rlhf_lightning.strategies import HybridEngine3D
 from rlhf_lightning.usage import option_error
@@ -99,3 +102,45 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert grpo.actor.optimizer.schedule == "constant"
     assert f"`{DEFAULT}`" in said
     assert "**Schedule.** The learning rate stays as it is (TRL: `linear`" in said
+
+
+def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> object:
+    """As `custom_reward_function` is written."""
+    right = solution_str == ground_truth
+    return {"score": 2.0 * right, "acc": right} if extra_info else float(right)
+
+
+def of_trl(
+    completions: list[list[dict[str, str]]], answer: list[str], **columns: list[str]
+) -> list[float | None]:
+    """As one of `reward_funcs` is written."""
+    assert set(columns) == {"prompts"}
+    said = [messages[0]["content"] for messages in completions]
+    return [None if s == "?" else float(s == a) for s, a in zip(said, answer, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function", "scores"),
+    [
+        ("of_verl", "verl_reward.compute_score", of_verl, [1.0, 2.0, 0.0]),
+        ("of_trl", "trl_reward.accuracy", of_trl, [1.0, 1.0, 0.0]),
+    ],
+)
+def test_their_reward_functions_are_called_as_documented(
+    name: str, module: str, function: object, scores: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a module in the place of the reader's, whose names stand in `sys.modules` alone."""
+    file, attribute = module.split(".")
+    for path in ("my_package", f"my_package.{file}", f"{__name__}.mine"):
+        monkeypatch.setitem(sys.modules, path, ModuleType(path))
+    setattr(sys.modules[f"my_package.{file}"], attribute, function)
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", COMING, re.DOTALL) if f"def {name}(" in block
+    )
+    mine = sys.modules[f"{__name__}.mine"]
+    exec(code, vars(mine))  # noqa: S102 - the package's own document
+    rows: list[dict[str, object]] = [
+        {"data_source": "s", "answer": "5", "extra_info": n == 1} for n in range(3)
+    ]
+    spec = RewardSpec(functions={f"{__name__}.mine.{name}": 1.0})
+    assert score(spec, ["p"] * 3, ["5", "5", "?"], rows)["scores"] == scores
