@@ -176,13 +176,17 @@ def test_long_rows_are_counted_and_dropped(write_rows: Writer, caplog: pytest.Lo
 
 
 def test_row_without_the_prompt_field(write_rows: Writer) -> None:
-    file = write_rows({"prompt": "a"}, {"question": "b", "answer": "c"})
-    with pytest.raises(ValueError, match="no such field") as error:
-        prompt_data(file)
-    assert str(error.value) == (
-        f"data.prompt_field=prompt: {file}, row 2 has no such field; it has: question, answer. "
-        "Try --data.prompt_field question."
-    )
+    """In the first row another is advised; in a later one the rows before it have the one of the option."""
+    row = {"question": "b", "answer": "c"}
+    instead = {1: "Try --data.prompt_field question.", 2: "Correct or remove the row."}
+    for number, advice in instead.items():
+        file = write_rows(*[{"prompt": "a"}] * (number - 1), row)
+        with pytest.raises(ValueError, match="no such field") as error:
+            prompt_data(file)
+        assert str(error.value) == (
+            f"data.prompt_field=prompt: {file}, row {number} has no such field; "
+            f"it has: question, answer. {advice}"
+        )
 
 
 def test_fields_of_objects(write_rows: Writer) -> None:
