@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics, Worker
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.data import TaskData
+from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.functional import PairLoss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import Sampling
@@ -116,3 +116,19 @@ def test_a_score_that_adds_to_the_functions(ranks: int) -> None:
     found = on_devices(reward, ranks).compute_reward(with_raw_rows(said))
     assert found["scores"].sum(1).tolist() == [1.0, -0.75, 0.0, -1.25]
     assert found["score_parts"][:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def worth(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """What each row says."""
+    return [cast(float, row["worth"]) for row in rows]
+
+
+def test_held_out_scores_of_each_data_source(tmp_path: Path) -> None:
+    """Means over rows, of sources that come in batches of other numbers, one of them not in each."""
+    rows = [{"prompt": "p", "data_source": "a" if n != 3 else "b", "worth": float(n)} for n in range(5)]
+    data = PromptData.from_rows(rows, held_out=rows, tokenizer="embedded", batch_size=2)
+    kind = cast(type[GRPO], run_documented("class BySource(GRPO)")["BySource"])
+    algorithm = kind(actor=Actor(sampling=Sampling(max_new_tokens=2)), reward=Reward(functions=worth))
+    run = trainer(Local(), tmp_path, limit_val_batches=None)
+    (found,) = run.validate(algorithm, datamodule=data, verbose=False)
+    assert (found["val/a"], found["val/b"], found["val/reward"]) == (1.75, 3.0, 2.0)
