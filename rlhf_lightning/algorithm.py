@@ -249,7 +249,7 @@ class RLHFAlgorithm(LightningModule):
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
         reporting.reset_step_metrics(self.trainer)
-        rows, self.ptx_batch = _split_ptx(self, batch)
+        rows, self.ptx_batch = data_checks.with_ptx(self, batch)
         data_checks.warn_of_doubles(self, rows)
         metrics = stepping.run_step(type(self).__name__, self.step, rows)
         self._update_followers()
@@ -258,6 +258,7 @@ class RLHFAlgorithm(LightningModule):
         numbers |= reporting.timings(stepping.finished(self.strategy.drain())) | self.strategy.metrics()
         reporting.warn_of_skipped_steps(numbers)
         numbers |= reporting.throughput(numbers, rows, seconds=time.perf_counter() - started)
+        reporting.check_logged(self.trainer, numbers)
         for name in self.progress:
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))
@@ -389,12 +390,3 @@ class RLHFAlgorithm(LightningModule):
             weights = self.main_actor.give_weights(Batch({}, num_rows=1))
             for follower in due:
                 follower.follow(weights)
-
-
-def _split_ptx(algorithm: RLHFAlgorithm, batch: Columns) -> tuple[Batch, Batch | None]:
-    """The rows of an iteration, and its pre-training rows where MixedData puts some under the key `ptx`."""
-    given: object = batch  # a plain DataLoader may yield anything
-    ptx = given.get("ptx") if isinstance(given, Mapping) else None
-    if not isinstance(ptx, Mapping):
-        return data_checks.rows_of(algorithm, batch), None
-    return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)

@@ -32,6 +32,7 @@ from rlhf_lightning import __version__
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
 from rlhf_lightning.callbacks.last_checkpoint import searched
+from rlhf_lightning.callbacks.progress import early_stops
 from rlhf_lightning.callbacks.save_config import SaveConfig
 from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
@@ -39,7 +40,6 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files
-from rlhf_lightning.reporting import early_stops
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of

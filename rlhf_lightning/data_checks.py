@@ -1,4 +1,4 @@
-"""Checks of the data before any worker starts: whether the algorithm can learn from its columns."""
+"""Checks of the data: whether the algorithm can learn from its columns, and what a batch of it is."""
 
 from __future__ import annotations
 
@@ -115,6 +115,20 @@ def rows_of(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> Batch:
     if isinstance(given, Mapping) and not _is_own(type(algorithm).step):
         _check_encoded(algorithm, given, what="a batch")
     return Batch.of(batch)
+
+
+def with_ptx(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> tuple[Batch, Batch | None]:
+    """The rows of an iteration, and its pre-training rows where MixedData puts some under the key `ptx`.
+
+    Raises:
+        ValueError: there are no prompts, as `rows_of` says.
+        TypeError: there are no columns.
+    """
+    given: object = batch
+    ptx = given.get("ptx") if isinstance(given, Mapping) else None
+    if not isinstance(ptx, Mapping):
+        return rows_of(algorithm, batch), None
+    return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)
 
 
 def check_loader(algorithm: RLHFAlgorithm, loader: object) -> None:

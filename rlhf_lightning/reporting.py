@@ -142,13 +142,31 @@ def unreported(trainer: Trainer) -> set[str]:
     return {number.meta.name for number in _step_metrics(trainer) if number.has_reset}
 
 
+def _results(trainer: Trainer) -> list[_ResultMetric]:
+    return [] if trainer._results is None else list(trainer._results.values())
+
+
 def _step_metrics(trainer: Trainer) -> Iterator[_ResultMetric]:
     """The metrics that training steps have logged, each for its step alone."""
-    results = trainer._results
-    for number in results.values() if results is not None else ():
+    for number in _results(trainer):
         meta = number.meta
         if meta.fx == "training_step" and meta.on_step and not meta.on_epoch:
             yield number
+
+
+def check_logged(trainer: Trainer, numbers: Mapping[str, float]) -> None:
+    """Refuse names that a step has logged by itself and that its iteration reports too: one would be lost.
+
+    Raises:
+        ValueError: there is such a name.
+    """
+    own = {one.meta.name for one in _results(trainer) if one.meta.fx == "training_step" and not one.has_reset}
+    if twice := sorted(own & {*numbers}):
+        other = f"mine/{twice[0].rpartition('/')[2]}"
+        raise ValueError(
+            f"self.log({twice[0]!r}, ...): the iteration reports a metric of this name too, which `step` "
+            f"returns or the run measures. Log yours by another name, such as {other!r}."
+        )
 
 
 def config_as_dict(value: object) -> object:
@@ -297,15 +315,3 @@ def per_token(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list
         if name in rows:
             columns[name] = [v[m].tolist() for v, m in zip(rows[name], mask, strict=True)]
     return columns
-
-
-def early_stops(trainer: Trainer) -> list[str]:
-    """Why each EarlyStopping that ended a run did so; Lightning says it where it is `verbose` alone."""
-    callbacks = trainer.callbacks if trainer.should_stop else ()  # type: ignore[attr-defined]
-    limit = f" of {trainer.max_steps}" if trainer.max_steps > 0 else ""
-    return [
-        f"EarlyStopping ended the run after {trainer.global_step}{limit} iterations: "
-        f"{callback.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
-        for callback in callbacks
-        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and not callback.verbose
-    ]

@@ -1,8 +1,9 @@
-"""Lightning's progress bar, counting iterations."""
+"""Lightning's progress bar, counting iterations, and why they ended early."""
 
 from __future__ import annotations
 
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
 
 
 class Progress(RichProgressBar):
@@ -26,3 +27,15 @@ class Progress(RichProgressBar):
     def _get_train_description(self, current_epoch: int) -> str:
         text = super()._get_train_description(current_epoch)
         return text if self.trainer.max_epochs != -1 else text.replace("/-2", "", 1)
+
+
+def early_stops(trainer: Trainer) -> list[str]:
+    """Why each EarlyStopping that ended a run did so; Lightning says it where it is `verbose` alone."""
+    callbacks = trainer.callbacks if trainer.should_stop else ()  # type: ignore[attr-defined]
+    limit = f" of {trainer.max_steps}" if trainer.max_steps > 0 else ""
+    return [
+        f"EarlyStopping ended the run after {trainer.global_step}{limit} iterations: "
+        f"{callback.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
+        for callback in callbacks
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and not callback.verbose
+    ]

@@ -124,6 +124,42 @@ def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
             run.fit(grpo(), texts, held_out)
 
 
+class Logging(GRPO):
+    """Logs by itself, as Lightning's documentation does."""
+
+    name: str = "mine/number"
+
+    def step(self, batch: Batch) -> Metrics:
+        """Log in each way."""
+        self.log(self.name, 7.0 + self.global_step)
+        self.log("mine/mean", 1.0 + self.global_step, on_step=False, on_epoch=True)
+        self.log_dict({"mine/shown": 2.0}, prog_bar=True)
+        return super().step(batch)
+
+
+def logging_as(name: str) -> GRPO:
+    algorithm = grpo(Logging)
+    assert isinstance(algorithm, Logging)
+    algorithm.name = name
+    return algorithm
+
+
+def test_a_step_may_log_by_itself(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path, steps=2, logger=CSVLogger(tmp_path, name="", version=""))
+    run.fit(logging_as("mine/number"), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    found = {name: float(value) for name, value in run.callback_metrics.items()}
+    assert {found[name] for name in ("mine/number", "mine/mean", "mine/shown")} == {8.0, 1.5, 2.0}
+    assert "reward/mean" in found
+
+
+@pytest.mark.parametrize("name", ["reward/mean", "reward/std", "time/step_s"])
+def test_a_name_that_the_iteration_reports_is_not_logged_twice(name: str, tmp_path: Path) -> None:
+    """Lightning speaks of training_step for what the progress bar shows, and drops the first of the rest."""
+    said = rf"^self\.log\('{name}', \.\.\.\): the iteration .* such as 'mine/{name.partition('/')[2]}'\.$"
+    with pytest.raises(ValueError, match=said):
+        trainer(Local(), tmp_path).fit(logging_as(name), datamodule=TaskData(batch_size=2, num_rows=4))
+
+
 class Columned(GRPO):
     """Makes prompts of other columns."""
 
