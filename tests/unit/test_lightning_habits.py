@@ -28,6 +28,7 @@ from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData, load_tokenizer
 from rlhf_lightning.strategies import Local
+from rlhf_lightning.workers import Reward
 from tests.unit.algos.short import Started, grpo, refusal, trainer
 
 
@@ -46,6 +47,22 @@ def test_an_algorithm_may_save_its_hyperparameters(tmp_path: Path) -> None:
     assert algorithm.hparams["budget"] == 2.0
     assert refusal(algorithm, tmp_path) == "started"
     assert algorithm.hparams["actor"]["sampling"]["max_new_tokens"] == 2
+
+
+class Constructed(GRPO):
+    """Has a constructor of its own, as Lightning's documentation does."""
+
+    def __init__(self, *, budget: float) -> None:
+        super().__init__(reward=Reward(functions={"length": 1.0}))
+        self.save_hyperparameters({"budget": budget})
+
+
+def test_an_argument_of_a_constructor_that_is_saved_by_name(tmp_path: Path) -> None:
+    algorithm = Constructed(budget=3.0)
+    run = trainer(Local(), tmp_path, logger=CSVLogger(tmp_path, name="", version=""))
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert (algorithm.hparams["budget"], algorithm.hparams["group_size"]) == (3.0, 8)
+    assert "budget: 3.0" in (tmp_path / "hparams.yaml").read_text()
 
 
 class Arrayed(GRPO):
