@@ -56,7 +56,9 @@ class Ahead(SeparateGeneration, ABC):
             raise ValueError(
                 "generate_sequences: it is called a second time in an iteration (calls before the first one "
                 "count), and generation that is a batch ahead answers each call with the rows of the one "
-                "before. Try --strategy openrlhf, which answers at once."
+                "before. Try --strategy openrlhf, which answers at once, or draw the second time with "
+                "a field `older: Opponent = field(default_factory=Opponent)`, a copy of the actor as the "
+                "iteration began."
             )
         self.called = True
         self._check_others(batch)
