@@ -21,6 +21,9 @@ from rlhf_lightning.parallel import ParallelLayout
 INLINE_BYTES = 100_000
 """A smaller block of the controller's own travels with the call, not through the object store."""
 
+_GIVEN = ("prompt_ids", "prompt_mask", "row_ids", "rows")
+"""Columns that no call makes; a step that lacks one has not taken it along."""
+
 
 @runtime_checkable
 class ReadsColumns(Protocol):
@@ -84,9 +87,12 @@ class WorkerGroup:
         names = list(dict.fromkeys((*(method.reads or ()), *_read_by(arguments))))
         missing = [name for name in names if name not in batch]
         if missing:
+            advice = "Call what makes them first."
+            if left := [repr(name) for name in missing if name in _GIVEN]:
+                advice = f"The data gives {' and '.join(left)}: batch.select([..., {', '.join(left)}])."
             raise ValueError(
                 f"{self.role}.{method.name} reads the columns {names}, and the batch has no {missing}: "
-                f"it has {sorted(batch)}. Call what makes them first."
+                f"it has {sorted(batch)}. {advice}"
             )
         check_neighbours(f"{self.role}.{method.name}", batch, Inputs(batch, arguments).rows_together)
         return self._shared(batch if method.reads is None else batch.select(names), method)

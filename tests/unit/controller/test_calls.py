@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -281,6 +282,21 @@ class Pairs:
     rows_together: int = 1
     returns: float = 0.5
     """Its own number: only of a call that returns rows would it be the names of columns."""
+
+
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        (("y",), "Call what makes them first."),
+        (("row_ids",), "The data gives 'row_ids': batch.select([..., 'row_ids'])."),
+        (("row_ids", "rows"), "The data gives 'row_ids' and 'rows': batch.select([..., 'row_ids', 'rows'])."),
+    ],
+)
+def test_what_the_data_gives_is_to_be_taken_along(
+    role: Careless, columns: tuple[str, ...], advice: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"it has \['x'\]\. {re.escape(advice)}$"):
+        role.see(numbers(4), by=Pairs(columns=columns))
 
 
 def test_rows_come_by_their_name(role: Careless) -> None:
