@@ -41,6 +41,13 @@ class Files:
     """Rows to use instead of those at `path`."""
 
     def __post_init__(self) -> None:
+        given: object = self.path
+        if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
+            raise ValueError(
+                f"data.path={list(given)}: it is one file or data set. Write the rows of several into one "
+                "file, each with a field data_source, by which rewards can differ. How often a row is "
+                "drawn is how often it stands there, or what `draw` of a data module of your own says."
+            )
         if not isinstance(self.path, str):
             raise ValueError(
                 f"data.path is a {type(self.path).__name__}, and has to be a text. Rows in memory are given "

@@ -74,3 +74,11 @@ def test_what_is_refused(rows: object, options: dict[str, Any], said: str) -> No
 def test_a_list_is_no_path() -> None:
     with pytest.raises(ValueError, match=r"data\.path is a list, .* PromptData\.from_rows"):
         PromptData(path=ROWS)  # type: ignore[arg-type]
+
+
+def test_several_files_are_told_to_become_one() -> None:
+    """As other systems take them; `data_source` keeps their rows apart."""
+    with pytest.raises(
+        ValueError, match=r"^data\.path=\['a\.jsonl', 'b\.jsonl'\]: .* one file, each with a field data_"
+    ):
+        PromptData(path=["a.jsonl", "b.jsonl"])  # type: ignore[arg-type]
