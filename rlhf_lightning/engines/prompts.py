@@ -63,8 +63,8 @@ def read_prompts(
         if len(prompt) > limit:
             said = (
                 f"row {row_id}: its prompt of {len(prompt)} tokens and sampling.max_new_tokens exceed the"
-                f" {positions} positions that {owner} has. Drop prompts of more than {limit} tokens, or lower"
-                f" max_new_tokens. {advice}"
+                f" {positions} positions that {owner} has. Drop prompts of more than {limit} tokens, and"
+                f" let `step` make none, as of answers so far, or lower max_new_tokens. {advice}"
             )
             raise ValueError(said.rstrip())
     return prompts

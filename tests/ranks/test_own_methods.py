@@ -27,11 +27,14 @@ from tests.unit.algos.short import trainer
 from tests.unit.workers.test_judge import batch, on_devices, with_raw_rows
 
 
-def run_documented(*parts: str, document: str = "own_algorithm.md") -> dict[str, object]:
-    """What the blocks with these lines make, as a reader would copy them."""
+def run_documented(
+    *parts: str, document: str = "own_algorithm.md", names: dict[str, object] | None = None
+) -> dict[str, object]:
+    """What the blocks with these lines make, as a reader would copy them; `names` are there before."""
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, object] = {"__name__": __name__}
+    names = {} if names is None else names
+    names["__name__"] = __name__
     for part in parts:
         (code,) = (block for block in blocks if part in block)
         exec(code, names)  # noqa: S102 - the package's own document

@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
+from torch import Tensor
 
 from examples import distillation
 from examples.distillation import Distillation
@@ -21,10 +22,12 @@ from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import LastCheckpoint, Rollouts
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import PolicyLoss, SFTLoss
+from rlhf_lightning.functional import PolicyLoss, SFTLoss, masked_sum
+from rlhf_lightning.reporting import answers, row_numbers
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local, OneStepOff
-from rlhf_lightning.workers import Actor, Reference, Reward
+from rlhf_lightning.workers import Actor, Reference, Reward, joined
+from tests.ranks.test_own_methods import run_documented
 from tests.unit.algos.short import grpo, trainer
 from tests.unit.algos.small import run
 
@@ -358,3 +361,51 @@ def test_a_teacher_learns_for_longer_than_an_epoch(model: str, tmp_path: Path) -
 
     distillation.fit(SFT(actor=actor(model)), tmp_path, 1000, LambdaCallback(on_train_batch_end=stop))
     assert done == [1]
+
+
+class Vine(RLHFAlgorithm):
+    """Continues its answers after two tokens and after four, as the documents say."""
+
+    actor: Actor = field(default_factory=Actor)
+    reward: Reward = field(default_factory=Reward)
+
+    def step(self, batch: Batch) -> Metrics:
+        """Run the recipe, and keep what it makes."""
+        batch = self.answers_to(batch, 2)
+        batch |= self.actor.generate_sequences(batch)
+        names = {"self": self, "batch": batch, "joined": joined, "masked_sum": masked_sum}
+        run_documented("def begun(", "states = joined(", names=names)
+        self.made = {name: cast(Batch, names[name]) for name in ("batch", "states", "asked", "whole")}
+        self.values = cast(Tensor, names["values"])
+        self.read = self.actor.read_log_prob(self.made["whole"])["log_probs"]
+        self.texts = [str(text) for text in answers(self.made["whole"], self.tokenizer)]
+        return Metrics()
+
+
+def test_answers_are_continued_as_documented(model: str) -> None:
+    stops = tuple(range(40))
+    sampling = Sampling(max_new_tokens=6, stop_token_ids=stops)
+    algorithm = Vine(actor=Actor(path=model, sampling=sampling), reward=Reward(functions="length"))
+    run(algorithm, data(), steps=1)
+    batch, states, asked, whole = algorithm.made.values()
+    lengths = batch["response_mask"].sum(dim=1)
+    expected = [(row, cut) for cut in (2, 4) for row in range(8) if lengths[row] > cut]
+    assert 8 < len(expected) < 16, "some answers go on, and some do not"
+    assert len(states["row_ids"].unique()) == len(states) == len(expected)
+    assert not set(states["row_ids"].tolist()) & set(batch["row_ids"].tolist())
+    for at, (row, cut) in enumerate(row for row in expected for _ in range(3)):
+        prompt, said = asked["response_ids"][at], asked["response_mask"][at]
+        answer = [*batch["response_ids"][row][:cut].tolist(), *prompt[said].tolist()][:6]
+        assert whole["response_ids"][at][whole["response_mask"][at]].tolist() == answer
+        assert torch.equal(
+            whole["prompt_ids"][at][whole["prompt_mask"][at]],
+            batch["prompt_ids"][row][batch["prompt_mask"][row]],
+        )
+        drawn = asked["log_probs"][at][: len(answer) - cut]
+        assert torch.allclose(algorithm.read[at][cut : len(answer)], drawn, atol=1e-5), "as it goes on"
+        assert bool(whole["row_truncated"][at]) == (answer[-1] not in (*stops, 258))
+        assert row_numbers(whole)[at] == row_numbers(batch)[row]
+    outcomes = torch.tensor([len(text) / 256 for text in algorithm.texts]).view(-1, 3).mean(dim=1)
+    assert torch.allclose(algorithm.values, outcomes)
+    assert outcomes.unique().numel() > 2
+    assert len(whole["response_ids"].unique(dim=0)) > len(expected), "by draws of their own"
