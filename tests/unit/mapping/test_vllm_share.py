@@ -94,7 +94,8 @@ class TwoWriters(GRPO):
 
 def writers(monkeypatch: pytest.MonkeyPatch, generator: Literal["native", "vllm"], devices: int) -> Auto:
     """A strategy that is to place them on pretended GPUs."""
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    for module in ("workers.role", "engines.vllm.config"):
+        monkeypatch.setattr(f"rlhf_lightning.{module}.require_vllm", lambda: None)
     for module in ("mapping.observe", "strategies.auto", "strategy_checks"):
         monkeypatch.setattr(f"rlhf_lightning.{module}.num_gpus", lambda: devices)
     option = MappingOption(hardware="a100-80gb")
