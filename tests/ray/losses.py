@@ -114,6 +114,7 @@ class Probed(Role):
             if weight.grad is not None:
                 found[name] = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
                 weight.grad = None
+        self.engine.accumulated = False  # else a run ends where no update takes it
         return {name: gradient.clone() for name, gradient in found.items()}
 
 
