@@ -49,10 +49,8 @@ class Record:
         guess = guess or [name for name in _NAMES.get(option, ()) if name in self.row]
         if not guess and option == "prompt_field":
             guess = list(self.row)[:1]
-        first = not re.search(
-            r", row (?!1$)\d+$", self.where
-        )  # a later one has rows before it that have the field
-        hint = f"Try --data.{option} {guess[0]}." if guess and first else "Correct or remove the row."
+        later = re.search(r", row (?!1$)\d+$", self.where)  # rows before it have the field
+        hint = f"Try --data.{option} {guess[0]}." if guess and not later else "Correct or remove the row."
         known = ", ".join(self.row) or "none"
         raise ValueError(f"data.{option}={field}: {self.where} has no such field; it has: {known}. {hint}")
 

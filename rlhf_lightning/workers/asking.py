@@ -47,5 +47,5 @@ def asking(
             f"asking(number={number}): counts the questions about a batch, from 1. Try number=1."
         )
     ids = {"row_ids": batch["row_ids"] + (number << _NUMBER_BITS)}
-    kept = batch.select(["rows", *(name for name in (ORIGINS,) if name in batch)])
+    kept = batch.select(["rows", ORIGINS] if ORIGINS in batch else ["rows"])
     return kept | prompt_columns(texts, tokenizer, special=special) | ids

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_lightning.data import MixedData, PromptData, RowBatch, RowData
+from tests.embedded_model import build_byte_tokenizer
 
 Writer = Callable[..., Path]
 
@@ -25,6 +26,14 @@ def write_spacing(directory: Path, characters: str, *, template: str | None = No
     made = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")  # noqa: S106
     made.chat_template = template
     made.save_pretrained(directory)
+    return str(directory)
+
+
+def write_template(directory: Path, template: str | None) -> str:
+    """The embedded tokenizer with a chat template."""
+    tokenizer = build_byte_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(directory)
     return str(directory)
 
 

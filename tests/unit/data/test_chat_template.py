@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf_lightning.data import CompletionData, PreferenceData, PromptData, UnpairedData
 from tests.embedded_model import build_byte_tokenizer
-from tests.unit.data.conftest import Writer, batches, prompt_data
+from tests.unit.data.conftest import Writer, batches, prompt_data, write_template
 from tests.unit.rlhf import Rlhf
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -79,19 +79,15 @@ def test_a_prompt_that_ends_with_an_answer_beside_the_answers(
 
 
 def test_messages_that_the_chat_template_refuses(write_rows: Writer, tmp_path: Path) -> None:
-    strict = build_byte_tokenizer()
-    strict.chat_template = "{{ raise_exception('no system role') }}"
-    strict.save_pretrained(tmp_path / "tokenizer")
+    strict = write_template(tmp_path / "tokenizer", "{{ raise_exception('no system role') }}")
     file = write_rows({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]})
     with pytest.raises(ValueError, match=r"row 1: the tokenizer's chat .*of system, user \(no system role\)"):
-        prompt_data(file, chat_template=True, tokenizer=str(tmp_path / "tokenizer"))
+        prompt_data(file, chat_template=True, tokenizer=strict)
 
 
 def test_variables_of_the_chat_template(write_rows: Writer, tmp_path: Path) -> None:
-    thinking = build_byte_tokenizer()
-    thinking.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %} plainly{% endif %}"
-    thinking.save_pretrained(tmp_path)
-    options = {"chat_template": True, "tokenizer": str(tmp_path), "batch_size": 1}
+    template = "{{ messages[0].content }}{% if enable_thinking is false %} plainly{% endif %}"
+    options = {"chat_template": True, "tokenizer": write_template(tmp_path, template), "batch_size": 1}
 
     def told(**variables: object) -> object:
         data = prompt_data(write_rows({"prompt": "hi"}), **options, chat_template_options=variables)
@@ -129,13 +125,11 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name
 
 @pytest.fixture
 def renders_calls(tmp_path: Path) -> str:
-    tokenizer = build_byte_tokenizer()
-    tokenizer.chat_template = (
+    return write_template(
+        tmp_path,
         "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
-        "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{% endfor %}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{% endfor %}",
     )
-    tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path)
 
 
 def imitated(file: Path, tokenizer: str) -> CompletionData:
@@ -206,13 +200,11 @@ def tool(name: str) -> dict[str, object]:
 
 @pytest.fixture
 def renders_tools(tmp_path: Path) -> str:
-    tokenizer = build_byte_tokenizer()
-    tokenizer.chat_template = (
+    return write_template(
+        tmp_path,
         "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
-        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}",
     )
-    tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path)
 
 
 def test_tools_of_a_row_reach_the_template(write_rows: Writer, renders_tools: str) -> None:
@@ -250,13 +242,11 @@ def test_a_template_without_a_place_for_tools(write_rows: Writer, caplog: pytest
 
 
 def test_a_tokenizer_without_a_chat_template(write_rows: Writer, tmp_path: Path) -> None:
-    plain = build_byte_tokenizer()
-    plain.chat_template = None
-    plain.save_pretrained(tmp_path)
+    plain = write_template(tmp_path, None)
     with pytest.raises(
         ValueError, match=r"data.chat_template=true: the tokenizer of .* has no chat template"
     ):
-        prompt_data(write_rows({"prompt": "hi"}), chat_template=True, tokenizer=str(tmp_path))
+        prompt_data(write_rows({"prompt": "hi"}), chat_template=True, tokenizer=plain)
 
 
 def test_begin_token_comes_from_the_tokenizer_or_from_the_template(

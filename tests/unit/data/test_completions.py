@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from rlhf_lightning.data import CompletionData
 from tests.embedded_model import build_byte_tokenizer
-from tests.unit.data.conftest import Writer, write_spacing
+from tests.unit.data.conftest import Writer, write_spacing, write_template
 
 
 def completion_data(file: object, **options: object) -> CompletionData:
@@ -53,14 +53,13 @@ def test_a_response_begins_without_a_space_that_nobody_wrote(
 def test_the_space_of_a_chat_template_is_there_with_any_tokenizer(
     write_rows: Writer, tmp_path: Path, response: str, expected: str
 ) -> None:
-    tokenizer = build_byte_tokenizer()
-    tokenizer.chat_template = (
+    tokenizer = write_template(
+        tmp_path,
         "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}",
     )
-    tokenizer.save_pretrained(tmp_path)
     file = write_rows({"prompt": "a", "response": response})
-    data = completion_data(file, chat_template=True, tokenizer=str(tmp_path), batch_size=1)
+    data = completion_data(file, chat_template=True, tokenizer=tokenizer, batch_size=1)
     assert data.train_rows[0]["prompt"] == "user: aassistant:"
     assert next(iter(data.train_dataloader()))["response_ids"].tolist() == [[*expected.encode(), 258]]
 
