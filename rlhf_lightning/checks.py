@@ -164,7 +164,7 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             continue
         with naming_role(name):
             check_model(role)
-            check_packed(role)
+            check_packed(role, role.head)
             if role.head == "lm":
                 check_language(role)
             elif task == "fit" or role.needed_to_validate or name in algorithm.validates:  # it is built

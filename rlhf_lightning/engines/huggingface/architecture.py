@@ -30,7 +30,7 @@ from rlhf_lightning.engines.huggingface.source import (
     weight_files,
 )
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
-from rlhf_lightning.engines.packed.attention import ADVICE, why_not_packed
+from rlhf_lightning.engines.packed.attention import ADVICE, try_first_layer, why_not_packed
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import ModelSpec
 
@@ -117,15 +117,21 @@ def check_language(spec: ModelSpec) -> None:
         )
 
 
-def check_packed(spec: ModelSpec) -> None:
-    """Refuse a model whose attention cannot take packed sequences, as far as its config.json tells.
+def check_packed(spec: ModelSpec, head: Head) -> None:
+    """Refuse a model whose attention cannot take packed sequences; that of a hub name as far as it is known.
 
     Raises:
         ValueError: it cannot.
     """
     config = _known_config(spec)
-    if config is not None and (reason := why_not_packed(config)):
+    if config is None:
+        return
+    if reason := why_not_packed(config):
         raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {ADVICE}")
+    try:
+        try_first_layer(empty_model(config, head))
+    except ValueError as err:
+        raise ValueError(f"path={spec.path}: a model of type {config.model_type}: {err}") from err
 
 
 def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:

@@ -12,9 +12,10 @@ T is the number of tokens of all sequences, H heads, K key-value heads, D the si
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -185,9 +186,8 @@ def _attention(
     sequences, scaling = (options.get(option) for option in _OPTIONS)
     if sequences is None:
         raise ValueError(
-            f"{name} was called without `sequences`: attention {IMPLEMENTATION!r} does not know which tokens"
-            " form a sequence. Pass sequences=Packed(lengths) and position_ids to the model. If you did, the"
-            f" model does not pass them on to its attention. {ADVICE}"
+            f"{name} was called without `sequences`, which say what tokens form a sequence: its model does"
+            f" not pass them on, or was not given them (sequences=Packed(lengths), position_ids). {ADVICE}"
         )
     unknown = [option for option in _UNSUPPORTED if options.get(option) is not None]
     unknown += ["a mask of its own"] * (attention_mask is not None)
@@ -247,6 +247,29 @@ def why_not_packed(config: PreTrainedConfig) -> str:
         or getattr(config, "use_bidirectional_attention", None) is True,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def try_first_layer(module: PreTrainedModel) -> None:
+    """Call a model on the meta device up to the attention of its first layer; it is not to be used after.
+
+    Raises:
+        ValueError: the model's attention cannot take packed sequences.
+    """
+    use_interface(module)
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    with suppress(_ReachedError, RuntimeError):  # not all of a model may be there for the meta device
+        module(input_ids=tokens, position_ids=tokens, sequences=_Probe(), use_cache=False)
+
+
+class _ReachedError(Exception):
+    """The attention of a layer was reached with all that it needs."""
+
+
+class _Probe:
+    """Sequences that end the call where they are attended to."""
+
+    def attend(self, *_: object) -> NoReturn:
+        raise _ReachedError
 
 
 def _refusal(module: PreTrainedModel) -> str:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from rlhf_lightning.engines import check_packed
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.kv import Decode
 from rlhf_lightning.engines.packed import attention, flash
 from rlhf_lightning.engines.packed.attention import IMPLEMENTATION, Packed, use_interface, why_not_packed
 from rlhf_lightning.engines.packed.layer import Layer
+from rlhf_lightning.spec import ModelSpec
 from tests.unit.engines.decoders import KINDS, VOCAB, WINDOW, WINDOWED, decoder, other, reference, token_lists
 from tests.unit.engines.varlen import plain
 
@@ -149,7 +152,7 @@ def test_call_without_sequences_is_refused() -> None:
     module = decoder("llama")
     use_interface(module)
     assert module.config._attn_implementation == IMPLEMENTATION
-    with pytest.raises(ValueError, match="Pass sequences=Packed"):
+    with pytest.raises(ValueError, match=r"was not given them \(sequences=Packed"):
         module(input_ids=torch.zeros(1, 3, dtype=torch.int64))
 
 
@@ -196,10 +199,11 @@ def test_attention_in_both_directions_to_images_is_none_to_texts() -> None:
 
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
 REFUSED: dict[str, tuple[dict[str, int], str]] = {
-    "gemma2": ({**SIZES, "num_key_value_heads": 1, "head_dim": 8}, "caps its attention logits at 50"),
+    "gemma2": (GROUPED, "caps its attention logits at 50"),
     "gpt_oss": (
-        {**SIZES, "num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2},
+        {**GROUPED, "num_local_experts": 2},
         "attention sinks",
     ),
     "bloom": ({"hidden_size": 16, "n_head": 2, "n_layer": 1}, "not through transformers' AttentionInterface"),
@@ -208,9 +212,7 @@ REFUSED: dict[str, tuple[dict[str, int], str]] = {
     "t5": ({"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "is an encoder-decoder"),
     "llama4_text": (
         {
-            **SIZES,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
+            **GROUPED,
             "num_local_experts": 1,
             "intermediate_size_mlp": 16,
         },
@@ -226,3 +228,33 @@ def test_other_models_are_refused(kind: str) -> None:
     name = type(module).__name__
     with pytest.raises(ValueError, match=rf"{name} \(model_type={kind}\) .*{reason}.*Take a decoder"):
         use_interface(module)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        (
+            "nemotron",
+            {**SIZES, "num_key_value_heads": 1, "head_dim": 8},
+            "Attention was called without",
+        ),
+        ("bert", SIZES, "asks for attention to later tokens"),
+        (
+            "gptj",
+            {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4},
+            "computes its attention by itself",
+        ),
+    ],
+)
+def test_what_only_its_layers_tell_is_told_before_the_weights_are_read(
+    kind: str, options: dict[str, int], reason: str, tmp_path: Path
+) -> None:
+    AutoConfig.for_model(kind, **options).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"path={tmp_path}: a model of type {kind}: .*{reason}.*Take a dec"):
+        check_packed(ModelSpec(path=str(tmp_path)), "lm")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_can_take_packed_sequences_are_let_through(kind: str, tmp_path: Path) -> None:
+    decoder(kind).config.save_pretrained(tmp_path)
+    check_packed(ModelSpec(path=str(tmp_path)), "lm")

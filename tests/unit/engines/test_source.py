@@ -84,7 +84,7 @@ def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.
         return str(embedded_directory())
 
     monkeypatch.setattr(source, "snapshot_download", fetched)
-    for check in (check_model, check_packed, read_config):
+    for check in (check_model, lambda spec: check_packed(spec, "lm"), read_config):
         check(ModelSpec(path="some/model"))
         assert "config.json" in asked
     assert [pattern for pattern in asked if "safetensors" in pattern] == []
