@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlhf_lightning.controller.block import Rows
+from rlhf_lightning.parallel import Scope
 
 
 class ColumnInput(NamedTuple):
@@ -38,11 +39,14 @@ class Call:
     """The method's keyword arguments."""
     returns: tuple[str, ...]
     """Columns of the result, each a future of its own; empty for a method that returns a plain value."""
+    scope: Scope = "all"
+    """Which of the ranks and rows of what the step asked for it is of."""
 
     @property
     def bare(self) -> bool:
         """Whether it has neither rows nor arguments nor columns to return: role, method and rank say all."""
-        return not (self.num_rows or self.columns or self.arguments or self.returns)
+        more = self.num_rows or self.columns or self.arguments or self.returns
+        return not more and self.scope == "all"
 
 
 @dataclass(frozen=True)

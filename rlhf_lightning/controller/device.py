@@ -23,7 +23,7 @@ from rlhf_lightning.controller.futures import as_numbers
 from rlhf_lightning.controller.register import Method, Remote, Worker, methods_of
 from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.controller.transfer import MetricTransfer
-from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec
+from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec, serving
 
 _UNREACHED = (
     " Where the nodes do not reach one another by these addresses, name the interface by which they do in "
@@ -184,7 +184,8 @@ class Device:
         """
         started, clock = time.time(), time.perf_counter()
         try:
-            value, columns = self._run(call, blocks)
+            with serving(call.scope):
+                value, columns = self._run(call, blocks)
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             role = self.roles.get(call.role)
             raise self._failure(call.role, call.rank, call.method, err, role=role) from None

@@ -21,13 +21,16 @@ from ray import cloudpickle
 from rlhf_lightning.controller.block import Block, Shard
 from rlhf_lightning.controller.call import Call, CallReport, ColumnInput
 from rlhf_lightning.controller.device import Device
+from rlhf_lightning.parallel import Scope
 
 ShardColumn = tuple[int, str]
 """Where a device finds a block: the index of a shard that comes with the call, and the column in it."""
 Fields = tuple[str, str, int, int, tuple[ColumnInput, ...]]
 """The fields of a Call before its arguments."""
-Message = tuple[Fields, tuple[str, ...], bytes, tuple[ShardColumn | Block, ...], tuple[tuple[str, ...], ...]]
-"""A parcel as it is pickled: fields, returns, packed arguments (empty: none), sources, objects."""
+Message = tuple[
+    Fields, tuple[str, ...], bytes, tuple[ShardColumn | Block, ...], tuple[tuple[str, ...], ...], Scope
+]
+"""A parcel as it is pickled: fields, returns, packed arguments (empty: none), sources, objects, scope."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Packer:
             self._arguments = call.arguments
             self._bytes = cast(bytes, cloudpickle.dumps(call.arguments)) if call.arguments else b""
         fields = (call.role, call.method, call.rank, call.num_rows, call.columns)
-        message = (fields, call.returns, self._bytes, parcel.sources, parcel.objects)
+        message = (fields, call.returns, self._bytes, parcel.sources, parcel.objects, call.scope)
         return _packed(message, plain=parcel.plain)
 
 
@@ -73,10 +76,10 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
     Raises:
         WorkerError: the method raised.
     """
-    fields, returns, packed_arguments, sources, objects = _unpacked(packed)
+    fields, returns, packed_arguments, sources, objects, scope = _unpacked(packed)
     arguments = cloudpickle.loads(packed_arguments) if packed_arguments else {}
     blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in sources]
-    report, *columns = device.call(Call(*fields, arguments, returns), *blocks)
+    report, *columns = device.call(Call(*fields, arguments, returns, scope), *blocks)
     made = {name: block for name, block in zip(returns, columns, strict=True) if isinstance(block, Block)}
     return _reported(report), *({name: made[name] for name in names} for names in objects)
 

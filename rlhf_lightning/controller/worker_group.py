@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
@@ -16,7 +16,7 @@ from rlhf_lightning.controller.register import Method
 from rlhf_lightning.controller.transfer import Inputs, Output, Outputs, RowTransfer
 from rlhf_lightning.controller.transport import Future, Transport
 from rlhf_lightning.field_types import check_names
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import ParallelLayout, Scope
 
 INLINE_BYTES = 100_000
 """A smaller block of the controller's own travels with the call, not through the object store."""
@@ -73,15 +73,20 @@ class WorkerGroup:
         if parts is None or not isinstance(transfer, RowTransfer) or not transfer.takes_parts(inputs):
             return transfer.collect(self.layout, self._outputs(method, inputs))
         each = [Inputs(rows.part(index), arguments) for index in range(len(parts.numbers))]
-        found = [transfer.collect(self.layout, self._outputs(method, part)) for part in each]
+        found = [transfer.collect(self.layout, self._outputs(method, part, scope="part")) for part in each]
         return Batch.in_parts(parts, found)
 
-    def _outputs(self, method: Method, inputs: Inputs) -> Outputs:
+    def _outputs(self, method: Method, inputs: Inputs, *, scope: Scope = "all") -> Outputs:
         shards = method.transfer.distribute(self.layout, inputs)
         returns = method.returns
         if not returns and isinstance(method.transfer, RowTransfer):
             returns = _made(inputs.arguments)
-        return {rank: self._submit(rank, method.name, share, returns) for rank, share in shards.items()}
+        outputs: dict[int, Output] = {}
+        for rank, share in shards.items():
+            rows, given = len(share.batch), share.arguments
+            call = Call(self.role, method.name, rank, rows, (), given, returns, scope)
+            outputs[rank] = self._submit(call, share.batch)
+        return outputs
 
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         names = list(dict.fromkeys((*(method.reads or ()), *_read_by(arguments))))
@@ -106,24 +111,17 @@ class WorkerGroup:
         except WorkerError as err:
             raise WorkerError(f"{self.role}.{method.name}: {err}") from None
 
-    def _submit(self, rank: int, method: str, inputs: Inputs, returns: tuple[str, ...]) -> Output:
+    def _submit(self, call: Call, batch: Batch) -> Output:
+        """Send a call, which has no columns yet, with these rows."""
         columns: list[ColumnInput] = []
         blocks: list[Future | Block] = []
-        for name in inputs.batch:
-            column = inputs.batch.column(name)
+        for name in batch:
+            column = batch.column(name)
             rows = _shipped(column.pieces, blocks)
             by = () if column.by is None else _shipped(column.by.pieces, blocks)
             columns.append(ColumnInput(name, rows, by))
-        call = Call(
-            role=self.role,
-            method=method,
-            rank=rank,
-            num_rows=len(inputs.batch),
-            columns=tuple(columns),
-            arguments=inputs.arguments,
-            returns=returns,
-        )
-        return Output(self.transport.submit(self.devices[rank], call, blocks), len(inputs.batch))
+        sent = self.transport.submit(self.devices[call.rank], replace(call, columns=tuple(columns)), blocks)
+        return Output(sent, call.num_rows)
 
 
 def _shipped(pieces: Iterable[Piece], blocks: list[Future | Block]) -> tuple[Rows, ...]:

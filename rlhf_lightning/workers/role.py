@@ -40,7 +40,7 @@ from rlhf_lightning.engines import (
     train_engine,
 )
 from rlhf_lightning.functional import Counts, Loss, run_loss
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import ParallelLayout, need_all_rows
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.binding import Binding
 from rlhf_lightning.workers.savings import savings_of
@@ -278,7 +278,8 @@ class Role(ModelSpec, Remote):
         return sum(every, Counts(0, 0, 0))
 
     def add_over_ranks(self, x: Tensor) -> Tensor:
-        """The sum of a tensor on the host over the data-parallel ranks of this role."""
+        """The sum of a tensor on the host over the data-parallel ranks of this role; see `need_all_rows`."""
+        need_all_rows(f"{type(self).__name__}.add_over_ranks")
         if self.worker.dp_group is None:
             return x
         total = x.to(self.worker.device, copy=True)

@@ -121,6 +121,19 @@ def test_a_score_that_adds_to_the_functions(ranks: int) -> None:
     assert found["score_parts"][:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
+def peers(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """How many rows of the call have the same response."""
+    return [float(responses.count(response)) for response in responses]
+
+
+@pytest.mark.parametrize("ranks", [1, 3], ids=["one", "uneven"])
+def test_a_score_that_compares_answers(ranks: int) -> None:
+    kind = run_documented("class ComparingReward(Reward)", document="rewards.md")["ComparingReward"]
+    reward = cast(type[Reward], kind)(functions=peers)
+    said = with_raw_rows(batch(["a", "a", "b", "a"]))
+    assert on_devices(reward, ranks).compute_reward(said)["scores"].sum(1).tolist() == [3.0, 3.0, 1.0, 3.0]
+
+
 def worth(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     """What each row says."""
     return [cast(float, row["worth"]) for row in rows]

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from rlhf_lightning.controller.block import Shard, decode, encode
+from rlhf_lightning.controller.block import Block, Shard, decode, encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.parcel import Packer, Parcel, answer, deliver, opened, task_name
@@ -61,6 +61,19 @@ def test_a_plain_value_needs_no_shard(device: Device) -> None:
     assert opened(cast(bytes, report)).value == 4
 
 
+def test_a_call_of_a_part_arrives_as_one(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Call] = []
+
+    def keep(call: Call, blocks: object) -> tuple[object, list[Block]]:
+        found.append(call)
+        return 0, []
+
+    monkeypatch.setattr(device, "_run", keep)
+    call = Call("echo", "ping", 0, 0, (), {"number": 4}, (), "part")
+    deliver(device, Packer().packed(Parcel(call, (), ())), [])
+    assert found == [call]
+
+
 def test_a_call_without_rows_arguments_or_columns_is_all_in_its_name(device: Device) -> None:
     name = task_name(Call("echo", "pid", 0, 0, (), {}, ()))
     assert opened(answer(device, name)).value == os.getpid()
@@ -73,6 +86,7 @@ def test_a_call_without_rows_arguments_or_columns_is_all_in_its_name(device: Dev
         Call("echo", "total", 0, 2, (ColumnInput("x", (slice(0, 2),)),), {}, ()),
         Call("echo", "total", 0, 0, (ColumnInput("x", ()),), {}, ()),
         Call("echo", "double", 0, 0, (), {}, ("x",)),
+        Call("echo", "pid", 0, 0, (), {}, (), "some"),
     ],
 )
 def test_every_other_call_needs_its_message(call: Call) -> None:
