@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,10 @@ class Block:
             return Block(self.values[rows], self.dtype)
         picked = self.values[rows] if isinstance(rows, slice) else [self.values[i] for i in rows]
         return Block(picked, self.dtype)
+
+    def copied(self) -> Block:
+        """The same rows in memory, and in objects, of their own."""
+        return Block(deepcopy(self.values), self.dtype)
 
 
 Shard = Mapping[str, Block]

@@ -41,7 +41,9 @@ class InProcessTransport(Transport):
             report, *columns = self.device.call(call, *(v for v in values if isinstance(v, Block)))
         assert isinstance(report, CallReport)
         self._reports.append(report)
-        made = {name: Made(column, self) for name, column in zip(call.returns, columns, strict=True)}
+        # Copies, as from another process: the method may keep what it has returned, and write into it.
+        own = [column.copied() for column in columns if isinstance(column, Block)]
+        made = {name: Made(column, self) for name, column in zip(call.returns, own, strict=True)}
         return Submitted(Made(report, self), made)
 
     def fetch(self, futures: Sequence[Future]) -> list[object]:
