@@ -74,7 +74,7 @@ def encode(value: Values) -> Block:
 def decode(
     blocks: Sequence[Block], *, by: Sequence[Block] = (), name: str = ""
 ) -> torch.Tensor | list[object]:
-    """Join blocks of one column into a tensor [n, ...] on the host, or a list.
+    """Join blocks of one column into a tensor [n, ...] on the host, or a list if one has Python objects.
 
     One whole block is not copied: the tensor lies in the object store, where other processes read the same
     memory, and must not be written to.
@@ -88,8 +88,8 @@ def decode(
         ValueError: the blocks differ in width or type.
     """
     rows = np.concatenate([np.asarray(block.values, dtype=np.int64) for block in by]) if by else None
-    if blocks[0].dtype == "object":
-        items = [item for block in blocks for item in block.values]
+    if any(block.dtype == "object" for block in blocks):
+        items = [item for block in blocks for item in _items(block)]
         return items if rows is None else [items[row] for row in rows]
     arrays = [np.asarray(block.values) for block in blocks]
     kinds = {(block.dtype, array.shape[1:]) for block, array in zip(blocks, arrays, strict=True)}
@@ -97,7 +97,8 @@ def decode(
         raise ValueError(
             f"blocks of {f'column {name!r}' if name else 'one column'} differ in dtype and width: "
             f"{sorted(map(str, kinds))}. Rows of several widths are joined by `joined` of "
-            "rlhf_lightning.workers; a column that devices have made, pad to one width yourself."
+            "rlhf_lightning.workers; a column that devices have made, pad to one width yourself, or return "
+            "it as Python objects: NonTensorStack(*items)."
         )
     array = np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
     array = array if rows is None else array[rows]
@@ -105,3 +106,12 @@ def decode(
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if blocks[0].dtype == "bfloat16" else tensor
+
+
+def _items(block: Block) -> list[object]:
+    """Rows as objects: those of a rank whose lists happen to be equally long are tensors, as of any other."""
+    if isinstance(block.values, list):
+        return block.values
+    tensor = decode([block])
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.tolist() if tensor.dim() == 1 else [*tensor]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from rlhf_lightning.controller import DP, Batch, WorkerGroup, register
 from rlhf_lightning.parallel import ParallelLayout
@@ -27,6 +30,22 @@ class Keeping(Echo):
             kept.append(number)
         return {"total": self.sums, "log": self.log}  # type: ignore[return-value]
 
+    @register(transfer=DP, reads=("n",), returns=("hits",))
+    def find(self, rows: TensorDict) -> TensorDict:
+        """Lists of as many numbers, which tensordict makes a tensor of where they are equally long."""
+        return TensorDict({"hits": [list(range(k)) for k in rows["n"].tolist()]}, batch_size=len(rows))
+
+    @register(transfer=DP, reads=("n",), returns=("grade",))
+    def grade(self, rows: TensorDict) -> TensorDict:
+        """A number, or none."""
+        return TensorDict({"grade": [float(k) if k else None for k in rows["n"].tolist()]}, [len(rows)])
+
+    @register(transfer=DP, reads=("n",), returns=("hits",))
+    def list_hits(self, rows: TensorDict) -> TensorDict:
+        """The documented way."""
+        items = [list(range(k)) for k in rows["n"].tolist()]
+        return TensorDict({"hits": NonTensorStack(*items)}, batch_size=len(rows))
+
 
 def keeping(ranks: int) -> Keeping:
     """The role on devices of its own."""
@@ -43,3 +62,30 @@ def test_what_a_method_returned_stays_as_it_was() -> None:
     assert second["total"].tolist() == [2, 4]
     assert first.objects("log") == [[1], [2]]
     assert second.objects("log") == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("lengths", [[2, 2, 2, 3], [2, 3, 2, 2], [3, 2, 1, 0]])
+def test_lists_of_numbers_come_back_row_by_row(lengths: list[int], ranks: int) -> None:
+    found = keeping(ranks).find(Batch.of({"n": torch.tensor(lengths)})).objects("hits")
+    assert all(isinstance(item, torch.Tensor) for item in found)
+    assert [cast(torch.Tensor, item).tolist() for item in found] == [[*range(n)] for n in lengths]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("numbers", [[1, 1, 1, 0], [1, 0, 1, 1], [0, 1, 1, 1]])
+def test_numbers_beside_none_come_back_as_numbers(numbers: list[int], ranks: int) -> None:
+    found = keeping(ranks).grade(Batch.of({"n": torch.tensor(numbers)})).objects("grade")
+    assert found == [float(n) if n else None for n in numbers]
+    assert {type(item) for item in found} == {float, type(None)}
+
+
+@pytest.mark.parametrize("lengths", [[2, 2, 3, 3], [2, 2, 2, 2]])
+def test_objects_that_are_returned_as_such_need_no_luck(lengths: list[int]) -> None:
+    batch = Batch.of({"n": torch.tensor(lengths)})
+    for ranks in (1, 2, 5):
+        assert keeping(ranks).list_hits(batch).objects("hits") == [[*range(n)] for n in lengths]
+    with pytest.raises(
+        ValueError, match=r"column 'hits' differ .* return it as .*: NonTensorStack\(\*items\)\."
+    ):
+        keeping(2).find(Batch.of({"n": torch.tensor([2, 2, 3, 3])})).objects("hits")
