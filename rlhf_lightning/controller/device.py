@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +48,19 @@ class Placement:
 
 
 def assemble(call: Call, blocks: Sequence[Block]) -> TensorDict:
-    """A call's rows as one TensorDict on the host: numbers as tensors, Python objects as non-tensor data."""
+    """A call's rows as one TensorDict on the host: numbers as tensors, Python objects as non-tensor data.
+
+    The objects are copies, one for each row, which the method may change: answers to one prompt share a row,
+    as far as they are on one device.
+    """
     feed: Iterator[Block] = iter(blocks)
     columns: dict[str, object] = {}
     for column in call.columns:
         found = [next(feed).take(rows) for rows in column.picks]
         value = decode(found, by=[next(feed).take(rows) for rows in column.by], name=column.name)
-        columns[column.name] = value if isinstance(value, torch.Tensor) else NonTensorStack(*value)
+        if not isinstance(value, torch.Tensor):
+            value = NonTensorStack(*map(deepcopy, value))
+        columns[column.name] = value
     return TensorDict(columns, batch_size=[call.num_rows])
 
 

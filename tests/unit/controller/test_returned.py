@@ -40,6 +40,14 @@ class Keeping(Echo):
         """A number, or none."""
         return TensorDict({"grade": [float(k) if k else None for k in rows["n"].tolist()]}, [len(rows)])
 
+    @register(transfer=DP, reads=("rows",), returns=("seen",))
+    def mark(self, rows: TensorDict) -> TensorDict:
+        """Note in each row how often it was seen."""
+        raw = cast(list[dict[str, int]], rows["rows"])
+        for row in raw:
+            row["seen"] = row.get("seen", 0) + 1
+        return TensorDict({"seen": torch.tensor([row["seen"] for row in raw])}, batch_size=len(rows))
+
     @register(transfer=DP, reads=("n",), returns=("hits",))
     def list_hits(self, rows: TensorDict) -> TensorDict:
         """The documented way."""
@@ -62,6 +70,16 @@ def test_what_a_method_returned_stays_as_it_was() -> None:
     assert second["total"].tolist() == [2, 4]
     assert first.objects("log") == [[1], [2]]
     assert second.objects("log") == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_method_may_write_into_raw_rows_which_answers_share(ranks: int) -> None:
+    raw = [{"prompt": "a"}, {"prompt": "b"}]
+    rows: list[object] = [raw[0], raw[0], raw[0], raw[1], raw[1], raw[1]]
+    role, batch = keeping(ranks), Batch.of({"rows": rows})
+    for _ in range(2):
+        assert role.mark(batch)["seen"].tolist() == [1] * 6
+    assert raw == [{"prompt": "a"}, {"prompt": "b"}]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
