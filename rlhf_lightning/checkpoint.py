@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,12 @@ _KINDS: dict[str, type[tuple[object, ...] | set[object] | frozenset[object]]] = 
     "$frozenset": frozenset,
 }
 """Containers beside lists that JSON lacks, by the key under which their items stand."""
+_INSTEAD = {
+    Batch: "Put in its fetch(), which on_load_checkpoint() makes a batch of again by Batch.of(...).",
+    np.ndarray: "Put in torch.from_numpy(...) of it.",
+    deque: "Put in list(...) of it.",
+}
+"""What to put into a checkpoint in the place of values that it cannot hold."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk. An error of a device process has only their text in its message."""
 
@@ -350,10 +357,11 @@ def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> obje
         return {marks[0]: items} if marks else items
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
+    others = (told for kind, told in _INSTEAD.items() if isinstance(value, kind))
     raise TypeError(
         f"a checkpoint cannot hold {where}, a {type(value).__module__}.{type(value).__qualname__}: only "
-        "numbers, texts, tensors and containers of them, so that loading runs no code. Turn it into such in "
-        "state_dict() or on_save_checkpoint()."
+        "numbers, texts, tensors and containers of them, so that loading runs no code. "
+        + next(others, "Turn it into such in state_dict() or on_save_checkpoint().")
     )
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import CHECKPOINT
@@ -37,6 +39,22 @@ def test_tensors_whose_places_read_alike_stay_apart(tmp_path: Path) -> None:
     state = {"a.b": one, "a": {"b": two, "b'": three}, 1: {"c": four}, "1": {"c": five}}
     files.write_state(tmp_path, {"callbacks": state})
     assert files.read_state(tmp_path)["callbacks"] == state
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (Batch.of({"scores": torch.ones(2)}), r"kept\[0\], a .*\.Batch: .* Put in its fetch\(\), which"),
+        (np.ones(2), r"kept\[0\], a numpy\.ndarray: .* Put in torch\.from_numpy\(\.\.\.\) of it\.$"),
+        (deque([1.0]), r"kept\[0\], a collections\.deque: .* Put in list\(\.\.\.\) of it\.$"),
+        (Path, r"kept\[0\], a builtins\.type: .* Turn it into such in state_dict\(\) or on_save_"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_told_what_to_put_in(
+    kept: object, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=rf"^a checkpoint cannot hold state\.{told}"):
+        files.write_state(tmp_path, {"kept": [kept]})
 
 
 def step_of(target: Path) -> object:
