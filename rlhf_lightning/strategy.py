@@ -37,7 +37,7 @@ from rlhf_lightning.output import keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.strategy_checks import check_layouts, check_options, check_placed, check_start
+from rlhf_lightning.strategy_checks import check_layouts, check_options, check_pools, check_start
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
 from rlhf_lightning.workers import Critic, Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
@@ -235,8 +235,8 @@ class Strategy(SingleDeviceStrategy):
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
         """The pools, reduced to the given roles: each has the devices on which it would train."""
-        pools = self.place(tuple(self.models()), self.devices or num_gpus() or None)
-        check_placed([pool.roles for pool in pools], [*self.models()], where=f"{type(self).__name__}.place")
+        names = tuple(self.models())
+        pools = check_pools(self, names, self.place(names, self.devices or num_gpus() or None))
         kept = [(pool, tuple(role for role in pool.roles if role in roles)) for pool in pools]
         return [dataclasses.replace(pool, roles=names) for pool, names in kept if names]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from rlhf_lightning.controller.cluster import num_gpus
+from rlhf_lightning.controller.cluster import ResourcePool, num_devices, num_gpus
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.trainer_checks import check_batches
 from rlhf_lightning.usage import naming_role
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
-    from rlhf_lightning.controller.cluster import ResourcePool
     from rlhf_lightning.strategy import Strategy
     from rlhf_lightning.workers import Role
+
+
+logger = logging.getLogger(__name__)
 
 
 def check_options(strategy: Strategy) -> None:
@@ -50,6 +53,33 @@ def check_options(strategy: Strategy) -> None:
             "strategy.settings.vllm.sleep=false with strategy.offload=true: vLLM is to keep its memory, and "
             "to make room for other models. Leave one of them out."
         )
+
+
+def check_pools(strategy: Strategy, roles: Sequence[str], found: object) -> list[ResourcePool]:
+    """What `place` has returned, as a list.
+
+    Raises:
+        ValueError: it is no pools, one has no whole number of devices, or not each role has its pool.
+    """
+    where = f"{type(strategy).__name__}.place"
+    returned = list(found) if isinstance(found, Iterable) else [found]
+    pools = [pool for pool in returned if isinstance(pool, ResourcePool)]
+    if strange := [other for other in returned if not isinstance(other, ResourcePool)]:
+        raise ValueError(
+            f"{where}: returned {strange[0]!r} where a ResourcePool is wanted. Write return "
+            '[ResourcePool("all", devices or 1, tuple(roles))], or several of them.'
+        )
+    check_placed([pool.roles for pool in pools], roles, where=where)
+    if wrong := [pool for pool in pools if not _is_count(pool.num_devices)]:
+        raise ValueError(
+            f"{where}: the pool of {', '.join(wrong[0].roles)} has num_devices={wrong[0].num_devices!r}. "
+            "Give it a whole number, at least 1 (// divides whole numbers)."
+        )
+    return pools
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where: str) -> None:
@@ -89,12 +119,15 @@ def left_out(names: Sequence[str]) -> str:
 def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
     """Refuse models that their devices cannot be divided among, or whose kept passes are freed before use.
 
+    Warns where the models do not take all devices.
+
     Raises:
         ValueError: a model does not divide so, or its engine cannot train it so; or a compiler is missing,
             `offload` frees what `kept_tokens` keeps, or vLLM is to sleep twice on a GPU.
     """
     _check_kept(strategy, roles, pools)
     _check_sleeping(strategy, roles, pools)
+    _warn_of_idle(strategy, num_devices(pools))
     for pool in pools:
         for name in pool.roles:
             layout = strategy.layout(roles[name], name, pool.num_devices)
@@ -103,6 +136,15 @@ def check_layouts(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence
                 settings.training.check_devices(gpu=num_gpus() > 0)
                 with naming_role(name):
                     roles[name].check_layout(layout, settings)
+
+
+def _warn_of_idle(strategy: Strategy, placed: int) -> None:
+    """Warn of devices of the job on which no model is: the search of `auto`, too, may leave some."""
+    if strategy.devices not in (None, placed):
+        logger.warning(
+            "strategy.devices=%d: %s.place puts the models on %d.",
+            strategy.devices, type(strategy).__name__, placed,
+        )  # fmt: skip
 
 
 def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:

@@ -6,14 +6,17 @@ Functions have some where parts of a batch are scored as they come.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar, cast
 
 import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO
+from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.strategies import NeMoAligner, OneStepOff, OpenRLHF, Pipelined, Split, Standalone
 from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.strategy_checks import check_layouts
 from rlhf_lightning.workers import Reference, Reward
 
 Pools = list[tuple[int, tuple[str, ...]]]
@@ -106,3 +109,61 @@ def test_what_is_advised_where_models_and_generator_cannot_be_equal_can_be_place
         assert advice is not None
         placed(OpenRLHF(), GRPO(), int(advice[1]))
         placed(OpenRLHF(generator_devices=int(advice[2])), GRPO(), devices)
+
+
+class Given(Strategy):
+    """Returns what it is given."""
+
+    found: ClassVar[object] = None
+
+    def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+        """Whatever it is."""
+        return cast(list[ResourcePool], self.found)
+
+
+ALL = ("actor", "reference", "reward")
+
+
+def one_of(devices: object) -> list[ResourcePool]:
+    """All roles on so many devices."""
+    return [ResourcePool("all", cast(int, devices), ALL)]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "Given.place: returned None where a ResourcePool is wanted. Write return [ResourcePo"),
+        ([{"roles": ALL}], "Given.place: returned {'roles': ('actor', 'reference', 'reward')} where"),
+        (one_of(1.5), "Given.place: the pool of actor, reference, reward has num_devices=1.5. Give it"),
+        (one_of(0), "reward has num_devices=0. Give it a whole number, at least 1"),
+        (one_of("1"), "reward has num_devices='1'. Give it a whole"),
+    ],
+    ids=["nothing", "a dict", "a fraction", "none", "a text"],
+)
+def test_what_place_returns_is_checked(found: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Given, "found", found)
+    strategy = Given()
+    strategy.connect(GRPO())
+    with pytest.raises(ValueError, match=re.escape(said)):
+        strategy._pools(strategy.models())
+
+
+def test_pools_may_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Given, "found", (ResourcePool(name, 1, (name,)) for name in ALL))
+    strategy = Given(devices=3)
+    strategy.connect(GRPO())
+    assert [pool.roles for pool in strategy._pools(strategy.models())] == [(name,) for name in ALL]
+
+
+def test_devices_on_which_no_model_is_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Given, "found", one_of(2))
+    for devices in (None, 2, 4):
+        strategy = Given(devices=devices)
+        strategy.connect(GRPO())
+        roles = strategy.models()
+        check_layouts(strategy, roles, strategy._pools(roles))
+    assert [record.message for record in caplog.records] == [
+        "strategy.devices=4: Given.place puts the models on 2."
+    ]
