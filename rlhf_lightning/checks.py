@@ -171,7 +171,8 @@ def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
                 check_head(role, needed=isinstance(role, Judge))
         if isinstance(role, Actor):
             _check_stops(name, role)
-        positions = None if isinstance(role, Judge) and role.retelling else max_positions(role)
+        retold = role.own_tokens or (isinstance(role, Judge) and role.retelling)
+        positions = None if retold else max_positions(role)
         if data is not None and positions is not None:
             with explaining_positions(role):
                 own = role.sampling if isinstance(role, Opponent) else None
@@ -238,7 +239,7 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
     """Refuse models that would read the actor's token ids, or it the data's, as other texts.
 
     A judge of whole responses may have another tokenizer: responses are re-encoded for it, which is tried out
-    here on the data's messages.
+    here on the data's messages. So may a role whose class says `own_tokens`, which is given texts.
 
     Raises:
         ValueError: the actor has another tokenizer than the data, or a model another than the actor, and its
@@ -249,7 +250,7 @@ def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
         if part.tokenizer is not None:
             _check_data_tokenizer(f"{part.typed}.tokenizer", located(part.tokenizer), main)
     for name, role in algorithm.roles().items():
-        if not role.path or reads_ids(role, of=main):
+        if not role.path or role.own_tokens or reads_ids(role, of=main):
             continue
         retelling = role.retelling if isinstance(role, Judge) else None
         if retelling is None:
@@ -281,6 +282,7 @@ def _misread(name: str, role: Role, main: Role) -> str:
     elif isinstance(role, Judge):
         fix += f", or leave {name}.tokenizer out: it is told what was said in its own"
     else:
+        fix += ", own_tokens = True in its class where step makes its prompts of texts" * (role.head == "lm")
         fix += f", or type --algo.{name}.path '' to begin with the weights of {main.path!r}"
     return (
         f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer knows {alike} "

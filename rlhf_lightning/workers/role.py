@@ -139,6 +139,8 @@ class Role(ModelSpec, Remote):
     """Whether it has an optimizer."""
     divided: ClassVar[bool] = True
     """Whether one copy of the model may be divided over several devices."""
+    own_tokens: ClassVar[bool] = False
+    """Whether it reads ids of its own tokenizer, which may differ from the actor's: texts come between."""
 
     @property
     def weights_change(self) -> bool:

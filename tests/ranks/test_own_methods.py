@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 import torch
@@ -15,15 +16,17 @@ from tensordict import TensorDict
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.controller import Batch, Metrics, Worker
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.data import PromptData, TaskData
-from rlhf_lightning.functional import PairLoss
+from rlhf_lightning.data import PromptData, TaskData, load_tokenizer
+from rlhf_lightning.functional import PairLoss, PolicyLoss
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.reporting import answers
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor, Reward, Settings
+from rlhf_lightning.workers import Actor, Reward, Settings, asking
 from tests.conftest import ROOT
 from tests.unit import spmd
 from tests.unit.algos.short import trainer
+from tests.unit.algos.small import write_other
 from tests.unit.workers.test_judge import batch, on_devices, with_raw_rows
 
 
@@ -148,3 +151,42 @@ def test_held_out_scores_of_each_data_source(tmp_path: Path) -> None:
     run = trainer(Local(), tmp_path, limit_val_batches=None)
     (found,) = run.validate(algorithm, datamodule=data, verbose=False)
     assert (found["val/a"], found["val/b"], found["val/reward"]) == (1.75, 3.0, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defender(Actor):
+    """Has another tokenizer than the field `actor`."""
+
+    own_tokens: ClassVar[bool] = True
+
+
+class RedTeam(GRPO):
+    """The actor's answers are what the defender is asked."""
+
+    defender: Defender = field(default_factory=Defender)
+    texts: tuple[object, ...] = ()
+
+    def step(self, batch: Batch) -> Metrics:
+        """Ask, learn from the replies, and keep what both have said."""
+        mine = batch | self.actor.generate_sequences(batch)
+        tokenizer = load_tokenizer(self.defender.path)
+        asked = asking(mine, said := [f"> {text}" for text in answers(mine, self.tokenizer)], tokenizer)
+        asked |= self.defender.generate_sequences(asked)
+        prompts = zip(asked["prompt_ids"], asked["prompt_mask"], strict=True)
+        read = [tokenizer.decode(ids[mask]) for ids, mask in prompts]
+        self.texts = (*said, *read, *answers(asked, tokenizer))
+        asked |= {"advantages": asked["response_mask"].float()}
+        return self.defender.update_actor(asked, loss=PolicyLoss()).moved("actor", to="defender")
+
+
+def test_two_actors_with_tokenizers_of_their_own(tmp_path: Path) -> None:
+    """The second one's numbers are the bytes backwards; it is the same model otherwise."""
+    limit = Sampling(max_new_tokens=4)
+    defender = Defender(path=write_other(tmp_path / "other", 2), sampling=limit)
+    algorithm = RedTeam(actor=Actor(sampling=limit), defender=defender)
+    run = trainer(Local(), tmp_path)
+    run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4))
+    said, read, replies = (algorithm.texts[first : first + 2] for first in (0, 2, 4))
+    assert read == said
+    assert all(replies)
+    assert float(run.logged_metrics["defender/grad_norm"]) > 0

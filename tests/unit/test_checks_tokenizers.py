@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from tokenizers import Tokenizer
@@ -15,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_lightning.algos import PPO, SFT
+from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.data import MixedData, PromptData, TaskData, TextData, load_tokenizer
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.functional import SFTLoss
@@ -52,6 +53,30 @@ def test_a_second_model_may_begin_as_the_first(tmp_path: Path) -> None:
     assert told.startswith(f"judge.path='embedded': reads the token ids of {actor.path!r}")
     assert told.endswith(f", or type --algo.judge.path '' to begin with the weights of {actor.path!r}.")
     assert refusal(Judging(actor=actor, judge=Scorer(path="")), tmp_path, data=data) == "started"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign(Actor):
+    """Is given prompts in tokens of its own."""
+
+    own_tokens: ClassVar[bool] = True
+
+
+class Debating(GRPO):
+    """Has a second model that answers."""
+
+    other: Actor = field(default_factory=Foreign)
+
+
+def test_a_second_actor_has_its_own_tokenizer_where_its_class_says_so(tmp_path: Path) -> None:
+    """And no prompt of the data is too long for it, since it reads none."""
+    path, short = (write_other(tmp_path / name, 2) for name in ("other", "short"))
+    config = AutoConfig.from_pretrained(short)
+    config.max_position_embeddings = 2
+    config.save_pretrained(short)
+    assert refusal(Debating(other=Foreign(path=short)), tmp_path) == "started"
+    told = refusal(Debating(other=Actor(path=path)), tmp_path)
+    assert "same tokenizer, own_tokens = True in its class where step makes its prompts of texts, or" in told
 
 
 def test_a_judge_that_is_not_told_is_advised_to_be(tmp_path: Path) -> None:
