@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from numbers import Number
 from typing import NoReturn
 
 import numpy as np
 import torch
 
-from rlhf_lightning.controller.block import Block, Values, encode
+from rlhf_lightning.controller.block import Block, Values, encode, is_number
 from rlhf_lightning.controller.column import Column, RowNumbers
 from rlhf_lightning.controller.parts import PartedColumn, Parts
 from rlhf_lightning.controller.transport import Future
@@ -61,7 +60,7 @@ class Batch:
         """A batch of copies of values: tensors or arrays [B, ...] in this process, or lists of B objects.
 
         Raises:
-            ValueError: the values differ in length, there are none, or one is a single number.
+            ValueError: the values differ in length, there are none, or one is a single number or a mapping.
             TypeError: they have no names, such as what a plain DataLoader yields.
         """
         if not isinstance(values, Mapping):
@@ -72,11 +71,7 @@ class Batch:
             )
         if not values:
             raise ValueError("Batch.of({}): give at least one column, so that the number of rows is known.")
-        if single := [name for name, value in values.items() if _is_number(value)]:
-            raise ValueError(
-                f"column {single[0]!r} is one number: give one for each row. Of x make "
-                "torch.full((len(batch),), x)."
-            )
+        _check_columns(values)
         blocks = {name: encode(_copied(value)) for name, value in values.items()}
         first = len(next(iter(blocks.values())))
         return cls({name: Column.of(block, len(block)) for name, block in blocks.items()}, num_rows=first)
@@ -279,5 +274,15 @@ def _copied(value: Values) -> Values:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Number) or (isinstance(value, torch.Tensor | np.ndarray) and not value.ndim)
+def _check_columns(values: Mapping[str, Values]) -> None:
+    """Refuse what stands in the place of columns: one number for all rows, and a dict of lists for `rows`."""
+    if single := [name for name, value in values.items() if is_number(value)]:
+        raise ValueError(
+            f"column {single[0]!r} is one number: give one for each row. Of x make "
+            "torch.full((len(batch),), x)."
+        )
+    if tables := [name for name, value in values.items() if isinstance(value, Mapping)]:
+        raise ValueError(
+            f"column {tables[0]!r} is a {type(values[tables[0]]).__name__} and no list of rows, as a "
+            "DataLoader joins dicts: give it a collate_fn that puts each row's dict into a list."
+        )

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from numbers import Number
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,11 @@ Shard = Mapping[str, Block]
 """What one object of Ray's store holds: blocks of the same rows, by column."""
 Values = torch.Tensor | np.ndarray | Sequence[object]
 """Values of a column: numbers [n, ...], in an array or in a tensor on any device; or n Python objects."""
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one number, and not one for each row."""
+    return isinstance(value, Number) or (isinstance(value, torch.Tensor | np.ndarray) and not value.ndim)
 
 
 def encode(value: Values) -> Block:

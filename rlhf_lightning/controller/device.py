@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import torch
 import torch.distributed as dist
 from tensordict import NonTensorStack, TensorDict
 
-from rlhf_lightning.controller.block import Block, decode, encode
+from rlhf_lightning.controller.block import Block, decode, encode, is_number
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.futures import as_numbers
@@ -29,6 +29,10 @@ from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec, serving
 _UNREACHED = (
     " Where the nodes do not reach one another by these addresses, name the interface by which they do in "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where `ray start` runs (docs/cluster.md)."
+)
+_STATE = (
+    "its fields are options, which do not change. Keep what does in an object that it holds: "
+    "`@cached_property def kept(self): return {}` above the methods that write into self.kept."
 )
 _MAKES_ROOM = "--strategy.offload true with a strategy whose models share devices, such as colocated"
 
@@ -208,6 +212,8 @@ class Device:
     ) -> WorkerError:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
+        if role is not None and _writes_into(role, err):
+            said += f" of {name}: {_STATE}"
         if role is not None and _is_out_of_memory(err):
             room = [] if self.offload else [_MAKES_ROOM]
             said = f"{said.rstrip()} Try {', or '.join([*role.takes_less(method), *room])}."
@@ -243,11 +249,19 @@ def _columns(value: object, call: Call) -> list[Block]:
     if missing:
         there = sorted(value.keys())
         raise ValueError(f"declares the columns {call.returns} but returned no {missing}; it has {there}.")
+    if single := [name for name in call.returns if is_number(value[name])]:
+        raise ValueError(f"returned one number as column {single[0]!r}: give one for each row.")
     blocks = [encode(value[name]) for name in call.returns]
     wrong = {n: len(b) for n, b in zip(call.returns, blocks, strict=True) if len(b) != call.num_rows}
     if wrong:
         raise ValueError(f"was given {call.num_rows} rows and returned columns of other lengths: {wrong}.")
     return blocks
+
+
+def _writes_into(role: Remote, err: Exception) -> bool:
+    """Whether a method wrote into a field of its role, which is frozen."""
+    frames = [frame for frame, _ in traceback.walk_tb(err.__traceback__)]
+    return isinstance(err, FrozenInstanceError) and frames[-1].f_locals.get("self") is role
 
 
 def _is_out_of_memory(err: Exception) -> bool:

@@ -15,6 +15,7 @@ from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
 from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.scorer import Scorer
+from rlhf_lightning.workers.tool import Tool
 
 __all__ = [
     "LEARNING",
@@ -37,6 +38,7 @@ __all__ = [
     "Scorer",
     "SeparateGeneration",
     "Settings",
+    "Tool",
     "asking",
     "beside",
     "drawing_apart",

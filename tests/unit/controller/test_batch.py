@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from rlhf_lightning.controller import Batch
 
@@ -169,3 +170,9 @@ def test_one_number_is_no_column(number: Any) -> None:  # noqa: ANN401
     batch = Batch.of({"x": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"^column 'bonus' is one number: .* torch\.full\("):
         batch |= {"bonus": number}
+
+
+def test_what_a_plain_loader_makes_of_dicts_is_no_column() -> None:
+    rows = default_collate([{"row_ids": n, "rows": {"prompt": "a", "answer": "b"}} for n in range(4)])
+    with pytest.raises(ValueError, match=r"^column 'rows' is a dict and no list of rows, .* collate_fn that"):
+        Batch.of(rows)

@@ -90,6 +90,11 @@ class Careless(Echo):
         return {"columns": len(list(rows.keys()))}
 
     @register(transfer=DP, reads=("x",), returns=("x",))
+    def single(self, rows: TensorDict) -> TensorDict:
+        """Return one number for all rows."""
+        return {"x": rows["x"].sum()}  # type: ignore[return-value]
+
+    @register(transfer=DP, reads=("x",), returns=("x",))
     def fill(self, rows: TensorDict) -> TensorDict:
         """Ask for more than there is."""
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -181,12 +186,12 @@ def test_a_method_may_put_new_tensors_into_its_rows(role: Careless) -> None:
         ("misspell", r"declares the columns .* returned no \['double'\]; it has \['also', 'doubled'\]\."),
         ("drop", r"was given 4 rows and returned columns of other lengths: \{'x': 3\}"),
         ("number", r"returned int, not the columns \('x',\) that it declares"),
+        ("single", r"returned one number as column 'x': give one for each row\."),
     ],
 )
 def test_results_that_are_not_as_declared_are_refused(role: Careless, method: str, message: str) -> None:
-    calls = {"forget": role.forget, "misspell": role.misspell, "drop": role.drop, "number": role.number}
     with pytest.raises(WorkerError, match=rf"^echo\[rank 0, node .*\]\.{method}: {message}"):
-        calls[method](numbers(4))
+        getattr(role, method)(numbers(4))
 
 
 def test_metrics_that_are_none_are_refused_by_the_device(role: Careless) -> None:
