@@ -28,7 +28,7 @@ from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.spec import EMBEDDED, ModelSpec
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Judge
+from rlhf_lightning.workers import Judge, Tool
 
 NO_MODEL = "none"
 """Typed instead of a model for a reward or a cost of functions only."""
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> None:
     algorithm, options = _parse(arguments)
     sources = _sources(algorithm, options)
     for role, model in algorithm.placed().items():
-        if not sources[role] and not isinstance(model, Judge):
+        if not sources[role] and not isinstance(model, Judge | Tool):
             option = role if vars(options).get(role) else "model"
             raise ValueError(
                 f"--{option} {NO_MODEL}: {role} is a model, and only rewards and costs can be functions "
@@ -70,10 +70,14 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _sources(algorithm: RLHFAlgorithm, options: argparse.Namespace) -> dict[str, str]:
-    """What stands for each model; empty for functions, which a reward that no step calls is by default."""
+    """What stands for each model; empty for functions, which some roles are by default.
+
+    These are tools, rewards that no step calls, and those whose own method reads no prompts.
+    """
     found, uncalled = {}, algorithm.uncalled()
     for name, role in algorithm.placed().items():
-        default = NO_MODEL if isinstance(role, Judge) and name in uncalled else options.model
+        functions = isinstance(role, Judge) and (name in uncalled or not role.reads_prompts)
+        default = NO_MODEL if functions or isinstance(role, Tool) else options.model
         source = vars(options).get(name) or default
         found[name] = "" if source == NO_MODEL else source
     return found

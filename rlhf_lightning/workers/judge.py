@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlhf_lightning.controller import ONE_TO_ALL, Batch, Remote, register
+from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import decoded, end_tokens, load_tokenizer, reads
 from rlhf_lightning.engines import Head, TrainEngine, has_tokenizer, located, max_positions, num_tokens
@@ -74,6 +75,12 @@ class Judge(Remote):
         name = f"compute_{self.kind}"
         owner = next(kind for kind in type(self).__mro__ if name in vars(kind))
         return not owner.__module__.startswith(__package__)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether `compute_reward` or `compute_cost` reads prompts, without which no model runs."""
+        reads = methods_of(type(self))[f"compute_{self.kind}"].reads
+        return reads is None or "prompt_ids" in reads
 
     def check(self) -> None:
         """Refuse options that cannot be, before any worker starts: the field that holds them is known then.

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from tensordict import TensorDict
 
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.commands import map as command
+from rlhf_lightning.controller import DP, register
 from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.workers import Reward
+from tests.unit.workers.test_tool import Finder
 
 pytestmark = pytest.mark.unit
 
@@ -62,6 +68,34 @@ def test_a_reward_that_validates_alone_is_no_model_unasked(reward: tuple[str, ..
         command.run((*asked, "--top", "1"))
     assert ("reward, which no step calls, takes" in output.getvalue()) == loaded
     assert ("    reward: {path: " in output.getvalue()) == loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths(Reward):
+    """Scores each token by a method of its own, which runs no model."""
+
+    @register(transfer=DP, reads=("response_mask",), returns=("scores",))
+    def compute_reward(self, rows: TensorDict) -> TensorDict:  # type: ignore[override]
+        """One for each token."""
+        return TensorDict({"scores": rows["response_mask"].float()}, batch_size=len(rows))
+
+
+class ByLengths(GRPO):
+    """Has a reward, and a tool that it asks, without models."""
+
+    reward: Lengths = field(default_factory=Lengths)
+    finder: Finder = field(default_factory=Finder)
+
+
+def test_roles_that_run_no_model_are_none_unasked() -> None:
+    asked = ("--algo", f"{__name__}.ByLengths", "--devices", "8", "--model", "llama-7b", "--top", "1")
+    with redirect_stdout(StringIO()) as output:
+        command.run(asked)
+    found = output.getvalue()
+    assert "no step calls" not in found
+    assert "reward: {" not in found
+    assert "finder: {" not in found
+    assert "reward, finder]" in found, "they stand with a model"
 
 
 def test_a_reference_that_nothing_reads_is_placed_by_no_strategy() -> None:
