@@ -28,9 +28,10 @@ from uuid import uuid4
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.engines import save_file
 from rlhf_lightning.spec import CHECKPOINT
 
 logger = logging.getLogger(__name__)

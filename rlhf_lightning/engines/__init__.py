@@ -37,6 +37,7 @@ from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.offload import PARTS, Part
+from rlhf_lightning.engines.tensor_files import save_file
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.training import TrainEngine, Transition, WeightSource
 from rlhf_lightning.engines.vllm import VLLM, check_vllm, require_vllm
@@ -83,6 +84,7 @@ __all__ = [
     "read_config",
     "require_shared",
     "require_vllm",
+    "save_file",
     "saved_lora",
     "shared_base_model",
     "train_engine",

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import cast
 
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlhf_lightning.engines.dtensor import local
 from rlhf_lightning.engines.headers import read_header
+from rlhf_lightning.engines.tensor_files import save_file
 
 _FILE = "engine.json"
 _SHAPES = "shapes"

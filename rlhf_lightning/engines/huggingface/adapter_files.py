@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.source import ADAPTER_CONFIG, copy_tokenizer, read_json, resolve
+from rlhf_lightning.engines.tensor_files import save_file
 from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 
 HEAD = "score.weight"

@@ -6,6 +6,7 @@ and each rank casts only the part that it keeps to float32.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,6 +175,8 @@ def export_model(
     module.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
     with environment(for_deepspeed()), quiet():  # saving imports DeepSpeed where it is installed
         module.save_pretrained(directory)
+    for file in directory.glob("model*.safetensors"):  # safetensors keeps its files private
+        shutil.copymode(directory / "config.json", file)
     add_older_names(directory / "config.json")
     copy_tokenizer(spec, directory)
     if HEAD in weights:
