@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, load_tokenizer, numbered_alike, reads
-from rlhf_lightning.data_checks import check_correction
+from rlhf_lightning.data_checks import check_correction, check_tokens
 from rlhf_lightning.engines import (
     check_head,
     check_language,
@@ -132,6 +132,7 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     check_models(algorithm, generates=generates)
     _check_opponents(algorithm)
     check_tokenizers(algorithm)
+    check_tokens(algorithm)
     check_answers_fit(algorithm)
     check_environment(algorithm)
     check_correction(algorithm)

@@ -11,6 +11,8 @@ from lightning.pytorch import LightningModule
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.controller.block import Values
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
+from rlhf_lightning.data.tokenizer import highest_token
+from rlhf_lightning.engines import has_tokenizer, num_tokens
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.workers import ReadingActor
@@ -86,6 +88,22 @@ def check_correction(algorithm: RLHFAlgorithm) -> None:
                 f"{whose}: compares two log-probabilities of the answers, and there is one. "
                 "Try --algo.actor.recompute_log_probs true."
             )
+
+
+def check_tokens(algorithm: RLHFAlgorithm) -> None:
+    """Refuse rows with tokens that the main model has no embeddings for: some engines would make numbers up.
+
+    Its tokenizer may have more tokens than it: Gemma 3's smallest model has none for images.
+
+    Raises:
+        ValueError: a row has one.
+    """
+    main = algorithm.main_model
+    size = num_tokens(main)
+    if size is None or not has_tokenizer(main) or highest_token(main.path, vocab=None) < size:
+        return
+    for part in filter(None, (row_data(algorithm.trainer), second_data(algorithm.trainer))):
+        part.check_tokens(size)
 
 
 def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:

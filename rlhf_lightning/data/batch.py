@@ -95,6 +95,14 @@ class EncodedRows(Dataset[list[EncodedRow]]):
         tails = map(len, self.responses or ()) if new_tokens is None else [new_tokens] * len(self.rows)
         return max(len(prompt) + tail for prompt, tail in zip(self.prompts, tails, strict=True))
 
+    def with_token_from(self, size: int) -> tuple[int, int] | None:
+        """Index of the first row with a token id of `size` or more, and the id; None: no row has one."""
+        for index, prompt in enumerate(self.prompts):
+            highest = max(*prompt, *(self.responses[index] if self.responses else ()), -1)
+            if highest >= size:
+                return index, highest
+        return None
+
     def first_of_each(self, together: int) -> EncodedRows:
         """The first of every `together` neighbouring rows, drawn one by one: each prompt comes once."""
         if together == 1:

@@ -263,6 +263,26 @@ class RowData(LightningDataModule, ABC):
             f"{drops}."
         )
 
+    def check_tokens(self, size: int) -> None:
+        """Refuse rows with tokens that the model does not have; after `setup`.
+
+        Args:
+            size: tokens that the model has.
+
+        Raises:
+            ValueError: a row has another one.
+        """
+        for part in self._parts():
+            if (found := part.with_token_from(size)) is None:
+                continue
+            row, token = found
+            raise ValueError(
+                f"{self.typed}: the tokenizer makes the token {token} of the row with the prompt "
+                f"{str(part.rows[row]['prompt'])[:60]!r}, and the model has the tokens 0 to {size - 1}. Give "
+                "the model embeddings for all of its tokenizer's tokens (transformers: "
+                "model.resize_token_embeddings(len(tokenizer))), or put its own tokenizer beside it."
+            )
+
     def _parts(self) -> list[EncodedRows]:
         """The encoded training rows, and the held-out ones if there are any."""
         return [self._encoded(), *([] if self._held_out is None else [self._held_out])]

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from rlhf_lightning.algos import GRPO, PPO, SFT
-from rlhf_lightning.data import MixedData, PromptData, TaskData, TextData, load_tokenizer
+from rlhf_lightning.data import CompletionData, MixedData, PromptData, TaskData, TextData, load_tokenizer
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.functional import SFTLoss
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Scorer
@@ -222,3 +222,24 @@ def test_messages_that_a_judge_cannot_read(template: str | None, why: str, tmp_p
     assert told.startswith(f"reward.path={path!r}: the tokenizer of {path} cannot render messages {why}")
     texts = PromptData(path=write_rows(tmp_path / "texts.jsonl", [{"prompt": "a"}]), batch_size=1)
     assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=texts) == "started"
+
+
+def test_rows_with_tokens_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    """Engines that divide the vocabulary would take such a token for none, and go on."""
+    path = write_model(tmp_path / "model")
+    config = AutoConfig.from_pretrained(path)
+    config.vocab_size = load_tokenizer(path).get_vocab()["<extra_0>"]  # the tokens before it
+    config.save_pretrained(path)
+
+    def told(answer: str) -> str:
+        rows: list[dict[str, object]] = [{"prompt": "1", "response": said} for said in ("2", answer)]
+        data = CompletionData(path=write_rows(tmp_path / "rows.jsonl", rows), batch_size=2)
+        return refusal(SFT(actor=Actor(path=path)), tmp_path, data=data, limit=0)
+
+    assert told("3") == "started"
+    assert told("2<extra_0>") == (
+        f"data: the tokenizer makes the token {config.vocab_size} of the row with the prompt '1', and the "
+        f"model has the tokens 0 to {config.vocab_size - 1}. Give the model embeddings for all of its "
+        "tokenizer's tokens (transformers: model.resize_token_embeddings(len(tokenizer))), or put its own "
+        "tokenizer beside it."
+    )
