@@ -16,12 +16,14 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
 
+from rlhf_lightning.field_types import type_hints
 from rlhf_lightning.names import FOLDERS, choices, meant
-from rlhf_lightning.options import option_classes, option_names, option_paths
+from rlhf_lightning.options import dataclasses_in, option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 
 _NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
@@ -60,7 +62,7 @@ _REQUIRED_CLASS = re.compile(r"\b(?:fit|validate|predict)\.(algo|data)\b(?=, |$)
 """A missing option of the command, by its name in the parser."""
 _NO_GROUP = re.compile(r"Unable to load config (?:'.*' [\w.]+: Unable to load config )?\"(.*)\"$")
 """A single value where a group of options is wanted."""
-_NO_LIST = re.compile(r"Expected a <class 'tuple'>\. Got value: (.+)$")
+_NO_LIST = re.compile(r"(\w+): Expected a <class 'tuple'>\. Got value: (.+)$")
 """A single value where a list is wanted."""
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
 _MISSING = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'$")
@@ -99,7 +101,7 @@ def option_error(
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
     if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
-    said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
+    said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(partial(_as_list, classes), _REQUIRED.sub(r"\1", said)))
     said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
     return _MISSING.sub(_with_similar_name, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
 
@@ -120,13 +122,30 @@ def _shortened(message: str) -> str:
     return re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
 
 
-def _as_list(found: re.Match[str]) -> str:
-    """The error for one value where a list is wanted."""
-    several = re.fullmatch(r"[\w.-]+(, ?[\w.-]+)+", found[1])
-    words = re.split(", ?", found[1]) if several else [found[1]]
+def _as_list(classes: Sequence[str], found: re.Match[str]) -> str:
+    """The error for one value, or a mapping, where a list is wanted.
+
+    Args:
+        classes: that the error names; the last one has the option, or a part with it.
+        found: the option and the value.
+    """
+    key, value = found.groups()
+    several = re.fullmatch(r"[\w.-]+(, ?[\w.-]+)+", value)
+    words = re.split(", ?", value) if several else [value]
     number = re.compile(r"-?\d+(\.\d+)?")
     items = [word if number.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words]
-    return f"{found[1]} is no list. Type '[{', '.join(items)}]', with the brackets."
+    if value.startswith("{"):
+        items = [_form_of_item(key, classes)]
+    return f"{key}: {value} is no list. Type '[{', '.join(items)}]', with the brackets."
+
+
+def _form_of_item(key: str, classes: Sequence[str]) -> str:
+    """How an item of a list is written that is an option of the last of these classes: `{roles: ...}`."""
+    owner = resolve_name(classes[-1]) if classes else None
+    hints = type_hints(owner) if isinstance(owner, type) else {}
+    parameters = [inspect.signature(item).parameters for item in dataclasses_in(hints.get(key))][:1]
+    wanted = [f"{name}: ..." for each in parameters for name, one in each.items() if one.default is one.empty]
+    return f"{{{', '.join(wanted)}}}" if wanted else "..."
 
 
 def _one_kind(found: re.Match[str]) -> str:

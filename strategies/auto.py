@@ -57,7 +57,7 @@ class MappingOption:
     hardware: str = ""
     """A known name, or a file as `rlhf calibrate` writes it; by default a description of this machine."""
     pools: tuple[PoolOption, ...] = ()
-    """The placement, as `rlhf map` prints it; empty: search for it."""
+    """The placement, such as [{"roles": ["actor", "reward"], "devices": 2}]; empty: search for it."""
 
 
 class Auto(Strategy):

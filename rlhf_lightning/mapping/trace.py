@@ -172,6 +172,7 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
             f"{'. Metrics of your own, and fields of rows, may be missing there: use .get' * lacking}"
             f"{'. `setup` has not run there, and what it makes is missing' * unmade}"
             ". Values and columns of methods of your own are made up there: where `step` needs true ones, "
-            "give a run the placement, --strategy.mapping.pools, or another strategy."
+            "give a run the placement, --strategy.mapping.pools "
+            f"'[{{roles: [{', '.join(roles)}], devices: N}}]' or several such pools, or another strategy."
         ) from err
     return dataflow_of(recorder.calls)

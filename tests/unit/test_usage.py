@@ -19,6 +19,8 @@ from rlhf_lightning.options import option_paths
 from rlhf_lightning.other_systems import OTHERS
 from rlhf_lightning.usage import library_error, option_error, place_of
 
+WANTS_LIST = "Expected a <class 'tuple'>. Got value:"
+
 
 def answer(cls: str, option: str) -> str:
     """What is said of an option that a class lacks."""
@@ -201,6 +203,19 @@ def test_one_value_for_all_options_of_the_trainer() -> None:
 )
 def test_what_to_type_instead(said: str, told: str) -> None:
     assert option_error(said, {}) == told
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "form"),
+    [
+        ("strategies.auto.MappingOption", "pools", "{roles: ..., devices: ...}"),
+        ("strategies.auto.PoolOption", "roles", "..."),
+    ],
+)
+def test_a_mapping_where_a_list_is_wanted(cls: str, key: str, form: str) -> None:
+    within = f"Problem with given class_path 'rlhf_lightning.{cls}':\n"
+    said = option_error(f"{within}  Parser key \"{key}\":\n  {WANTS_LIST} {{'all': 2}}", {})
+    assert said.endswith(f"{key}: {{'all': 2}} is no list. Type '[{form}]', with the brackets.")
 
 
 def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:

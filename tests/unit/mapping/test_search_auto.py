@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -22,12 +24,14 @@ from rlhf_lightning.mapping.plan import Plan, plan
 from rlhf_lightning.mapping.report import Request, table
 from rlhf_lightning.mapping.search import DeviceMapping, Pool
 from rlhf_lightning.mapping.simulated import SimulatedCosts
+from rlhf_lightning.mapping.trace import trace
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.mapping_inputs import read_recipes, read_workload
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.workers import Actor, Critic, Settings
+from tests.conftest import ROOT
 
 ROLES = ("actor", "critic", "reference", "reward")
 ONE = ParallelLayout()
@@ -176,6 +180,17 @@ def test_a_path_that_is_a_size_alone_is_named_with_its_role() -> None:
     """As `rlhf map` writes them."""
     with pytest.raises(ValueError, match=r"^critic\.path=llama-7b: no such directory"):
         attached(Auto(), PPO(critic=Critic(path="llama-7b"))).place(ROLES, 2)
+
+
+def test_the_form_of_pools_is_in_documents_and_errors() -> None:
+    algorithm, broken = GRPO(), Batch.of({"prompt_ids": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match=r"GRPO: its dataflow is read .* that failed: ") as refused:
+        trace(algorithm, broken)
+    documents = [(ROOT / f"docs/{page}.md").read_text() for page in ("mapping", "own_algorithm")]
+    for text in (*documents, str(refused.value).replace("devices: N", "devices: 1")):
+        (written,) = re.findall(r"--strategy\.mapping\.pools\s+'([^']*)'", text)
+        pools = [PoolOption(**{**pool, "roles": tuple(pool["roles"])}) for pool in yaml.safe_load(written)]
+        assert all(pool.devices and "actor" in pools[0].roles for pool in pools)
 
 
 def test_given_pools() -> None:

@@ -311,6 +311,7 @@ def test_a_step_that_needs_values_of_its_own_is_told_to_place_its_models(reads: 
     with pytest.raises(
         ValueError,
         match=r"Measured: its dataflow is read.*Values and columns of methods of your own are made up there: "
-        r"where `step` needs true ones, give a run the placement, --strategy\.mapping\.pools, or another str",
+        r"where `step` needs true ones, give a run the placement, --strategy\.mapping\.pools "
+        r"'\[\{roles: \[actor, reference, reward\], devices: N\}\]' or several such pools, or another str",
     ):
         read_dataflow(Measured(reads=reads), 4)
