@@ -9,6 +9,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from rlhf_lightning.names import FOLDERS, choices, class_path
+from rlhf_lightning.options import option_paths
+from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.yaml_files import read_yaml
 
 EMBEDDED_CONFIG = Path(__file__).parent / "configs" / "embedded.yaml"
@@ -143,8 +145,7 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     result = list(arguments[:1])
     joined = _with_negative_numbers(arguments[1:])
     words = [part for word in joined for part in _split_at_equals(word)]
-    _check_values(words)
-    words = _classes_first(_help_on_parts(words))
+    words = _classes_first(_help_on_parts(_with_values(words)))
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(words):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
@@ -188,14 +189,29 @@ def _split_at_equals(word: str) -> list[str]:
     return [name, value] if equals and name in {"--config", *_NAMED} else [word]
 
 
-def _check_values(words: Sequence[str]) -> None:
-    """Refuse options behind which the next one stands."""
+def _with_values(words: Sequence[str]) -> list[str]:
+    """The words, with `=true` behind flags of other systems: the parser answers an unknown option, no flag.
+
+    Raises:
+        ValueError: the next option stands behind one that needs a value.
+    """
+    result: list[str] = []
     for word, after in pairwise([*words, "--"]):
         if word in _NAMED and after.startswith("-"):
             known = ", ".join(sorted(choices(_NAMED[word])))
             raise ValueError(f"{word}: of which? Type {word} NAME: {known}.")
-        if _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help"):
+        alone = _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help")
+        if alone and not _is_theirs(word.removeprefix("--")):
             raise ValueError(f"{word}: no value stands behind it. Type {word} true, or another value.")
+        result.append(f"{word}=true" if alone else word)
+    return result
+
+
+def _is_theirs(option: str) -> bool:
+    """Whether an option is known from another system, and is none of a class here."""
+    kind, _, rest = option.partition(".")
+    here = choices(kind).values() if kind in FOLDERS else ()
+    return bool(known_elsewhere(option)) and not any(rest in option_paths(cls) for cls in here)
 
 
 def _help_on_parts(words: list[str]) -> list[str]:

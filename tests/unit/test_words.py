@@ -165,3 +165,12 @@ def test_slips_of_indentation(tmp_path: Path, text: str | bytes, message: str) -
         read_config(str(path))
     assert str(error.value).startswith(f"-c {path}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("flag", ["--ds.adam_offload", "--actor.packing_samples", "--algo.kl.use_loss"])
+def test_a_flag_of_another_system_is_left_to_what_answers_unknown_options(flag: str) -> None:
+    words = resolved(["fit", "--algo", "grpo", "--data", "taskdata", flag, "--algo.epochs", "3"])
+    assert f"{flag}=true" in words
+    for ours in ("--algo.actor.optimizer.weight_decay", "--trainer.logger"):
+        with pytest.raises(ValueError, match=rf"^{ours}: no value stands behind it"):
+            resolved(["fit", "--algo", "grpo", "--data", "taskdata", ours, "--algo.epochs", "3"])
