@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 _ESTIMATOR = "The estimator is the algorithm's: --algo NAME."
 _STEPS = (
     "An optimizer step takes --algo.mini_batch_size answers that were drawn. Of given answers it takes "
@@ -225,14 +227,23 @@ def known_elsewhere(option: str) -> tuple[str, ...] | str:
         option: with or without the parts that stand before its name there, such as `actor.optim.lr`. Those
             that name another model make it an option of that one.
     """
-    words = option.split(".")
-    names = ((at, name) for at in range(len(words)) for name in (".".join(words[at:]), f"{words[at]}.*"))
-    start, found = next(((at, name) for at, name in names if name in OTHERS), (0, ""))
+    start, found = next(((at, name) for at, name in names_within(option) if name in OTHERS), (0, ""))
     if not found:
         return ()
-    here = OTHERS[found]
-    role = next((_ROLES[word] for word in words[:start] if word in _ROLES), "actor")
+    here, before = OTHERS[found], option.split(".")[:start]
     if isinstance(here, str):
-        return here.replace("algo.actor.", f"algo.{role}.")
-    of_actor = [path for path in here if path.startswith("algo.actor.")]
-    return here if role == "actor" else tuple(path.replace("actor", role, 1) for path in of_actor) or here
+        return of_role(here, before)
+    theirs = tuple(of_role(path, before) for path in here if path.startswith("algo.actor."))
+    return theirs if theirs and _ROLES.keys() & {*before} else here
+
+
+def names_within(option: str) -> Iterator[tuple[int, str]]:
+    """The names that an option may be known by: how many parts stand before each, and the name."""
+    words = option.split(".")
+    return ((at, name) for at in range(len(words)) for name in (".".join(words[at:]), f"{words[at]}.*"))
+
+
+def of_role(here: str, before: Sequence[str]) -> str:
+    """An option of the actor, or a sentence with some, for the model that the parts before a name tell."""
+    role = next((_ROLES[word] for word in before if word in _ROLES), "actor")
+    return here.replace("algo.actor.", f"algo.{role}.")

@@ -25,6 +25,7 @@ from rlhf_lightning.field_types import type_hints
 from rlhf_lightning.names import FOLDERS, choices, meant
 from rlhf_lightning.options import dataclasses_in, option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
+from rlhf_lightning.other_values import value_elsewhere
 
 _NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
 """How the paths of files begin that the user did not write."""
@@ -89,6 +90,10 @@ def option_error(
             take.
     """
     said, classes = _shortened(message), _CLASS.findall(message)
+    if valued := value_elsewhere(message):
+        dashes = " Options begin with two dashes." * bool(_ASSIGNED.match(said))
+        said = _NO_LIST.sub(r"\1: \2 is no list", _DOTTED.sub(r"'\1' is no class", said))
+        return f"{said}.{dashes} {_of_model(valued, owners.get('algo'), kind='algo')}"
     if unknown := _UNKNOWN.search(message):
         option = unknown[1].replace("-", "_")
         decided = _decided(option, elsewhere)
@@ -111,7 +116,7 @@ def _shortened(message: str) -> str:
     lines = [line.strip() for line in message.splitlines()]
     told = [line for line in lines if not _TRIED.match(line)]
     told = [line for line in told if not _FORMS.match(line)] or told
-    if any(not _EXPECTED.match(line) and not _PLACE.match(line) for line in told):
+    if any(_DOTTED.search(line) or not (_EXPECTED.match(line) or _PLACE.match(line)) for line in told):
         told = [line for line in told if not _EXPECTED.match(line) or _DOTTED.search(line)]
     said = " ".join(line.removeprefix("- ") for line in told)
     given = _GIVEN.search(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from lightning.pytorch import Trainer
 
@@ -18,7 +20,10 @@ from rlhf_lightning.algos import (
     RewardModel,
     SimPO,
 )
+from rlhf_lightning.names import FOLDERS, choices
+from rlhf_lightning.options import option_paths
 from rlhf_lightning.other_systems import known_elsewhere
+from rlhf_lightning.other_values import VALUES
 from rlhf_lightning.usage import option_error
 
 GREEDY = "Held-out prompts are answered greedily. To draw N answers to each as well, type --trainer."
@@ -47,6 +52,65 @@ def told(option: str, algo: type) -> str:
 def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
     assert known_elsewhere(option) == (f"algo.critic.{here}",)
     assert told(option, PPO) == f"Did you mean --algo.critic.{here}?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "here"),
+    [
+        (
+            "trainer.logger=['console','wandb']",
+            "Type --trainer.logger WandbLogger --trainer.logger.project",
+        ),
+        ("trainer.val_before_train=False", "It is off here: leave it out."),
+        ("--log_completions false", "It is off here: leave it out."),
+        ("--log_completions true", "Type --trainer.callbacks+=Rollouts."),
+        ("filter_groups.enable=True a.b=False", "Type --algo dapo: it leaves out groups with equal scores."),
+        ("actor.use_kl_loss=False", "Type --algo.policy_loss.kl_coef 0."),
+        ("--algo.use_kl_loss=True", "Type --algo.policy_loss.kl_coef N, which"),
+        ("algorithm.use_kl_in_reward=False", "Type --algo.reward_kl_coef 0, of PPO --algo.kl.coef 0."),
+        (
+            "algorithm.adv_estimator=reinforce_plus_plus_baseline",
+            "Type --algo reinforcepp --algo.group_size",
+        ),
+        ("actor.kl_loss_type=low_var_kl", "Type --algo.policy_loss.kl_estimator k3."),
+        ("--loss_type dr_grpo", "Type --algo.policy_loss.aggregation seq-mean-token-sum-norm --algo.policy_"),
+        ("--scale_rewards False", "Type --algo.scale none."),
+        ("--bf16 true", "Type --algo.actor.dtype bfloat16."),
+        ("critic.lr_scheduler=cosine_with_min_lr", "Type --algo.critic.optimizer.schedule cosine --algo.cri"),
+        ("actor.strategy=fsdp2", "Type --strategy.settings.engine fsdp."),
+        ("--lora_target_modules all-linear", "All linear layers have adapters unless it is typed: leave it "),
+    ],
+)
+def test_a_value_of_another_system_is_answered_too(typed: str, here: str) -> None:
+    dashes = "" if typed.startswith("--") else "Options begin with two dashes. "
+    said = option_error(f"unrecognized arguments: {typed}", {"trainer": Trainer, "algo": PPO})
+    assert said.startswith(f"unrecognized arguments: {typed}. {dashes}{here}")
+
+
+def test_a_value_of_another_system_behind_an_option_of_ours_is_answered() -> None:
+    tried = "Expected a dot import path string: console\n    - Expected a <class 'bool'>\n"
+    for refused in (tried, f"Not a valid subclass of Logger\n    - {tried}"):
+        given = f"  Errors:\n    - {refused}  Given value: ['console', 'wandb']"
+        said = option_error(f'Parser key "trainer.logger":\n{given}', {})
+        assert said.startswith("trainer.logger: 'console' is no class. Type --trainer.logger WandbLogger --")
+        said = option_error(f'Parser key "trainer.logger":\n{given}'.replace("wandb", "x"), {})
+        assert said == "trainer.logger: 'console' is no class. The console needs none: leave it out."
+        said = option_error(f'Parser key "trainer.logger":\n{given}'.replace("console", "swanlab"), {})
+        assert said.startswith("trainer.logger: 'swanlab' is no class. Type --trainer.logger WandbLogger --")
+    key = "NestedArg(key='actor.dtype', val='bf16')"
+    said = option_error(f"Expected a typing.Literal['float32', 'bfloat16']\nGiven value: {key}", {})
+    assert said.endswith(" Type --algo.actor.dtype bfloat16.")
+    within = "Problem with given class_path 'rlhf_lightning.spec.LoRA':\n  Parser key \"target_modules\":\n"
+    said = option_error(f"{within}    Expected a <class 'tuple'>. Got value: all-linear", {})
+    assert "target_modules: all-linear is no list. All linear layers have adapters unless it is" in said
+
+
+def test_what_values_are_here_are_options() -> None:
+    owners = [(kind, cls) for kind in FOLDERS for cls in choices(kind).values()]
+    known = {f"{kind}.{path}" for kind, cls in owners for path in option_paths(cls)}
+    said = " ".join(here for values in VALUES.values() for here in values.values())
+    assert set(re.findall(r"--((?:algo|data|strategy)\.[\w.]+\w)", said)) <= known
+    assert set(re.findall(r"--algo (\w+)", said)) <= choices("algo").keys()
 
 
 def test_an_option_of_another_model_stays_one() -> None:
@@ -189,7 +253,7 @@ def test_a_part_lists_what_it_has() -> None:
         ("devices=4", "The strategy divides them."),
         ("strategy=split", "Type --strategy=split."),
         ("data.foo=4", "No class has it; rlhf fit --data.help NAME lists the options of one."),
-        ("trainer.val_before_train=False", "Type --trainer.callbacks+=ValidateFirst."),
+        ("trainer.val_before_train=True", "Type --trainer.callbacks+=ValidateFirst."),
         ("reward_model.overlong_buffer.enable=True", "Did you mean --algo.overlong.buffer?"),
         ("data.apply_chat_template_kwargs.x=True", "Did you mean --data.chat_template_options?"),
     ],

@@ -275,7 +275,7 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
         ),
         ("--trainer.total_epochs 3", "Did you mean --trainer.max_epochs?"),
         ("--trainer.resume_from_checkpoint x", "Type --ckpt_path last, or the path of a checkpoint."),
-        ("--report_to none", "Type --trainer.logger CLASS, or false for none."),
+        ("--report_to x", "Type --trainer.logger CLASS, or false for none."),
         ("--trainer.project_name x", "Type --trainer.logger WandbLogger --trainer.logger.project NAME."),
         (
             "--run_name x",
