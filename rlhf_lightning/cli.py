@@ -206,7 +206,7 @@ class CommandLine(LightningCLI):
                     elsewhere["trainer.devices"] = (
                         f"{strategy.__name__} has one: --strategy colocated --strategy.devices N."
                     )
-            owners = {"trainer": Trainer} | _chosen(words, "algo")
+            owners = {"trainer": Trainer} | _chosen(words, "algo") | _chosen(words, "data")
             raise ValueError(option_error(str(err), owners, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:

@@ -31,6 +31,7 @@ _FOLLOWS = (
     "Type --algo.reference.decay D, which is 1 - ref_model_mixup_alpha, and --algo.reference.every N, which "
     "counts iterations."
 )
+_EQUAL_SCORES = "Type --algo dapo: it leaves out groups with equal scores."
 _SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
 
 
@@ -55,8 +56,13 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "Type the schedule's options one by one: --algo.actor.optimizer.total_steps N "
         "--algo.actor.optimizer.min_lr_ratio R."
     ),
-    "weight_decay": _trained("optimizer.weight_decay"),
-    "max_grad_norm max_norm grad_clip": _trained("optimizer.grad_clip"),
+    "weight_decay l2": _trained("optimizer.weight_decay"),
+    "adam_beta1 adam_beta2 adam_betas optim.betas adam.betas": (
+        "Type --algo.actor.optimizer.betas '[B1, B2]'."
+    ),
+    "adam_epsilon": _trained("optimizer.eps"),
+    "optim.total_training_steps": _trained("optimizer.total_steps"),
+    "max_grad_norm max_norm grad_clip clip_grad": _trained("optimizer.grad_clip"),
     "optim": "Every model is trained with AdamW, with options such as --algo.actor.optimizer.lr.",
     "model model_name_or_path pretrain sft_model_path model.path": _trained("path"),
     "ref_model": ("algo.reference.path",),
@@ -72,17 +78,17 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ),
     "missing_eos_penalty": ("algo.reward.truncated_penalty",),
     "mask_truncated_completions": ("algo.mask_truncated",),
-    "dtype torch_dtype param_dtype bf16": _trained("dtype"),
+    "dtype torch_dtype param_dtype model_dtype bf16": _trained("dtype"),
     "gradient_checkpointing gradient_checkpointing_enable enable_gradient_checkpointing": (
         _trained("gradient_checkpointing")
     ),
     "use_peft peft_config lora_r lora_rank ds.lora.rank": _trained("lora.rank"),
-    "lora_alpha": _trained("lora.alpha"),
-    "lora_target_modules": _trained("lora.target_modules"),
+    "lora_alpha ds.lora.alpha": _trained("lora.alpha"),
+    "lora_target_modules target_modules": _trained("lora.target_modules"),
     "lora_adapter_path": _trained("lora.path"),
     "max_completion_length max_response_length response_length max_new_tokens generate_max_len": (
-        "algo.actor.sampling.max_new_tokens",
         "data.max_response_tokens",
+        "algo.actor.sampling.max_new_tokens",
     ),
     "temperature": ("algo.actor.sampling.temperature",),
     "top_p": ("algo.actor.sampling.top_p",),
@@ -102,12 +108,23 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ),
     (
         "per_device_train_batch_size gradient_accumulation_steps micro_train_batch_size "
-        "micro_batch_size ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu"
+        "micro_batch_size micro_rollout_batch_size ppo_micro_batch_size "
+        "ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu"
     ): _MICRO_BATCHES,
-    "generation_batch_size steps_per_generation": _GENERATED,
+    "num_mini_batches": (
+        "Type --algo.mini_batch_size N, the answers of a step: those of an iteration / num_mini_batches."
+    ),
+    "generation_batch_size steps_per_generation gen_batch_size": _GENERATED,
     "adv_estimator advantage_estimator advantage.estimator": _ESTIMATOR,
+    "loss_mode policy_loss_type": "The loss is the algorithm's: --algo grpo, gspo, cispo or gmpo.",
     "use_loss": ("algo.policy_loss.kl_coef",),
     "beta kl_loss_coef use_kl_loss": ("algo.policy_loss.kl_coef", "algo.loss.beta"),
+    "use_bias_correction_kl": ("algo.policy_loss.kl_weighted",),
+    "kl_estimator": ("algo.policy_loss.kl_estimator", "algo.kl.estimator"),
+    "kl_penalty": ("algo.kl.estimator",),
+    "kl_target kl_ctrl.target_kl kl.target": ("algo.kl.target",),
+    "kl_horizon kl_ctrl.horizon kl.horizon": ("algo.kl.horizon",),
+    "kl_ctrl.type": "It is adaptive where --algo.kl.target is typed, else fixed: leave it out.",
     "kl_loss_type": ("algo.policy_loss.kl_estimator",),
     "algo.kl_coef": (),  # of no system, and the reward's or the loss's
     "init_kl_coef init_coef kl_coef use_kl_in_reward": ("algo.kl.coef", "algo.reward_kl_coef"),
@@ -115,40 +132,61 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "epsilon cliprange clip_ratio eps_clip": _BOTH_SIDES,
     "clip_ratio_low": ("algo.policy_loss.clip_low",),
     "epsilon_high clip_ratio_high": ("algo.policy_loss.clip_high",),
-    "delta clip_ratio_c": ("algo.policy_loss.dual_clip",),
+    "delta clip_ratio_c dual_clip": ("algo.policy_loss.dual_clip",),
     "critic.loss_agg_mode": "The critic's loss is a mean over tokens: leave it out.",
     "loss_type loss_agg_mode": ("algo.policy_loss.aggregation", "algo.loss.kind"),
-    "entropy_coeff": ("algo.policy_loss.entropy_coef",),
+    "loss_scale_factor": ("algo.policy_loss.horizon",),
+    "ptx_coef": ("algo.ptx_loss.coef",),
+    "entropy_coeff entropy_coef entropy_loss_coef": ("algo.policy_loss.entropy_coef",),
     "vf_coef": ("algo.value_loss.coef",),
     "lambd lam": ("algo.lam",),
     "gamma": ("algo.gamma",),
     "calculate_log_probs": ("algo.actor.recompute_log_probs",),
-    "is_correction_enable vllm_importance_sampling_correction": ("algo.policy_loss.correction.high",),
+    "vllm_importance_sampling_clip_min": ("algo.policy_loss.correction.low",),
+    "vllm_importance_sampling_mode": (
+        "Type --algo.policy_loss.correction.level token or sequence, and --algo.policy_loss.correction.mode "
+        "truncate or mask."
+    ),
+    (
+        "is_correction_enable enable_vllm_is_correction vllm_importance_sampling_correction "
+        "vllm_importance_sampling_cap vllm_importance_sampling_clip_max tis_imp_ratio_cap "
+        "rollout_is_threshold rollout_correction.*"
+    ): ("algo.policy_loss.correction.high",),
     "importance_sampling_level": "The ratio is the algorithm's: --algo grpo (token), --algo gspo (sequence).",
     "environment_factory agent_func_path tools multi_turn.*": ("algo.actor.environment.function",),
-    "reward.clip_range": ("algo.reward.clip",),
-    "normalize_enable": ("algo.scaling.rewards",),
-    "filter_groups.* dynamic_filtering_enable": "Type --algo dapo: it leaves out groups with equal scores.",
-    "overlong_buffer.penalty_factor": ("algo.overlong.factor",),
-    "overlong_buffer.*": ("algo.overlong.buffer",),
+    "reward.clip_range reward_clip_range": ("algo.reward.clip",),
+    "normalize_enable normalize_reward": ("algo.scaling.rewards",),
+    "filter_groups.* dynamic_filtering_enable dynamic_filtering": _EQUAL_SCORES,
+    "overlong_buffer.penalty_factor overlong_buffer_cfg.penalty_factor overlong_penalty_factor": (
+        "algo.overlong.factor",
+    ),
+    "overlong_buffer.* overlong_buffer_cfg.* overlong_buffer_len": ("algo.overlong.buffer",),
     "sync_ref_model ref_model_mixup_alpha": _FOLLOWS,
     "ref_model_sync_steps": ("algo.reference.every",),
     "cliprange_value value_clip": ("algo.value_loss.clip",),
     "scale_rewards norm_adv_by_std_in_grpo": ("algo.scale",),
     "center_rewards_coefficient": ("algo.loss.centering",),
     "label_smoothing": ("algo.loss.label_smoothing",),
-    "loss_weights": ("algo.loss.sft_coef",),
-    "desirable_weight": ("algo.loss.desirable_weight",),
-    "undesirable_weight": ("algo.loss.undesirable_weight",),
+    "loss_weights rpo_alpha cpo_alpha nll_loss_coef": ("algo.loss.sft_coef",),
+    "ipo": "Type --algo.loss.kind ipo.",
+    "simpo_gamma": ("algo.loss.gamma",),
+    "desirable_weight desirable_loss_weight": ("algo.loss.desirable_weight",),
+    "undesirable_weight undesirable_loss_weight": ("algo.loss.undesirable_weight",),
     "assistant_only_loss completion_only_loss": "The last answer of a row is learned: leave it out.",
-    "critic_warmup": ("algo.critic_warmup_steps",),
+    "critic_warmup freezing_actor_steps freezing_steps": ("algo.critic_warmup_steps",),
     "dataset_name train_dataset train_files prompt_data prompt_dataset dataset": ("data.path",),
     "eval_dataset eval.dataset val_files": ("data.val_path",),
     "data.train_batch_size rollout_batch_size rollout.batch_size": ("data.batch_size",),
     "train_batch_size train.batch_size": _STEPS,
     "max_prompt_length prompt_max_len": ("data.max_prompt_tokens",),
-    "max_length max_len": _BOTH_LENGTHS,
+    "max_length max_seq_length max_len": _BOTH_LENGTHS,
     "prompt_key input_key": ("data.prompt_field",),
+    "input_template": ("data.prompt_template",),
+    "chosen_key": ("data.chosen_field",),
+    "rejected_key": ("data.rejected_field",),
+    "data_seed": ("data.seed",),
+    "shuffle_dataset": ("data.shuffle",),
+    "dataloader_num_workers": ("data.num_workers",),
     "output_key": ("data.response_field",),
     "label_key": ("data.answer_field",),
     "apply_chat_template": ("data.chat_template",),
@@ -160,46 +198,60 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "truncation filter_overlong_prompts": (
         "Rows with more tokens than --data.max_prompt_tokens are dropped, and counted."
     ),
-    "packing packing_samples use_remove_padding": "Nothing is padded: leave it out.",
-    "use_dynamic_bsz ppo_max_token_len_per_gpu dynamic_batch_enable max_tokens_per_gpu": (
-        "strategy.settings.train.max_tokens_per_micro_batch",
-    ),
+    "packing packing_strategy packing_samples use_remove_padding": "Nothing is padded: leave it out.",
+    (
+        "use_dynamic_bsz use_dynamic_batch ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu "
+        "dynamic_batch_enable max_tokens_per_gpu train_max_tokens_per_gpu"
+    ): ("strategy.settings.train.max_tokens_per_micro_batch",),
     "num_train_epochs total_epochs num_episodes": ("trainer.max_epochs",),
     "train.max_epochs": (
         "Type --trainer.max_epochs, or, for passes over each batch of answers, --algo.epochs."
     ),
     "total_training_steps": ("trainer.max_steps",),
-    "output_dir save_path default_local_dir": ("trainer.default_root_dir",),
+    "output_dir save_path default_local_dir ckpt.path": ("trainer.default_root_dir",),
     "report_to": "Type --trainer.logger CLASS, or false for none.",
-    "project_name wandb.project use_wandb": (
+    "project_name wandb.project wandb_project use_wandb": (
         "Type --trainer.logger WandbLogger --trainer.logger.project NAME."
     ),
-    "experiment_name run_name": (
+    "experiment_name run_name wandb_run_name": (
         "Type --trainer.logger WandbLogger --trainer.logger.name NAME; --trainer.logger.project is another."
     ),
     "logging_steps": ("trainer.log_every_n_steps",),
-    "eval_steps test_freq": (
+    "eval_steps eval.steps eval_strategy test_freq": (
         "Type --trainer.val_check_interval N --trainer.check_val_every_n_epoch null, with N iterations."
     ),
-    "save_steps save_freq": (
+    "save_steps save_strategy save_freq": (
         "Type --trainer.callbacks+=LastCheckpoint --trainer.callbacks.directory DIRECTORY "
         "--trainer.callbacks.every_n_steps N, with N iterations."
     ),
+    "max_actor_ckpt_to_keep save_total_limit ckpt.max_num max_ckpt_num": (
+        "A run keeps its newest checkpoint: leave it out."
+    ),
+    "val_only": "Type rlhf validate in the place of rlhf fit.",
     "val_before_train eval_on_start": "Type --trainer.callbacks+=ValidateFirst.",
     "log_completions rollout_data_dir": "Type --trainer.callbacks+=Rollouts.",
     "seed": ("seed_everything",),
     "resume resume_mode resume_from_path resume_from_checkpoint load_checkpoint load_enable": (
         "Type --ckpt_path last, or the path of a checkpoint."
     ),
-    "gpus num_gpus n_gpus_per_node num_gpus_per_node num_processes": ("strategy.devices",),
+    (
+        "gpus num_gpus n_gpus_per_node num_gpus_per_node num_processes actor_num_gpus_per_node "
+        "critic_num_gpus_per_node ref_num_gpus_per_node reward_num_gpus_per_node"
+    ): ("strategy.devices",),
     "nnodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
     "num_engines vllm_num_engines": (
         "Type --strategy openrlhf --strategy.generator_devices N, for devices that only generate. With "
         "--strategy colocated all of them do: leave it out."
     ),
+    "async_train train.async_enable": "Type --strategy one-step-off.",
     "actor.strategy critic.strategy ref.strategy": ("strategy.settings.engine",),
     "use_vllm rollout.name": "Type --strategy.settings.generator vllm, or native.",
     "gpu_memory_utilization vllm_gpu_memory_utilization": ("strategy.settings.vllm.gpu_memory_utilization",),
+    "max_num_seqs": ("strategy.settings.vllm.max_num_seqs",),
+    "max_num_batched_tokens": ("strategy.settings.vllm.max_num_batched_tokens",),
+    "max_model_len vllm_max_model_length": ("strategy.settings.vllm.max_model_len",),
+    "enforce_eager": ("strategy.settings.vllm.enforce_eager",),
+    "enable_prefix_caching": ("strategy.settings.vllm.enable_prefix_caching",),
     "zero_stage": ("strategy.settings.zero.stage",),
     "param_offload optimizer_offload": ("strategy.offload",),
     "adam_offload": ("strategy.settings.zero.offload_optimizer",),

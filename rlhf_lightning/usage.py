@@ -245,7 +245,7 @@ def _suggestion_of_part(option: str, owners: Mapping[str, type]) -> str:
         return _suggestion_of_class(rest, owners[first])
     if rest and first in FOLDERS:
         return f" No class has it; rlhf fit --{first}.help NAME lists the options of one."
-    return meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1)) or " Try --help."
+    return meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1, cutoff=0.8)) or " Try --help."
 
 
 def _is_option(option: str, owners: Mapping[str, type]) -> bool:
@@ -291,7 +291,7 @@ def _suggestion_of_class(option: str, owner: type) -> str:
     here = known_elsewhere(f"{kind}.{option}" if kind else option)
     if isinstance(here, str):
         return f" {_of_model(here, owner, kind=kind)}"
-    lacks = rest and first != "actor" and _is_model(first)
+    lacks = f"{kind}.{option}" in here or (rest and first != "actor" and _is_model(first))
     if not lacks and (found := _similar(option, owner, here=here, kind=kind)):
         return meant(*found)
     for name in (first, *(path.split(".")[1] for path in here)) if kind else ():

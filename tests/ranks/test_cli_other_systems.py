@@ -18,6 +18,8 @@ VALUES = {
     "engine": "fsdp",
     "functions": "exact_match",
     "function": "null",
+    "enforce_eager": "true",
+    "enable_prefix_caching": "true",
     "chat_template_options": "{}",
 }
 """Of options without a default that tells its type."""

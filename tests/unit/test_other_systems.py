@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 
 import rlhf_lightning.strategies  # noqa: F401 - among which names are looked for; ray writes to the environment
 from rlhf_lightning.algos import (
+    DAPO,
     DPO,
     GRPO,
     KTO,
@@ -20,12 +21,14 @@ from rlhf_lightning.algos import (
     RewardModel,
     SimPO,
 )
+from rlhf_lightning.data import PreferenceData, PromptData
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.other_values import VALUES
 from rlhf_lightning.usage import option_error
 
+ACTORS = "algo.actor.sampling.max_new_tokens"
 GREEDY = "Held-out prompts are answered greedily. To draw N answers to each as well, type --trainer."
 
 
@@ -224,6 +227,47 @@ def test_a_limit_of_prompt_and_answer_is_two() -> None:
             "sampling.max_new_tokens of the actor."
         )
     assert told("max_prompt_length", GRPO) == "Did you mean --data.max_prompt_tokens?"
+
+
+@pytest.mark.parametrize(
+    ("option", "algo", "here"),
+    [
+        ("kl_ctrl.target_kl", PPO, "algo.kl.target"),
+        ("algorithm.kl_penalty", PPO, "algo.kl.estimator"),
+        ("actor.optim.total_training_steps", PPO, "algo.actor.optimizer.total_steps"),
+        ("critic.optim.clip_grad", PPO, "algo.critic.optimizer.grad_clip"),
+        ("entropy_coef", GRPO, "algo.policy_loss.entropy_coef"),
+        ("use_bias_correction_kl", GRPO, "algo.policy_loss.kl_weighted"),
+        ("loss_scale_factor", GRPO, "algo.policy_loss.horizon"),
+        ("ptx_coef", PPO, "algo.ptx_loss.coef"),
+        ("rpo_alpha", DPO, "algo.loss.sft_coef"),
+        ("simpo_gamma", SimPO, "algo.loss.gamma"),
+        ("freezing_actor_steps", PPO, "algo.critic_warmup_steps"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.len", DAPO, "algo.overlong.buffer"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor", DAPO, "algo.overlong.factor"),
+        ("rollout.max_num_seqs", GRPO, "strategy.settings.vllm.max_num_seqs"),
+        ("tis_imp_ratio_cap", GRPO, "algo.policy_loss.correction.high"),
+        ("ckpt.path", GRPO, "trainer.default_root_dir"),
+    ],
+)
+def test_names_of_other_versions_and_of_single_parts(option: str, algo: type, here: str) -> None:
+    assert told(option, algo) == f"Did you mean --{here}?"
+
+
+def test_a_name_that_is_hardly_alike_is_not_taken_for_an_option() -> None:
+    for option in ("dataset_config", "pretrain_mode", "storage_strategy", "algorithm.foo", "data_seeds"):
+        assert told(option, GRPO) == "Try --help."
+    within = "Problem with given class_path 'rlhf_lightning.algos.ReinforcePP':\n"
+    said = option_error(f"{within}    unrecognized arguments: --kl.horizon=9", {})
+    assert said.endswith("kl is an option of --algo ppo, saferlhf.")
+    for option in ("eval_strategy", "save_strategy", "packing_strategy"):
+        assert not told(option, GRPO).startswith("Did you mean")
+
+
+def test_the_length_of_answers_is_that_of_the_data_where_it_has_them() -> None:
+    typed = "unrecognized arguments: --max_completion_length 9"
+    for data, here in ((PreferenceData, "data.max_response_tokens"), (PromptData, ACTORS)):
+        assert option_error(typed, {"algo": DPO, "data": data}) == f"{typed}. Did you mean --{here}?"
 
 
 def test_how_many_devices_generate_together() -> None:
