@@ -46,7 +46,7 @@ class OptimizerSpec:
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.0
-    """Decoupled weight decay, per unit of learning rate."""
+    """Decoupled weight decay, per unit of learning rate, of all weights, norms and biases too."""
     grad_clip: float = 1.0
     """Largest global L2 norm of the gradient; 0 turns clipping off."""
     warmup_steps: int = 0

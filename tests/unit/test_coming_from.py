@@ -11,14 +11,17 @@ from types import ModuleType
 from typing import get_args, get_type_hints
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, Distillation, RewardModel
 from rlhf_lightning.data import CompletionData, PromptData
+from rlhf_lightning.engines.optimizer import adamw
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
 from rlhf_lightning.rewards import RewardSpec, score
 from rlhf_lightning.rewards.spec import DEFAULT
+from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import HybridEngine3D
 from rlhf_lightning.usage import option_error
 from tests.conftest import ROOT
@@ -102,6 +105,15 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert grpo.actor.optimizer.schedule == "constant"
     assert f"`{DEFAULT}`" in said
     assert "**Schedule.** The learning rate stays as it is (TRL: `linear`" in said
+
+
+def test_weight_decay_is_of_all_weights_as_documented() -> None:
+    assert "`weight_decay` (OpenRLHF's too: not of norms and biases) | `--algo.actor.optimizer.w" in COMING
+    scale = torch.nn.LayerNorm(2)
+    for parameter in scale.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    adamw(scale.parameters(), OptimizerSpec(lr=0.1, weight_decay=1.0), fused=False).step()
+    assert scale.weight.tolist() == pytest.approx([0.9, 0.9])
 
 
 def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> object:
