@@ -78,6 +78,7 @@ class WorkerGroup:
 
     def _outputs(self, method: Method, inputs: Inputs, *, scope: Scope = "all") -> Outputs:
         shards = method.transfer.distribute(self.layout, inputs)
+        scope = "some" if len(shards) < self.layout.num_ranks else scope
         returns = method.returns
         if not returns and isinstance(method.transfer, RowTransfer):
             returns = _made(inputs.arguments)

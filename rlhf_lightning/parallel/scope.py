@@ -34,3 +34,16 @@ def need_all_rows(what: str) -> None:
             "with transfer=BROADCAST, by which each rank has all rows and adds up by itself, or do it in "
             "`step`."
         )
+
+
+def need_all_ranks(what: str) -> None:
+    """Refuse what all ranks of a model do together in a call of some of them, where it would wait for ever.
+
+    Raises:
+        ValueError: other ranks are not called.
+    """
+    if _scope.get() == "some":
+        raise ValueError(
+            f"{what}: the ranks of the model compute together, and this call is not of all of them. Register "
+            "the method with transfer=DP, or ONE_TO_ALL where it takes no rows."
+        )

@@ -40,7 +40,7 @@ from rlhf_lightning.engines import (
     train_engine,
 )
 from rlhf_lightning.functional import Counts, Loss, run_loss
-from rlhf_lightning.parallel import ParallelLayout, need_all_rows
+from rlhf_lightning.parallel import ParallelLayout, need_all_ranks, need_all_rows
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.binding import Binding
 from rlhf_lightning.workers.savings import savings_of
@@ -284,6 +284,7 @@ class Role(ModelSpec, Remote):
         need_all_rows(f"{type(self).__name__}.add_over_ranks")
         if self.worker.dp_group is None:
             return x
+        need_all_ranks(f"{type(self).__name__}.add_over_ranks")
         total = x.to(self.worker.device, copy=True)
         dist.all_reduce(total, group=self.worker.dp_group)
         return total.cpu()

@@ -48,6 +48,7 @@ from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.last_mlp import shorten_last_mlp
 from rlhf_lightning.engines.packed.passes import Passes
 from rlhf_lightning.engines.packed.record import Record
+from rlhf_lightning.engines.packed.same_rows import check_same_rows
 from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel.groups import if_several
@@ -79,10 +80,10 @@ class FSDPEngine(TrainEngine):
         config: FSDP | None = None,
     ) -> None:
         self._spec, self._head, self._config = model, head, config or FSDP()
-        self._device, data = torch.device(device), if_several(group)
+        self._device, data, self._tensor = torch.device(device), if_several(group), if_several(tensor)
         self._root, self._model = load_model(model, head)
         self._dtype: torch.dtype = getattr(torch, model.computes_in)
-        mesh = self._mesh(data, if_several(tensor))
+        mesh = self._mesh(data, self._tensor)
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
         self._weights = self._prepare(mesh, data)
@@ -96,6 +97,7 @@ class FSDPEngine(TrainEngine):
     ) -> TensorDict:
         """See `TrainEngine.infer`."""
         self._offloaded.refuse("parameters")
+        check_same_rows(rows, self._tensor, device=self._device)
         with recomputing(self._root, wanted=keep and self._spec.gradient_checkpointing):
             results = self._passes.infer(rows, temperature=temperature, asked=asked, keep=keep)
         self._weights.after_forward()
@@ -106,6 +108,7 @@ class FSDPEngine(TrainEngine):
     ) -> dict[str, Tensor]:
         """See `TrainEngine.accumulate`."""
         self._offloaded.refuse(*PARTS[:2])
+        check_same_rows(rows, self._tensor, device=self._device)
         self.accumulated = True
         backward = self._weights.backward
         with recomputing(self._root, wanted=self._spec.gradient_checkpointing):

@@ -39,6 +39,7 @@ from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import PARTS, OffloadedParts, Part
 from rlhf_lightning.engines.packed.forward import Vocabulary, said, zero_outputs
 from rlhf_lightning.engines.packed.packing import PackedRows, pack, plan, select
+from rlhf_lightning.engines.packed.same_rows import check_same_rows
 from rlhf_lightning.engines.training import Shard, TrainEngine, Transition
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
 from rlhf_lightning.parallel.sharding import even_stages
@@ -262,6 +263,7 @@ class MegatronEngine(TrainEngine):
 
     def _plan(self, rows: TensorDict, loss: Loss | None = None) -> list[list[int]]:
         """Row numbers of each micro-batch; empty ones make their number a multiple of the pipeline's."""
+        check_same_rows(rows, self.groups.replica, device=self._device)
         parts = plan(rows, self._config.micro_batch_tokens(on_cpu=self._device.type == "cpu"), loss)
         return parts + [[] for _ in range(-len(parts) % self._pipeline.multiple)]
 

@@ -20,6 +20,7 @@ from rlhf_lightning.engines.packed.forward import forward, zero_outputs
 from rlhf_lightning.engines.packed.kept_passes import KeptPasses
 from rlhf_lightning.engines.packed.packing import plan, select
 from rlhf_lightning.functional.aggregate import Counts, Loss, run_loss
+from rlhf_lightning.parallel.scope import need_all_ranks
 
 
 class Backward(Protocol):
@@ -121,5 +122,6 @@ class Passes:
         parts = plan(rows, self._budget, loss)
         count = torch.tensor(len(parts), device=self._device)
         if self._group is not None:
+            need_all_ranks("engine")
             dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
         return parts + [[] for _ in range(int(count) - len(parts))]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import BROADCAST, DP, Batch, Parts, WorkerError, register
+from rlhf_lightning.controller import BROADCAST, DP, RANK_ZERO, Batch, Parts, WorkerError, register
+from rlhf_lightning.parallel import need_all_ranks
 from rlhf_lightning.workers import Reward
 from tests.unit.workers.test_judge import on_devices
 
@@ -33,6 +34,12 @@ class Centred(Reward):
     def whole(self, rows: TensorDict) -> TensorDict:
         """By all rows."""
         return TensorDict({"scores": rows["number"] - rows["number"].mean()}, batch_size=rows.batch_size)
+
+    @register(transfer=RANK_ZERO)
+    def alone(self) -> int:
+        """Where all ranks are needed."""
+        need_all_ranks("mine")
+        return self.worker.rank
 
 
 def in_parts() -> Batch:
@@ -62,3 +69,10 @@ def test_a_method_that_is_given_all_rows_has_them_in_order(ranks: int) -> None:
     role = cast(Centred, on_devices(Centred(), ranks))
     found = role.whole(in_parts())
     assert found["scores"].tolist() == [-3.0, -2.0, 2.0, -1.0, 4.0]
+
+
+def test_a_call_of_some_ranks_is_known_as_one() -> None:
+    alone, several = (cast(Centred, on_devices(Centred(), ranks)) for ranks in (1, 2))
+    assert alone.alone().fetch() == 0
+    with pytest.raises(WorkerError, match=r"\.alone: mine: the ranks .* this call is not of all of them\."):
+        several.alone()
