@@ -36,13 +36,17 @@ _TOKENS = 512
 def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     """The dataflow of an algorithm, traced from one `step` of a copy of it, as late in training.
 
-    The step sees `rows` made-up prompts, with raw rows of the training data if the trainer has any.
+    The step sees `rows` made-up prompts, with raw rows of the training data if the trainer has any. A `setup`
+    of the user's own runs before it, where there are data.
 
     Raises:
-        ValueError: the step fails on them.
+        ValueError: the step, or that `setup`, fails on them.
     """
     data = _data(algorithm)
     twin = copy.deepcopy(algorithm)
+    if data is not None and not type(algorithm).setup.__module__.startswith(f"{__package__}."):
+        twin.trainer = algorithm.trainer
+        twin.setup(algorithm.trainer.state.fn or "fit")
     twin.ptx_batch = traced_batch(rows)
     vars(twin).update(log=_logs_nothing, log_dict=_logs_nothing)  # Lightning's ask for a loop that runs
     twin.trainer = trainer = _trainer()

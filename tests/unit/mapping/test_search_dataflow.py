@@ -16,12 +16,15 @@ from tensordict import TensorDict
 from rlhf_lightning import algos
 from rlhf_lightning.algos import GRPO, GSPO, KTO, PPO, SFT, ReMax
 from rlhf_lightning.controller import DP, RANK_ZERO, Batch, Metrics, register
-from rlhf_lightning.data import PromptData
+from rlhf_lightning.data import PromptData, RowData, TaskData
 from rlhf_lightning.functional import PolicyLoss, SequencePolicyLoss
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping_inputs import read_dataflow
+from rlhf_lightning.reporting import row_numbers
 from rlhf_lightning.running import KLPenalty
+from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor, Cost, Critic, Judge, Reward
+from tests.unit.algos.short import trainer
 
 Read = dict[str, set[tuple[str, str, int, int]]]
 
@@ -241,8 +244,39 @@ class SetUp(GRPO):
 
 
 def test_what_setup_makes_is_told_to_be_missing() -> None:
-    with pytest.raises(ValueError, match=r"no attribute 'rates'\. `setup` has not run there, and what it ma"):
+    with pytest.raises(ValueError, match=r"no attribute 'rates'\. `rlhf map` does not run `setup`, and what"):
         read_dataflow(SetUp(), 4)
+
+
+class ByRow(GRPO):
+    """Reads what its `setup` makes for each row of the data."""
+
+    def setup(self, stage: str) -> None:
+        """Make rates, once."""
+        super().setup(stage)
+        assert not hasattr(self, "rates")
+        data = cast(RowData, self.trainer.datamodule)  # type: ignore[attr-defined]
+        self.register_buffer("rates", torch.zeros(len(data.train_rows)))
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does."""
+        return super().step(batch | {"rates": cast(torch.Tensor, self.rates)[row_numbers(batch)]})
+
+
+class StartedAuto(Auto):
+    """Fails once it is to start."""
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse."""
+        raise RuntimeError("started")
+
+
+def test_a_copy_is_set_up_before_its_step_is_read(tmp_path: Path) -> None:
+    """And the algorithm itself afterwards, as ever."""
+    algorithm, run = ByRow(), trainer(StartedAuto(devices=1), tmp_path)
+    with pytest.raises(RuntimeError, match=r"^started$"):
+        run.fit(algorithm, datamodule=TaskData(batch_size=4, num_rows=8))
+    assert cast(torch.Tensor, algorithm.rates).shape == (8,)
 
 
 class Broken(PPO):
