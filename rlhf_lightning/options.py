@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Collection
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 from rlhf_lightning.field_types import type_hints
 
@@ -37,7 +37,7 @@ def options(cls: type[T]) -> type[T]:
     """Class decorator: a keyword-only dataclass, whose constructor is kept if it or a base wrote its own.
 
     Raises:
-        ValueError: its `__post_init__` leaves out that of the class that it extends.
+        ValueError: its `__post_init__` leaves out that of the class that it extends, or a type means nothing.
     """
     _check_post_init(cls)
     made = getattr(cls, "__dataclass_params__", None)
@@ -45,7 +45,7 @@ def options(cls: type[T]) -> type[T]:
     dataclasses.dataclass(kw_only=True, eq=False, repr=False, init=not by_hand)(cls)
     # The command line reads the constructor's types. They are resolved here, where the class is defined: the
     # module of a subclass may not import the names that its base's types use.
-    hints = get_type_hints(cls.__init__)
+    hints = _resolved(cls.__init__, cls)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in hints and _FACTORY in field.metadata:
             hints[field.name] |= None
@@ -54,6 +54,22 @@ def options(cls: type[T]) -> type[T]:
             with_types(inner)
     cls.__init__.__annotations__ = hints
     return cls
+
+
+def _resolved(owner: Callable[..., object], cls: type) -> dict[str, Any]:
+    """The types of a class's fields, or of its constructor's arguments.
+
+    Raises:
+        ValueError: one names what is not there while the program runs, or not yet.
+    """
+    try:
+        return get_type_hints(owner)
+    except NameError as err:
+        raise ValueError(
+            f"{cls.__name__}: the type of a field names {err.name}, which is not there where the class is "
+            "defined. Define or import it above the class, and not under TYPE_CHECKING: types say what the "
+            "options are."
+        ) from err
 
 
 def _check_post_init(cls: type) -> None:
@@ -89,7 +105,7 @@ def with_types(cls: type[T]) -> type[T]:
     if constructor is not None and any(
         isinstance(hint, str) for hint in constructor.__annotations__.values()
     ):
-        hints = get_type_hints(cls)
+        hints = _resolved(cls, cls)
         constructor.__annotations__ = {name: hints.get(name) for name in constructor.__annotations__}
     return cls
 

@@ -215,3 +215,9 @@ def test_what_a_subclass_declares_may_be_an_option() -> None:
     names = {"progress": tuple[str, ...], "draws": bool, "rollouts": int}
     made = type("Mine", (GRPO,), {"__annotations__": names, "progress": (), "draws": False, "rollouts": 4})
     check_fields(made(draws=True))
+
+
+def test_a_type_that_is_not_there_yet_is_told_of() -> None:
+    said = r"^Early: the type of a field names Unborn, which is not there where the class is defined\. De"
+    with pytest.raises(ValueError, match=said):
+        type("Early", (GRPO,), {"__annotations__": {"later": "Unborn"}, "later": None})
