@@ -253,8 +253,9 @@ def read_state(directory: Path, *, resuming: bool = False) -> dict[str, object]:
         resuming: for a fit, which needs more of it than the models.
 
     Raises:
-        ValueError: a file is damaged, or of another format, or lacks what a fit needs.
+        ValueError: a file may not be read, is damaged or of another format, or lacks what a fit needs.
     """
+    _check_readable(directory)
     try:
         plain = json.loads((directory / CHECKPOINT).read_text())
         tensors = load_file(directory / TENSORS) if (directory / TENSORS).is_file() else {}
@@ -277,6 +278,16 @@ def read_state(directory: Path, *, resuming: bool = False) -> dict[str, object]:
         why = f"its {CHECKPOINT} has no {lacking[0]}: it is damaged, or was saved with save_weights_only"
         raise ValueError(_unusable(directory, why))
     return state
+
+
+def _check_readable(directory: Path) -> None:
+    """Refuse files that are closed to this user, of which safetensors would say that they are not there."""
+    for file in (directory / CHECKPOINT, directory / TENSORS):
+        if file.is_file() and not os.access(file, os.R_OK):
+            raise ValueError(
+                f"{file}: may not be read by this user. Ask its owner to type `chmod -R a+rX {directory}`, "
+                "or type another checkpoint."
+            )
 
 
 def _unusable(directory: Path, why: str) -> str:

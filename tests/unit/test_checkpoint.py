@@ -138,6 +138,20 @@ def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Pa
         files.find(tmp_path / "last.ckpt")
 
 
+@pytest.mark.parametrize("closed", [CHECKPOINT, files.TENSORS])
+def test_what_another_user_keeps_closed_is_not_called_damaged(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs this test may be root, who may read everything."""
+    target = tmp_path / "last.ckpt"
+    with files.replacing(target) as directory:
+        files.write_state(directory, {"buffer": torch.ones(2)})
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != closed and mode == os.R_OK)
+    said = r"may not be read by this user\. Ask its owner to type `chmod -R a\+rX"
+    with pytest.raises(ValueError, match=rf"^{target / closed}: {said} {target}`"):
+        files.read_state(target)
+
+
 def test_a_model_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
