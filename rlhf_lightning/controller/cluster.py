@@ -26,6 +26,7 @@ from rlhf_lightning.controller.connection import (
     OPTION,
     check_address,
     check_connected,
+    check_sockets,
     join,
     start_ray,
 )
@@ -103,7 +104,7 @@ class RayCluster:
 
         Raises:
             ValueError: no cluster answers there, this process is connected to another, or this machine has
-                GPUs, but fewer.
+                GPUs, but fewer, or no room for Ray's sockets.
         """
         if ray.is_initialized():
             if self._address is not None and self._origin == OPTION and not self._started_ray:
@@ -111,7 +112,9 @@ class RayCluster:
             return
         if self._address is not None:
             check_address(self._address, self._origin)
-        elif 0 < torch.cuda.device_count() < needed:
+            return
+        check_sockets()
+        if 0 < torch.cuda.device_count() < needed:
             raise ValueError(too_few(needed, torch.cuda.device_count(), "GPU"))
 
     def connect(self, needed: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 import torch
+from ray._common.utils import get_default_system_temp_dir
 from ray._private import services
 from ray.exceptions import AuthenticationError
 
@@ -27,6 +28,8 @@ OPTION = "strategy.address"
 """What an address is written for, unless it comes from the environment."""
 LOCAL = "local"
 """The address that stands for a Ray of the job's own on this machine."""
+SOCKET_BYTES = 107
+"""Longest path of a socket on Linux."""
 ANSWER_S = 5.0
 """Longest wait for the head of a cluster to answer."""
 
@@ -76,6 +79,25 @@ def check_address(address: str, origin: str = OPTION) -> None:
             f"{origin}={address!r}: no Ray cluster answers there ({reason}). Start one with `ray start "
             "--head`, or type --strategy.address local to use this machine."
         )
+
+
+def check_sockets() -> None:
+    """Refuse a directory for temporary files in which Ray cannot make its sockets.
+
+    Raises:
+        ValueError: its path is too long, or not ASCII.
+    """
+    folder = get_default_system_temp_dir()
+    longest = f"/ray/session_YYYY-MM-DD_HH-MM-SS_ffffff_{os.getpid()}/sockets/plasma_store"
+    room = SOCKET_BYTES - len(longest)
+    if not folder.isascii():
+        wrong = "is not ASCII"
+    elif len(folder) > room:
+        wrong = f"has {len(folder)} characters, and room for {room}"
+    else:
+        return
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    raise ValueError(f"{name}={folder}: {wrong}: Ray makes its sockets there. Set RAY_TMPDIR=/tmp.")
 
 
 def check_connected(address: str) -> None:

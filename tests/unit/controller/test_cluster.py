@@ -109,6 +109,30 @@ def test_more_devices_than_this_machine_has_gpus_are_refused(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("/scratch/job 7", None),
+        ("/" + "x" * 38, None),
+        ("/" + "x" * 39, r"has 40 characters, and room for 39"),
+        ("/scratch/ä", r"is not ASCII"),
+    ],
+)
+@pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_directory_in_which_ray_can_make_no_socket_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, folder: str, said: str | None
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(os, "getpid", lambda: 1234567)
+    monkeypatch.setattr(cluster, "start_ray", lambda _: None)
+    monkeypatch.setenv("TMPDIR", "/short")
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(name, folder)
+    wrong = rf"^{name}={folder}: {said}: Ray makes its sockets there\. Set RAY_TMPDIR=/tmp\.$"
+    with pytest.raises(ValueError, match=wrong) if said else nullcontext():
+        RayCluster("local", timeout_s=TIMEOUT_S).connect(1)
+
+
+@pytest.mark.parametrize(
     ("kind", "second", "labels"),
     [
         ("CPU", "two", ["device 0 on one", "device 1 on two", "device 2 on two"]),
