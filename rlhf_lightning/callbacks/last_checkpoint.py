@@ -37,6 +37,8 @@ _RUN = "run"
 """Key of the callback's state: the identifier of the run."""
 _AFTER = "after"
 """Key of the callback's state: identifiers of the runs that it goes on from, the first one first."""
+_LOCKED = set["LastCheckpoint"]()
+"""Those of this process that hold the lock of a directory."""
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -189,6 +191,7 @@ class LastCheckpoint(ModelCheckpoint):
         if self._lock is not None:
             return
         self._lock = os.open(self.path.parent, os.O_RDONLY)
+        _LOCKED.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -204,6 +207,16 @@ class LastCheckpoint(ModelCheckpoint):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+            _LOCKED.discard(self)
+
+
+def _unlock() -> None:
+    """Leave locks to the parent of a forked process: a loader's worker outlives a run that is killed."""
+    for callback in list(_LOCKED):
+        callback._release()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def searched(directory: Path) -> str:

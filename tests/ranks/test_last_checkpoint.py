@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -77,6 +78,20 @@ def fit(
         callbacks=[*([watch] if watch else []), LastCheckpoint(root / "checkpoints", every_n_steps=every)],
     )
     run.fit(grpo(kind), datamodule=data(batch_size=2, num_rows=20, num_val_rows=2), ckpt_path=resume)
+
+
+class Forks(Watch):
+    """Makes a process that outlives the run, as a loader's worker does where the run is killed."""
+
+    child = 0
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Mapping[str, Tensor], batch_idx: int
+    ) -> None:
+        """Make it."""
+        self.child = os.fork()
+        if not self.child:
+            signal.pause()
 
 
 def kept(root: Path) -> dict[str, int]:
@@ -244,6 +259,29 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     fit(tmp_path, 1)
     fit(tmp_path, 1)
     assert kept(tmp_path) == {"last.ckpt": 1, "last-v1.ckpt": 1}
+
+
+def test_a_process_that_was_forked_holds_no_lock(tmp_path: Path) -> None:
+    forks = Forks()
+    fit(tmp_path, 1, watch=forks)
+    try:
+        fit(tmp_path, 2, resume="last")
+    finally:
+        os.kill(forks.child, signal.SIGKILL)
+        os.waitpid(forks.child, 0)
+    assert kept(tmp_path) == {"last.ckpt": 2}
+
+
+def test_a_run_is_the_only_one_though_it_has_forked(tmp_path: Path) -> None:
+    own = LastCheckpoint(tmp_path)
+    own._acquire()
+    child = os.fork()
+    if not child:
+        os._exit(0 if own._lock is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(ValueError, match="another run that has not ended"):
+        LastCheckpoint(tmp_path)._acquire()
+    own._release()
 
 
 def test_a_checkpoint_of_lightnings_own_that_could_not_be_written(tmp_path: Path) -> None:
