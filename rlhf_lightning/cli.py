@@ -274,9 +274,14 @@ class CommandLine(LightningCLI):
     def after_fit(self) -> None:
         """Say what stopped the run early, where the newest checkpoint is, and how its model is exported."""
         sys.stderr.write("".join(f"rlhf: {said}\n" for said in early_stops(self.trainer)))
-        kept = [c.path for c in self.trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint)]
-        if kept and self.trainer.global_step and leaves_files(self.trainer):
-            sys.stderr.write(f"rlhf: wrote {kept[0]}; `rlhf export {kept[0]} OUT` exports its model.\n")
+        done = self.trainer.global_step
+        kept = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint)]
+        if not kept or not done or not leaves_files(self.trainer):
+            return
+        said = f"nothing was trained or written: no iteration was left after {done}, that of the checkpoint."
+        if path := kept[0].best_model_path:
+            said = f"wrote {path}; `rlhf export {path} OUT` exports its model."
+        sys.stderr.write(f"rlhf: {said}\n")
 
     def _parse_ckpt_path(self) -> None:
         """Refuse a file as `--ckpt_path`: it has to be a directory, and Lightning would read options from it.

@@ -268,6 +268,14 @@ def test_libraries_warn_of_nothing_that_nobody_can_change(trained: Path) -> None
     assert [line for line in run.stderr.splitlines() if re.search("deprecat|not empty|is zero", line)] == []
 
 
+def test_a_run_that_had_nothing_left_to_do_wrote_nothing(rlhf: Rlhf, trained: Path) -> None:
+    data = ("--data.batch_size", "2", "--data.num_rows", "8", "--data.num_val_rows", "0")
+    words = (*FIT, *data, "--strategy", "local", "--trainer.logger", "false", "--ckpt_path", str(trained))
+    code, _, err = rlhf.run(*words, "--trainer.max_steps", "1")
+    said = "rlhf: nothing was trained or written: no iteration was left after 1, that of the checkpoint."
+    assert (code, err.splitlines()[-1]) == (0, said)
+
+
 def test_what_stopped_a_run_early_is_said(rlhf: Rlhf) -> None:
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=reward/mean")
     limits = ("--trainer.callbacks.patience=0", "--trainer.callbacks.min_delta=9", "--trainer.max_steps=9")
