@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from rlhf_lightning.data.batch import EncodedRows, pad_token_id, padded
 from rlhf_lightning.data.record import are_messages, check_no_list, find, why_no_messages
 from rlhf_lightning.data.row_tools import forms_of_rows
+from rlhf_lightning.data.thoughts import Turn, turn_of
 from rlhf_lightning.data.tokenizer import MARK, adds_space, end_tokens
 
 if TYPE_CHECKING:
@@ -247,16 +248,16 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
     return end
 
 
-def _around_answer(tokenizer: PreTrainedTokenizerBase, form: Format) -> tuple[str, str]:
-    """What the chat template puts between a rendered prompt and an answer, and behind that."""
+def _around_answer(tokenizer: PreTrainedTokenizerBase, form: Format) -> tuple[Turn, str]:
+    """How an answer follows a rendered prompt, and what the chat template puts behind it."""
     said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         prompt = templated(said[:1], tokenizer, form, answered=False)
         rendered = templated(said, tokenizer, form, answered=True)
     except TemplateError:  # the template wants other messages, such as a system prompt
-        return "", ""
+        return Turn(), ""
     before, _, behind = rendered.rpartition(_ANSWER)
-    return before.removeprefix(prompt), behind
+    return turn_of(prompt, before), behind
 
 
 def answer_tokens(
@@ -265,17 +266,16 @@ def answer_tokens(
     """Yield the token ids of every piece of answers, without a space that nobody wrote.
 
     Llama 2's tokenizer puts one before a text alone: pieces are tokenised behind a mark, which is cut off.
-    Before an answer comes the space that the chat template puts there, as in what the model generates.
+    Before an answer comes the space, or the empty thought, that the chat template puts there, and a thought
+    that the prompt has begun is not begun again: as in what the model generates.
 
     Args:
         answers: the pieces of each, at least one.
         tokenizer: of the model.
         form: whether a chat template renders the prompts.
     """
-    lead = _around_answer(tokenizer, form)[0] if form.chat_template else ""
-    texts: list[str] = []
-    for first, *others in answers:
-        texts += [lead + first if lead.isspace() and not first[:1].isspace() else first, *others]
+    turn = _around_answer(tokenizer, form)[0] if form.chat_template else Turn()
+    texts = [text for first, *others in answers for text in (turn.after_prompt(first), *others)]
     if not adds_space(tokenizer):
         yield from tokenize(texts, tokenizer, special=False)
         return
@@ -301,6 +301,7 @@ def _encode_answers(
     if not pieces:
         return [[] for _ in drafts]
     answers = [answer.pieces for draft in drafts for answer in draft.answers]
+    _warn_of_thoughts(answers, tokenizer, form, name)
     ids = list(answer_tokens(answers, tokenizer, form))
     for (number, piece), tokens in zip(pieces, ids, strict=True):
         if piece and not tokens:  # the last answer of a dialogue may be empty
@@ -310,6 +311,22 @@ def _encode_answers(
         [_join(answer, list(islice(rest, len(answer.pieces))), end) for answer in draft.answers]
         for draft in drafts
     ]
+
+
+def _warn_of_thoughts(
+    answers: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, form: Format, name: str
+) -> None:
+    """Warn of answers without a thought where the prompt has begun one that the template does not end."""
+    turn = _around_answer(tokenizer, form)[0] if form.chat_template else Turn()
+    plain = sum(not turn.has_thought("".join(pieces)) for pieces in answers)
+    if turn.is_open and not turn.lead and plain:
+        logger.warning(
+            "%s: %d of %d answers have no %s, and the chat template of %s ends a prompt with %s: they are "
+            "learned as thoughts that do not end. Begin them with %s%s, or set what turns thoughts off in "
+            "data.chat_template_options",
+            *(name, plain, len(answers), turn.closing, tokenizer.name_or_path),
+            *(turn.tag, turn.tag, turn.closing),
+        )
 
 
 def _join(answer: Answer, pieces: Sequence[array[int]], end: int) -> _Response:

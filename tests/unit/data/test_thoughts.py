@@ -1,0 +1,61 @@
+"""Given answers behind chat templates that write thoughts: the prompt and the answer are the conversation."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from rlhf_lightning.data.thoughts import turn_of
+from tests.unit.data.conftest import Writer, write_template
+from tests.unit.data.test_completions import completion_data
+
+USER = "{% for m in messages %}{% if m.role == 'user' %}{{ 'U:' + m.content + '\n' }}{% else %}"
+EMPTY = "{{ 'A:' + ('' if '</think>' in m.content else '<think>\n\n</think>\n\n') + m.content }}"
+SAID = "{{ 'A:' + m.content.split('</think>')[-1].strip() }}"
+END = "{% endif %}{% endfor %}{% if add_generation_prompt %}"
+TEMPLATES = {
+    "qwen3": USER + EMPTY + END + "{{ 'A:' }}{% endif %}",
+    "qwen3-thinking": USER + EMPTY + END + "{{ 'A:<think>\n' }}{% endif %}",
+    "deepseek-r1": USER + SAID + END + "{{ 'A:<think>\n' }}{% endif %}",
+}
+THOUGHT = "<think>\nlong\n</think>\n\nIt is 5."
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("answer", [THOUGHT, "It is 5.", " It is 5."])
+def test_a_thought_is_begun_once_and_ended(
+    write_rows: Writer, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, answer: str
+) -> None:
+    """Prompt and answer are what the template makes of both, but for the thoughts that DeepSeek's drops."""
+    tokenizer = write_template(tmp_path, TEMPLATES[kind])
+    file = write_rows({"prompt": "2 + 3?", "response": answer})
+    with caplog.at_level(logging.WARNING):
+        data = completion_data(file, chat_template=True, tokenizer=tokenizer, batch_size=1)
+    response = bytes(next(iter(data.train_dataloader()))["response_ids"][0].tolist()[:-1]).decode()
+    empty = "" if kind == "deepseek-r1" or answer == THOUGHT else "<think>\n\n</think>\n\n"
+    begun = "<think>\n" if kind == "deepseek-r1" and answer != THOUGHT else ""
+    assert str(data.train_rows[0]["prompt"]) + response == f"U:2 + 3?\nA:{begun}{empty}{answer}"
+    told = f"{file}: 1 of 1 answers have no </think>, and the chat template of {tokenizer} ends a prompt with"
+    assert (told in caplog.text) == bool(begun)
+
+
+def test_a_thought_without_its_beginning_is_one() -> None:
+    """What a model answers, which the prompt has begun for."""
+    turn = turn_of("U:2\nA:<think>\n", "U:2\nA:<think>\n\n</think>\n\n")
+    assert turn.after_prompt("long\n</think>\n\n5") == "long\n</think>\n\n5"
+    assert turn.after_prompt("5") == "\n</think>\n\n5"
+
+
+@pytest.mark.parametrize("before", ["U:2\nA:", "U:2\nB:<b>", "U:2\nA: "])
+def test_other_templates_write_no_thought(before: str) -> None:
+    turn = turn_of("U:2\nA:", before)
+    assert not turn.tag
+    assert turn.after_prompt("<b>5</b>").strip() == "<b>5</b>"
+
+
+def test_brackets_are_tags_too() -> None:
+    turn = turn_of("[INST]2[/INST][THINK]", "[INST]2[/INST]")
+    assert (turn.tag, turn.closing) == ("[THINK]", "[/THINK]")
+    assert turn.after_prompt("[THINK]long[/THINK]5") == "long[/THINK]5"
