@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf_lightning.data.arrow import without_nulls
 from rlhf_lightning.data.rows import Row, read_rows
 
 IN_MEMORY = "memory"
@@ -101,12 +102,12 @@ def listed(rows: Iterable[Mapping[str, object]]) -> list[Row]:
     Raises:
         ValueError: a row is no mapping.
     """
-    found = []
+    found, of_arrow = [], type(rows).__module__.partition(".")[0] == "datasets"
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
             raise ValueError(
                 f"{IN_MEMORY}, row {number}: is a {type(row).__name__}, and has to be a mapping of fields, "
                 'such as {"prompt": "2 + 3 = ", "answer": "5"}.'
             )
-        found.append(dict(row))
+        found.append(without_nulls(row) if of_arrow else dict(row))
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
 
+from rlhf_lightning.data.arrow import without_nulls
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.names import meant
 
@@ -164,7 +165,7 @@ def _read_parquet(file: Path, option: str, limit: int | None) -> list[Row]:
         table = parquet.read_table(file)
     except (OSError, ValueError) as err:  # pyarrow's ArrowInvalid is a ValueError
         raise ValueError(f"{option}={file}: not a Parquet file that can be read ({err}).") from err
-    return cast("list[Row]", table.slice(0, limit).to_pylist())
+    return [without_nulls(row) for row in table.slice(0, limit).to_pylist()]
 
 
 def _parse_reference(path: str) -> Reference:
@@ -201,7 +202,7 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
         _check_saved(reference, loaded.split if single else reference.split, given=f"{option}={path}")
     split: DataSet = loaded if single else _pick_split(loaded, reference.split, path, option)
     count = len(split) if limit is None else min(limit, len(split))
-    return split.select(range(count)).to_list()
+    return [without_nulls(row) for row in split.select(range(count)).to_list()]
 
 
 def _check_saved(reference: Reference, split: object, *, given: str) -> None:
