@@ -38,7 +38,7 @@ def forms_of_rows(
     Raises:
         ValueError: the field holds something else.
     """
-    having = {n for n, row in enumerate(rows) if form.chat_template and row.get(TOOLS)}
+    having = {n for n, row in enumerate(rows) if form.chat_template and not _none(row.get(TOOLS))}
     if having and TOOLS not in str(tokenizer.chat_template):
         logger.warning(
             "%s: %d of %d rows have a field 'tools', for which the chat template of %s has no place: the "
@@ -55,6 +55,11 @@ def forms_of_rows(
         else form
         for n, row in enumerate(rows)
     ]
+
+
+def _none(found: object) -> bool:
+    """Whether a field holds no tools: nothing, an empty list, or a JSON text of either."""
+    return not found or (isinstance(found, str) and found.strip() in ("", "[]", "null"))
 
 
 def _tools(row: Row, where: str) -> list[object]:

@@ -209,14 +209,16 @@ def renders_tools(tmp_path: Path) -> str:
 
 def test_tools_of_a_row_reach_the_template(write_rows: Writer, renders_tools: str) -> None:
     """A list, or a JSON text of one, as data sets store it; before those of the options."""
-    told: tuple[object, ...] = ([tool("calc"), tool("find")], json.dumps([tool("say")]), None, [], "", "[]")
+    no_tools: tuple[object, ...] = (None, [], "", " ", "[]", "null")
+    told: tuple[object, ...] = ([tool("calc"), tool("find")], json.dumps([tool("say")]), *no_tools)
     rows = [{"prompt": "hi", "tools": tools} for tools in told]
     file = write_rows(*rows, {"prompt": TURNS[:1]})
     options = {"chat_template": True, "tokenizer": renders_tools}
     prompts = [row["prompt"] for row in prompt_data(file, **options).train_rows]
-    assert prompts == ["[calc][find]hi", "[say]hi", "hi", "hi", "hi", "hi", "a"]
+    assert prompts == ["[calc][find]hi", "[say]hi", *["hi"] * len(no_tools), "a"]
     own = prompt_data(file, **options, chat_template_options={"tools": [tool("all")]})
-    assert [row["prompt"] for row in own.train_rows][:3] == ["[calc][find]hi", "[say]hi", "[all]hi"]
+    prompts = [row["prompt"] for row in own.train_rows]
+    assert prompts == ["[calc][find]hi", "[say]hi", *["[all]hi"] * len(no_tools), "[all]a"]
 
 
 @pytest.mark.parametrize("kind", [CompletionData, PreferenceData])
