@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -210,6 +211,9 @@ def test_a_generation_may_be_left_early(pair: Pair) -> None:
     next(going)
     del going
     agree(pair(rows, sampling), whole)
+    gc.collect()
+    kept = [held for held in gc.get_objects() if type(held).__name__ == "RunningRequests"]
+    assert not kept, "they hold all rows"
 
 
 def test_long_and_empty_prompts_are_refused(pair: Pair) -> None:

@@ -26,6 +26,8 @@ trainer(strategy, Path(sys.argv[1])).fit(algorithm, datamodule=data)
 del strategy, actor, reward, algorithm
 gc.collect()
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from vllm.distributed import parallel_state
+assert (parallel_state._TP, parallel_state._WORLD) == (None, None), "they would keep the groups"
 print("left:", sum(isinstance(held, VLLMEngine | FSDPEngine) for held in gc.get_objects()))
 """
 
