@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def lived(group: dist.ProcessGroup, spec: ModelSpec, job: Job) -> tuple[Tensor, 
         engine.save(job.save)
     if job.export is not None:
         engine.export(job.export)
+        assert load_file(job.export / "model.safetensors"), "there for every rank"
     first = group.rank() == 0
     assert len(engine.give_weights(wanted=first)) == (len(loaded) if first else 0)
     return loaded, engine.give_weights()
@@ -188,8 +190,15 @@ def away(engine: MegatronEngine, *, gradients: bool) -> None:
     assert during["host"] == sum(before.values()) - (0 if gradients else before["gradients"])
     assert engine.reload_bytes() == (sum(before.values()) if engine._offloaded.frees else 0)
     assert {p.untyped_storage().nbytes() for p in engine.shards.values()} == {0}
-    with pytest.raises(RuntimeError, match="parameters are offloaded"):
-        engine.infer(tiny.rows(), temperature=1.0)
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: engine.infer(tiny.rows(), temperature=1.0),
+        engine.optimizer_step,
+        lambda: engine.save(Path("unused")),
+        lambda: engine.load(Path("unused")),
+    )
+    for use in uses:
+        with pytest.raises(RuntimeError, match=r"parameters.* are offloaded"):
+            use()
     engine.reload(PARTS)
     assert engine.memory() == before
 
@@ -230,7 +239,12 @@ def followed(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> tup
     engine._offloaded.frees = True
     engine.offload(PARTS)
     reloaded = engine.reload_bytes()
-    engine.reload(PARTS)
+    engine.reload(["parameters", "gradients"])
+    uses = engine.give_weights, lambda: engine.follow_weights(before, decay=0.5)
+    for use in uses:
+        with pytest.raises(RuntimeError, match="optimizer are offloaded"):
+            use()
+    engine.reload(["optimizer"])
     engine.follow_weights(torch.zeros_like(before), decay=0.5)
     torch.testing.assert_close(engine.give_weights(), before / 2)
     assert torch.isfinite(engine.infer(tiny.rows(), temperature=1.0)["log_probs"]).all()
