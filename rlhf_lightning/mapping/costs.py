@@ -29,8 +29,8 @@ class Costs(Protocol):
         Args:
             role: the model.
             layout: how it is divided.
-            free: bytes per device that no model keeps through the iteration. More never takes longer;
-                infinite seconds: it cannot run.
+            free: bytes per device that no model keeps through the iteration; infinite seconds: it cannot
+                run. The search is exact where more never takes longer.
         """
 
     def signature(self, role: str) -> Hashable:

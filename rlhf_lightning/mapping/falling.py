@@ -13,7 +13,8 @@ from rlhf_lightning.mapping.pareto import Array
 class Falling:
     """The seconds of one model in one layout, by stage, for any number of free bytes.
 
-    More memory never takes longer, so between two numbers of bytes with equal seconds all are equal.
+    Between two numbers of bytes with equal seconds all are taken to be equal, as they are where more memory
+    never takes longer.
 
     Args:
         ask: the seconds with so many free bytes.

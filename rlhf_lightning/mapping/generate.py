@@ -3,7 +3,7 @@
 A replica of tg x pg devices has n = ceil(batch / replicas) rows. At most R are resident, that is decoded at
 once: the engine's limit, or as many as have room for keys and values of their prompt and mean response. A
 finished row makes room for a waiting one: equal lengths come in ceil(n / R) waves, all of one size, so that
-more room never takes longer; unequal ones end in a tail.
+more room never takes longer; unequal ones end in a tail, with which a little more may take somewhat longer.
 
 A step that decodes b sequences with c tokens of context in all, on a stage of N weights a device:
     products    max(2 bytes N / (e_weights B), 2 N b / (e_decode F))     the roofline (Williams 2009)

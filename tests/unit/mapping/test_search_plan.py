@@ -132,7 +132,7 @@ def test_with_offload_a_model_brings_all_that_it_is() -> None:
 
 
 def test_more_memory_never_takes_longer() -> None:
-    """The bounds of the search rest on it."""
+    """The bounds of the search rest on it; it does not hold of lengths with a long tail."""
     cases = [*(random_case(seed) for seed in range(20)), (costs_of(), 6)]
     for number, (costs, devices) in enumerate(cases):
         (work,) = costs.work("actor")[0]
