@@ -146,11 +146,11 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
     directory = resolve(spec)
     check_model(spec)
     files = _files(directory)
-    lacking, lm = set(names) - files.keys(), conversion.head == "lm"
+    lacking = set(names) - files.keys()
     both = conversion.tied and conversion.names(OUTPUT)[0] in files  # a whole model knows whether they differ
     if not lacking and not both:
         return lambda name: _read(files[name], name)
-    if lacking == {HEAD} and not lm:
+    if lacking == {HEAD}:
         if not spec.weights_change:
             raise headless(spec)
         head = fresh_head(conversion.config.hidden_size, seed=spec.init_seed or 0)
