@@ -23,14 +23,19 @@ TIMEOUT_S = 3
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"####[ \t]*(.+)")
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?")
+_WORDED = re.compile(
+    r"([+-]?\$?[\d,]*\.?\d+)[.,;:]?\s+(?!(?:and|or|to|pi|sqrt|exp|log|ln|sin|cos|tan)\b)(?:[^\W\d_]{2,}|\().*"
+)
+"""A number with words behind it: a unit, or what it was made of."""
 _PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:/\d+)?")
 
 
 def maths_answer(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     r"""Give 1 where the response's final answer equals the row's `answer`, else 0.
 
-    The final answer of a text is its last `\boxed{...}`, else what follows the last `####`, else the last
-    number. The row's answer may be such a text, as in GSM8K, or the bare answer.
+    The final answer of a text is its last `\boxed{...}`, else what follows the last `####`, of a number with
+    words behind it the number, else the last number. The row's answer may be such a text, as in GSM8K, or
+    the bare answer.
     """
     del prompts
     import_extra("math_verify", extra="tasks", purpose="the reward function maths_answer")
@@ -74,7 +79,7 @@ def _marked(text: str) -> str | None:
     if start >= 0:
         return _in_braces(text, start + len(_BOXED))
     hashes = _HASHES.findall(text)
-    return hashes[-1].strip() if hashes else None
+    return _WORDED.sub(r"\1", hashes[-1].strip(" \t*")) if hashes else None
 
 
 def _in_braces(text: str, start: int) -> str | None:

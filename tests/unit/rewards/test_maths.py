@@ -22,6 +22,16 @@ DATA = Path(__file__).parents[3].parent / "shared" / "data"
         (r"first 7, then \boxed{8}, 9 left", "8"),
         ("48/2 = 24\n#### 72", "72"),
         ("#### 1\nwait\n#### $1,000\nbye 3", "$1,000"),
+        ("#### 72 clips", "72"),
+        ("#### $1,234.50 per week", "$1,234.50"),
+        ("#### 72. It is 48 + 24", "72"),
+        ("#### 72 (48+24)", "72"),
+        ("#### **-72 \u00e9toiles**", "-72"),
+        ("#### 2 x + 1", "2 x + 1"),
+        ("#### 2 pi", "2 pi"),
+        ("#### 2 and 3", "2 and 3"),
+        ("#### 2, 3", "2, 3"),
+        (r"#### 2 \pi", r"2 \pi"),
         ("it is 3, no, -4.5 euros.", "-4.5"),
         ("They sold 1,234 of 5.", "5"),
         ("about 3/4", "3/4"),
@@ -105,12 +115,13 @@ def test_scores_in_and_outside_the_main_thread() -> None:
         {"answer": "6*2 = <<6*2=12>>12\n#### 12"},
         {"answer": r"\frac{2}{4}"},
         {"answer": "5"},
+        {"answer": "72"},
     ]
-    responses = ["I think 11, no, #### 12", r"clearly \boxed{\frac{1}{2}}", "no idea"]
-    expected = [1.0, 1.0, 0.0]
-    assert maths_answer([""] * 3, responses, rows) == expected
+    responses = ["I think 11, no, #### 12", r"clearly \boxed{\frac{1}{2}}", "no idea", "#### 72 clips"]
+    expected = [1.0, 1.0, 0.0, 1.0]
+    assert maths_answer([""] * 4, responses, rows) == expected
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(maths_answer, [""] * 3, responses, rows).result() == expected
+        assert pool.submit(maths_answer, [""] * 4, responses, rows).result() == expected
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data beside the checkout is absent")
