@@ -22,6 +22,8 @@ class ReMax(RLHFAlgorithm):
     """Scores the answers."""
     policy_loss: PolicyLoss = field(default_factory=ReinforceLoss)
     """The actor's loss."""
+    group_size: int = 1
+    """Answers to each prompt, all compared with its one greedy answer."""
     form: Literal["official", "verl"] = "official"
     """Penalise each token with its own divergence, or with all that follows it."""
     gamma: float = 1.0
@@ -33,16 +35,23 @@ class ReMax(RLHFAlgorithm):
     epochs: int = 1
     """Passes over each batch."""
     mini_batch_size: int = 0
-    """Rows per optimizer step; 0 is the whole batch."""
+    """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse answers that are all the greedy one, and what its estimator refuses."""
+        """Refuse answers that are all the greedy one, and what its estimator refuses.
+
+        Raises:
+            ValueError: one of these, or `group_size` is below 1.
+        """
+        if self.group_size < 1:
+            raise ValueError(f"group_size={self.group_size}: a prompt has at least 1 answer. Try 1, or 4.")
         self.refuse_greedy("ReMax compares drawn answers with the greedy one")
         self.estimator()
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""
         batch |= self.greedy_scores(batch)
+        batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         if "reference" not in self.uncalled():
             batch |= self.reference.compute_ref_log_prob(batch)

@@ -14,7 +14,7 @@ import torch
 from rlhf_lightning import checkpoint as files
 from rlhf_lightning import resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import SFT, ReMax
+from rlhf_lightning.algos import SFT, OnlineDPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.checkpoint import columns_of
 from rlhf_lightning.controller import Batch, WorkerGroup
@@ -190,7 +190,7 @@ def test_prompts_in_flight_keep_the_batch_size_over_a_complete_epoch(tmp_path: P
 
 @pytest.mark.parametrize(
     ("algorithm", "begun_by"),
-    [(grpo(), {}), (ReMax(), {"group_size": 2}), (SFT(), {"group_size": 2})],
+    [(grpo(), {}), (OnlineDPO(), {"group_size": 2}), (SFT(), {"group_size": 2})],
     ids=["begun without groups", "gone on with without groups", "answers are given"],
 )
 def test_prompts_in_flight_are_compared_by_options_that_both_algorithms_have(

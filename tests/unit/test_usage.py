@@ -43,7 +43,7 @@ def answer(cls: str, option: str) -> str:
         ("algos.GRPO", "critic.optimizer.lr", "critic is an option of --algo ppo, saferlhf."),
         ("algos.PPO", "cost.functions", "cost is an option of --algo costmodel, saferlhf."),
         ("algos.RewardModel", "actor.path", "Did you mean reward.path?"),
-        ("algos.PPO", "group_size", "group_size is an option of --algo cispo, dapo, gmpo, grpo and 4 more."),
+        ("algos.PPO", "group_size", "group_size is an option of --algo cispo, dapo, gmpo, grpo and 5 more."),
         ("data.TaskData", "path", "path is an option of --data completiondata, "),
         ("workers.Actor", "optimizer.momentum", "OptimizerSpec has: lr, betas, "),
         ("algos.GRPO", "reward_model", "Did you mean reward.path?"),

@@ -215,11 +215,26 @@ class Compared(algos.ReMax):
         return super().compute_advantage(batch)
 
 
-def test_a_greedy_answer_earns_what_a_drawn_one_earns(model: str) -> None:
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_a_greedy_answer_earns_what_a_drawn_one_earns(model: str, group_size: int) -> None:
     actor = Actor(path=model, sampling=Sampling(max_new_tokens=6))
-    algorithm = Compared(actor=actor, reward=Reward(functions=f"{__name__}.one"))
+    algorithm = Compared(actor=actor, reward=Reward(functions=f"{__name__}.one"), group_size=group_size)
     run(algorithm, data(), steps=1)
-    assert [earned.tolist() for earned in algorithm.seen] == [[1.0] * 6] * 2
+    assert [earned.tolist() for earned in algorithm.seen] == [[1.0] * 6 * group_size] * 2
+
+
+def number_asked(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
+    """The same for all answers to a prompt."""
+    return [float(sum(map(ord, prompt))) for prompt in prompts]
+
+
+def test_answers_to_a_prompt_are_compared_with_its_own_greedy_one(model: str) -> None:
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=6))
+    algorithm = Compared(actor=actor, reward=Reward(functions=f"{__name__}.number_asked"), group_size=3)
+    run(algorithm, data(), steps=1)
+    drawn, greedy = algorithm.seen
+    assert drawn.tolist() == greedy.tolist()
+    assert len(set(greedy.tolist())) > 1
 
 
 class Evaluated(algos.GRPO):

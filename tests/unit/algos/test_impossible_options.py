@@ -56,6 +56,7 @@ SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
         (lambda: ReinforcePP(group_size=0), r"group_size=0.*Try 1, or 8\."),
         (lambda: RLOO(actor=GREEDY), rf"^group_size=8, {SAME}"),
         (lambda: ReinforcePP(actor=GREEDY, group_size=2), rf"^group_size=2, {SAME}"),
+        (lambda: ReMax(group_size=0), r"group_size=0.*Try 1, or 4\."),
         (lambda: ReMax(actor=GREEDY), rf"^ReMax compares drawn answers with the greedy one, {SAME}"),
         (lambda: OnlineDPO(actor=GREEDY), rf"^OnlineDPO compares two answers, {SAME}"),
         (

@@ -86,9 +86,9 @@ def test_an_actor_that_scores_its_answers_again() -> None:
         "preparation 2": {("reference", "infer", 32, 1), ("reward", "function", 32, 1)},
         "training": {("actor", "train", 32, 1)},
     }
-    baseline = read_dataflow(ReMax(actor=Actor(recompute_log_probs=True)), 8)
+    baseline = read_dataflow(ReMax(actor=Actor(recompute_log_probs=True), group_size=4), 8)
     actor = [(w.kind, w.rows) for s in baseline.stages for w in s.work if w.role == "actor"]
-    assert actor == [("generate", 8), ("generate", 8), ("infer", 8), ("train", 8)]
+    assert actor == [("generate", 8), ("generate", 32), ("infer", 32), ("train", 32)]
 
 
 def test_training_alone() -> None:
