@@ -32,6 +32,10 @@ _FOLLOWS = (
     "counts iterations."
 )
 _EQUAL_SCORES = "Type --algo dapo: it leaves out groups with equal scores."
+_ONE_KL = (
+    "Type --algo.policy_loss.kl_coef B and --algo.reward_kl_coef 0: the KL in the reward, which reinforcepp, "
+    "rloo and remax have by default, would stay."
+)
 _SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
 
 
@@ -117,8 +121,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "generation_batch_size steps_per_generation gen_batch_size": _GENERATED,
     "adv_estimator advantage_estimator advantage.estimator": _ESTIMATOR,
     "loss_mode policy_loss_type": "The loss is the algorithm's: --algo grpo, gspo, cispo or gmpo.",
-    "use_loss": ("algo.policy_loss.kl_coef",),
-    "beta kl_loss_coef use_kl_loss": ("algo.policy_loss.kl_coef", "algo.loss.beta"),
+    "use_loss use_kl_loss": _ONE_KL,
+    "beta kl_loss_coef": ("algo.policy_loss.kl_coef", "algo.loss.beta"),
     "use_bias_correction_kl": ("algo.policy_loss.kl_weighted",),
     "kl_estimator": ("algo.policy_loss.kl_estimator", "algo.kl.estimator"),
     "kl_penalty": ("algo.kl.estimator",),
@@ -154,7 +158,9 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     ): ("algo.policy_loss.correction.high",),
     "importance_sampling_level": "The ratio is the algorithm's: --algo grpo (token), --algo gspo (sequence).",
     "environment_factory agent_func_path tools multi_turn.*": ("algo.actor.environment.function",),
-    "reward.clip_range reward_clip_range": ("algo.reward.clip",),
+    "reward.clip_range reward_clip_range": (
+        "Type --algo.reward.clip HIGH, one number: scores stay within -HIGH and HIGH."
+    ),
     "normalize_enable normalize_reward": ("algo.scaling.rewards",),
     "filter_groups.* dynamic_filtering_enable dynamic_filtering": _EQUAL_SCORES,
     "overlong_buffer.penalty_factor overlong_buffer_cfg.penalty_factor overlong_penalty_factor": (

@@ -18,6 +18,7 @@ from rlhf_lightning.algos import (
     CostModel,
     Distillation,
     OnlineDPO,
+    ReinforcePP,
     RewardModel,
     SimPO,
 )
@@ -159,11 +160,17 @@ def test_how_validation_draws_is_not_how_training_does(option: str) -> None:
         ("learning_rate", CostModel, "cost.optimizer.lr"),
         ("init_kl_coef", PPO, "kl.coef"),
         ("init_kl_coef", GRPO, "reward_kl_coef"),
-        ("reward.clip_range", GRPO, "reward.clip"),
     ],
 )
 def test_the_algorithm_that_was_chosen_decides(option: str, algo: type, here: str) -> None:
     assert told(option, algo) == f"Did you mean --algo.{here}?"
+
+
+def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
+    for option in ("actor_rollout_ref.actor.use_kl_loss", "use_kl_loss", "algo.kl.use_loss"):
+        said = told(option, ReinforcePP)
+        assert said.startswith("Type --algo.policy_loss.kl_coef B and --algo.reward_kl_coef 0: the KL in the")
+    assert told("reward.clip_range", GRPO).startswith("Type --algo.reward.clip HIGH, one number: scores")
 
 
 class Tempered(GRPO):
