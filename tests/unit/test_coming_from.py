@@ -14,14 +14,26 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.algos import DAPO, DPO, GRPO, KTO, PPO, Distillation, RewardModel
+from rlhf_lightning.algos import (
+    DAPO,
+    DPO,
+    GRPO,
+    KTO,
+    PPO,
+    RLOO,
+    SFT,
+    Distillation,
+    ReinforcePP,
+    ReMax,
+    RewardModel,
+)
 from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.engines.optimizer import adamw
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
 from rlhf_lightning.rewards import RewardSpec, score
 from rlhf_lightning.rewards.spec import DEFAULT
-from rlhf_lightning.spec import OptimizerSpec
+from rlhf_lightning.spec import LoRA, OptimizerSpec
 from rlhf_lightning.strategies import HybridEngine3D
 from rlhf_lightning.usage import option_error
 from tests.conftest import ROOT
@@ -36,7 +48,7 @@ def holds(kind: object, names: Sequence[str]) -> bool:
 
 
 OWNERS = {
-    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel, Distillation),
+    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel, Distillation, ReMax),
     "strategy": (HybridEngine3D,),
     "data": (PromptData, CompletionData),
 }
@@ -102,6 +114,12 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert f"GRPO has a KL of {grpo.policy_loss.kl_coef} in its loss" in said
     assert f"PPO** has a KL of {ppo.kl.coef} in its reward" in said
     assert f"`lam` {ppo.lam} (verl: 1.0) and a value clip of {ppo.value_loss.clip} (verl: 0.5)" in said
+    in_reward = [kind().reward_kl_coef for kind in (ReinforcePP, RLOO, ReMax)]
+    assert "one in the reward, of {}, {} and {} (verl".format(*in_reward) in said
+    assert f"RLOO** has {RLOO().group_size} answers to a prompt (TRL: 2)" in said
+    assert f"`betas` 0.9, 0.95 (here {grpo.actor.optimizer.betas[1]})" in said
+    assert f"LoRA's alpha 16 (here {LoRA(rank=8).alpha:.0f})" in said
+    assert {SFT().actor.optimizer.lr, RewardModel().reward.optimizer.lr} == {1e-5}
     assert grpo.actor.optimizer.schedule == "constant"
     assert f"`{DEFAULT}`" in said
     assert "**Schedule.** The learning rate stays as it is (TRL: `linear`" in said
