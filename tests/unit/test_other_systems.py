@@ -173,6 +173,11 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
     assert told("reward.clip_range", GRPO).startswith("Type --algo.reward.clip HIGH, one number: scores")
 
 
+def test_whoever_learns_every_answer_of_a_conversation_is_told_how() -> None:
+    for option in ("assistant_only_loss", "completion_only_loss", "multiturn"):
+        assert "To learn all answers of a conversation, make a row of each" in told(option, SFT)
+
+
 class Tempered(GRPO):
     """Has an option by a name that another system has, too."""
 
