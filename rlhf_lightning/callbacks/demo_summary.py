@@ -10,7 +10,6 @@ from statistics import fmean
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.reporting import begins_anew
 
@@ -47,14 +46,7 @@ class DemoSummary(Callback):
         savers = [x for x in callbacks if isinstance(x, Checkpoint)]  # stay last: they save this one's state
         trainer.callbacks = [*others, self, *savers]  # type: ignore[attr-defined]
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Note the reward of a step."""
         if self.metric in trainer.callback_metrics:
             reward = float(trainer.callback_metrics[self.metric])

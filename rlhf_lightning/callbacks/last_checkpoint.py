@@ -21,7 +21,6 @@ from uuid import uuid4
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.checkpoint import find_complete, read_state
 from rlhf_lightning.output import first_free, leaves_files
@@ -119,17 +118,10 @@ class LastCheckpoint(ModelCheckpoint):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._acquire()
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:  # noqa: ANN401 - passed on
         """Save after every few iterations; where their number was not given, no sooner than it pays."""
         if self._is_exact or monotonic() - self._saved_at >= self._took_s / MOST_OF_TIME:
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            super().on_train_batch_end(trainer, *others)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save again if the iteration was saved before its validation, which may have changed something."""

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.output import check_output, leaves_files, output_path
@@ -59,14 +58,7 @@ class RewardCurve(Callback):
         if stage == "fit":
             check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="RewardCurve")
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Note the metrics of a step."""
         self._note(trainer, validation=False)
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
@@ -74,14 +73,7 @@ class Rollouts(Callback):
             self._due |= (trainer.global_step + 1) % self.every_n_steps == 0
             pl_module.keeps_rollouts, pl_module.kept_rollouts = self._due, None
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Write the rows that the algorithm kept; nothing with `fast_dev_run`."""
         if not isinstance(pl_module, RLHFAlgorithm):
             return
