@@ -7,21 +7,16 @@ here, and a reference looks for one with the same base model.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
 from tensordict import TensorDict
-from torch import Tensor
 
 from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.head import PLAIN, Asked
-from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.offload import PARTS, Part
 from rlhf_lightning.engines.training import TrainEngine
-from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec
 
@@ -63,31 +58,10 @@ class BaseModelEngine(TrainEngine):
         with self._engine.without_adapters():
             return self._engine.infer(rows, temperature=temperature, asked=asked)
 
-    def accumulate(
-        self, rows: TensorDict, loss: Loss, counts: Counts, *, temperature: float
-    ) -> dict[str, Tensor]:
-        """Refused: the base model is frozen."""
-        self._refuse()
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise RuntimeError("the base model of an actor's adapters is frozen and only computes log_probs.")
 
-    def optimizer_step(self) -> dict[str, float]:
-        """Refused: the base model is frozen."""
-        self._refuse()
-
-    def generating(self) -> AbstractContextManager[Decoder]:
-        """Refused: the base model is frozen."""
-        self._refuse()
-
-    def save(self, directory: Path) -> None:
-        """Refused: its weights are those of its directory."""
-        self._refuse()
-
-    def load(self, directory: Path, *, trained: bool = True) -> None:
-        """Refused: the base model is frozen."""
-        self._refuse()
-
-    def export(self, directory: Path) -> None:
-        """Refused: its weights are those of its directory."""
-        self._refuse()
+    accumulate = optimizer_step = generating = save = load = export = _refuse
 
     def offload(self, parts: Iterable[Part]) -> None:
         """Offload the weights, which the adapted model shares."""
@@ -109,6 +83,3 @@ class BaseModelEngine(TrainEngine):
     def memory_owner(self) -> TrainEngine:
         """See `TrainEngine.memory_owner`: the adapted model's engine."""
         return self._engine
-
-    def _refuse(self) -> NoReturn:
-        raise RuntimeError("the base model of an actor's adapters is frozen and only computes log_probs.")
