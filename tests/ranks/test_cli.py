@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -153,12 +154,9 @@ def test_a_model_without_a_config(rlhf: Rlhf) -> None:
 
 def test_a_truncated_weight_file(rlhf: Rlhf) -> None:
     file = copy_model() / "model.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1000])
+    file.write_bytes(file.read_bytes()[:-1000])
     message = rlhf.refused(*FIT, *SHORT, "--algo.actor.path", "model")
-    assert (
-        f"model.safetensors: is truncated or corrupt, {len(whole) - 1000} bytes for {len(whole)}" in message
-    )
+    assert re.search(r"model\.safetensors: is truncated or corrupt \(.*file not fully covered", message)
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_an_export_of_a_model_whose_beginning_is_gone(rlhf: Rlhf, trained: Path)
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("actor/shard-*.safetensors", cut, r"shard-00001-\S+: is truncated or corrupt, \d+ bytes for \d+"),
+        ("actor/shard-*.safetensors", cut, r"shard-00001-\S+: is truncated or corrupt \(.*not fully covered"),
         (
             "actor/shard-*.safetensors",
             Path.unlink,
