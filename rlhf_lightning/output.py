@@ -46,14 +46,13 @@ def keep(file: Path) -> None:
         logger.warning("%s is of an earlier run; it is %s now.", file, kept.name)
 
 
-def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path, what: str) -> None:
-    """Move files of another run from a directory into a new one beside it, unless this run goes on from that.
+def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path) -> None:
+    """Move answers of another run into a new directory beside theirs, unless this run goes on from that one.
 
     Args:
         trainer: of the run that begins.
         files: in the directory.
         directory: into which this run will write.
-        what: the files are, for the message.
     """
     found = sorted(files)
     if trainer.global_step or not found or not leaves_files(trainer):
@@ -62,7 +61,7 @@ def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path, what:
     aside.mkdir()
     for file in found:
         file.rename(aside / file.name)
-    logger.warning("%s holds %s of another run; they are in %s now.", directory, what, aside.name)
+    logger.warning("%s holds answers of another run; they are in %s now.", directory, aside.name)
 
 
 def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:

@@ -63,7 +63,7 @@ class Rollouts(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Move files of another run aside, unless this run resumed from it."""
         directory = output_path(trainer, self.directory, "rollouts")
-        put_aside(trainer, directory.glob("step-*.jsonl"), directory=directory, what="answers")
+        put_aside(trainer, directory.glob("step-*.jsonl"), directory=directory)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int

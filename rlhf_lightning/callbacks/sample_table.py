@@ -65,7 +65,7 @@ class SampleTable(Callback):
         """Move pages of another run aside, unless this run resumed from it."""
         directory = output_path(trainer, self.directory, "samples")
         files = [*_pages(directory), *directory.glob("index.html")]
-        put_aside(trainer, files, directory=directory, what="answers")
+        put_aside(trainer, files, directory=directory)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new table; only a fit has the models, such as the critic, that give numbers per token."""

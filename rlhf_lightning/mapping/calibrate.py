@@ -125,8 +125,9 @@ def refine(
         observations: the measured seconds.
         free: the numbers that are fitted.
     """
-    roomy = _raised(hardware, _ROOM)
-    fitted = fit(roomy, mean_square(observations), free, tie=0.002)
+    for peak in _PEAKS:
+        hardware = _scaled(hardware, peak, _ROOM)
+    fitted = fit(hardware, mean_square(observations), free, tie=0.002)
     for peak, shares in _PEAKS.items():
         most = max(getattr(fitted.efficiency, share) for share in shares)
         fitted = _scaled(fitted, peak, max(most, 1 / _ROOM))
@@ -140,12 +141,6 @@ def refine_by_run(hardware: Hardware, iterations: Sequence[Iteration]) -> Hardwa
     found = refine(hardware, measured.observations(chosen), free=free)
     call = statistics.median(iteration.call_overhead for iteration in chosen)
     return dataclasses.replace(found, overhead=dataclasses.replace(found.overhead, call=call))
-
-
-def _raised(hardware: Hardware, factor: float) -> Hardware:
-    for peak in _PEAKS:
-        hardware = _scaled(hardware, peak, factor)
-    return hardware
 
 
 def _scaled(hardware: Hardware, peak: str, factor: float) -> Hardware:
