@@ -19,6 +19,7 @@ token to A.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhf_lightning.mapping import network
 from rlhf_lightning.mapping.hardware import Hardware
@@ -61,8 +62,7 @@ class Setting:
         return 1 if self.workload.lora_rank else 2
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds of a pass, by what they are spent on."""
 
     compute: float
@@ -81,16 +81,11 @@ class Cost:
 
     def times(self, factor: float) -> Cost:
         """The cost of `factor` such passes."""
-        return Cost(factor * self.compute, factor * self.memory, factor * self.network, factor * self.launch)
+        return Cost(*(factor * part for part in self))
 
     def plus(self, other: Cost) -> Cost:
         """The cost of both, one after the other."""
-        return Cost(
-            self.compute + other.compute,
-            self.memory + other.memory,
-            self.network + other.network,
-            self.launch + other.launch,
-        )
+        return Cost(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 def activation_bytes(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
