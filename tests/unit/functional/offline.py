@@ -1,15 +1,13 @@
-"""Batches for the losses of the offline algorithms, and the promises that each of those losses keeps."""
+"""Batches for the losses of the offline algorithms."""
 
 from __future__ import annotations
 
 import math
-import pickle
 
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional import Counts, Loss
-from tests.unit.functional.cases import close, noise
+from tests.unit.functional.cases import noise
 
 MASKS = {
     "right_padding": [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]],
@@ -55,58 +53,3 @@ def batch_of(mask: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
         "candidate_ref_log_probs": -2 - noise(words, 7, dtype=dtype).abs(),
     }
     return outputs, rows
-
-
-def in_parts(loss: Loss, batch: Batch, size: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Loss, gradients of the outputs and metrics, with the rows in micro-batches of `size`."""
-    outputs, rows = batch
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in outputs.items()}
-    slices = [slice(start, start + size) for start in range(0, len(rows["response_mask"]), size)]
-    shares = [{name: x[part] for name, x in rows.items()} for part in slices]
-    counts = sum((loss.count(share) for share in shares), Counts(0, 0, 0))
-    assert counts == loss.count(rows)
-    total, metrics = torch.zeros(()), dict[str, Tensor]()
-    for part, share in zip(slices, shares, strict=True):
-        value, found = loss({name: x[part] for name, x in leaves.items()}, share, counts)
-        torch.autograd.backward(value)
-        total = total + value.detach()
-        metrics = {name: metrics.get(name, torch.zeros(())) + x for name, x in found.items()}
-    grads = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
-    return total, grads, metrics
-
-
-def keeps_its_promises(loss: Loss, case: str) -> None:
-    """Micro-batches change nothing, garbage reaches nothing, and an absent share is worth 0."""
-    mask = mask_of(case)
-    batch = batch_of(mask)
-    whole, grads, metrics = in_parts(loss, batch, len(mask))
-    for size in {loss.rows_together, 2}:
-        total, part_grads, part_metrics = in_parts(loss, batch, size)
-        close(total, float(whole))
-        for name, gradient in grads.items():
-            torch.testing.assert_close(part_grads[name], gradient, rtol=1e-6, atol=1e-6)
-        for name, metric in metrics.items():
-            close(part_metrics[name], float(metric))
-    assert all(torch.isfinite(x).all() for x in (whole, *metrics.values(), *grads.values()))
-    counted = mask & mask.any(dim=1).view(-1, loss.rows_together).all(dim=1).repeat_interleave(
-        loss.rows_together
-    ).unsqueeze(1)
-    assert all((gradient[~counted] == 0).all() for gradient in grads.values())
-    if case == "nothing":
-        assert whole == 0
-        assert all(x == 0 for x in metrics.values())
-    else:
-        assert any(gradient.abs().sum() > 0 for gradient in grads.values())
-
-
-def keeps_the_contract(loss: Loss) -> None:
-    """It pickles, compares, reads only the columns that it names, and gives finished float32 scalars."""
-    assert pickle.loads(pickle.dumps(loss)) == loss  # noqa: S301
-    outputs, rows = batch_of(mask_of("right_padding"), torch.bfloat16)
-    rows = {name: rows[name] for name in (*loss.columns, "response_mask")}
-    value, metrics = loss({name: x.requires_grad_() for name, x in outputs.items()}, rows, loss.count(rows))
-    assert (value.shape, value.dtype) == ((), torch.float32)
-    assert all(x.shape == () and not x.requires_grad for x in metrics.values())
-    assert all("/" in name for name in metrics)
-    group = next(iter(metrics)).partition("/")[0]
-    assert metrics[f"{group}/loss"] == value.detach()

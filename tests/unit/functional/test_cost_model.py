@@ -8,28 +8,10 @@ import torch
 from rlhf_lightning.functional import CostLoss, sign_loss
 from tests.unit.functional.cases import close
 from tests.unit.functional.offline import (
-    MASKS,
     batch_of,
-    keeps_its_promises,
-    keeps_the_contract,
     log_sigmoid,
     mask_of,
 )
-
-LOSSES = {"plain": CostLoss(), "weighted": CostLoss(sign_coef=0.5), "pairs_only": CostLoss(sign_coef=0.0)}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(name: str, case: str) -> None:
-    keeps_its_promises(LOSSES[name], case)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_contract(name: str) -> None:
-    keeps_the_contract(LOSSES[name])
-    assert LOSSES[name].rows_together == 2
-    assert LOSSES[name].columns == ("safe",)
 
 
 def test_sign_by_hand() -> None:

@@ -10,29 +10,10 @@ from torch import Tensor
 
 from rlhf_lightning.functional import Counts, DistillationLoss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract
 
-LOSSES = {
-    "both": DistillationLoss(),
-    "forward": DistillationLoss(beta=0.0),
-    "reverse": DistillationLoss(beta=1.0, aggregation="seq-mean-token-mean"),
-    "normed": DistillationLoss(beta=0.1, aggregation="seq-mean-token-sum-norm", horizon=4),
-}
 WORDS = 7
 COUNTS = Counts(tokens=3, sequences=2, groups=2)
 MASK = torch.tensor([[True, True], [True, False]])
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(name: str, case: str) -> None:
-    keeps_its_promises(LOSSES[name], case)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_contract(name: str) -> None:
-    keeps_the_contract(LOSSES[name])
-    assert LOSSES[name].candidates in LOSSES[name].columns
 
 
 def distributions() -> tuple[Tensor, Tensor]:

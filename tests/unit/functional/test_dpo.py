@@ -11,34 +11,11 @@ from tests.unit.functional.cases import close, valid
 from tests.unit.functional.offline import (
     MASKS,
     batch_of,
-    keeps_its_promises,
-    keeps_the_contract,
     log_sigmoid,
     mask_of,
 )
 
-LOSSES = {
-    "sigmoid": DPOLoss(),
-    "smoothed": DPOLoss(label_smoothing=0.2, sft_coef=0.5),
-    "robust": DPOLoss(kind="robust", label_smoothing=0.1, length_average=True),
-    "ipo": DPOLoss(kind="ipo", beta=0.5),
-    "ipo_summed": DPOLoss(kind="ipo", length_average=False),
-    "hinge": DPOLoss(kind="hinge", beta=1.0, sft_coef=1.0),
-}
 H = torch.tensor([2.0, 0.0, -1.0])
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(name: str, case: str) -> None:
-    keeps_its_promises(LOSSES[name], case)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_contract(name: str) -> None:
-    keeps_the_contract(LOSSES[name])
-    assert LOSSES[name].columns == ("ref_log_probs",)
-    assert LOSSES[name].rows_together == 2
 
 
 def test_formulas_by_hand() -> None:

@@ -7,34 +7,11 @@ import torch
 
 from rlhf_lightning.functional import Counts, KTOLoss, kto_baseline, kto_loss, of_other_prompts
 from tests.unit.functional.cases import close, noise, valid
-from tests.unit.functional.offline import MASKS, batch_of, keeps_its_promises, keeps_the_contract, mask_of
-
-LOSSES = {
-    "plain": KTOLoss(),
-    "weighted": KTOLoss(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5),
-    "apo_zero": KTOLoss(baseline=False),
-}
+from tests.unit.functional.offline import MASKS, batch_of, mask_of
 
 
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(name: str, case: str) -> None:
-    keeps_its_promises(LOSSES[name], case)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_contract(name: str) -> None:
-    keeps_the_contract(LOSSES[name])
-    assert LOSSES[name].rows_together == 1
-
-
-def test_columns() -> None:
-    assert KTOLoss().columns == ("ref_log_probs", "labels", "kl_baseline")
-    assert KTOLoss(baseline=False).columns == ("ref_log_probs", "labels")
 
 
 def test_formula_by_hand() -> None:

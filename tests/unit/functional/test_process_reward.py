@@ -2,30 +2,15 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from rlhf_lightning.functional import Counts, StepLoss
 from tests.unit.functional.cases import close
 from tests.unit.functional.offline import (
-    MASKS,
     batch_of,
-    keeps_its_promises,
-    keeps_the_contract,
     log_sigmoid,
     mask_of,
 )
-
-
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(case: str) -> None:
-    keeps_its_promises(StepLoss(), case)
-
-
-def test_contract() -> None:
-    keeps_the_contract(StepLoss())
-    assert StepLoss().rows_together == 1
-    assert StepLoss().columns == ("step_labels", "step_mask")
 
 
 def test_by_hand() -> None:

@@ -7,27 +7,10 @@ import torch
 
 from rlhf_lightning.functional import PairwiseLoss, pairwise_loss
 from tests.unit.functional.cases import close, noise
-from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract, log_sigmoid
+from tests.unit.functional.offline import log_sigmoid
 
-LOSSES = {
-    "plain": PairwiseLoss(),
-    "centred": PairwiseLoss(centering=0.1),
-    "margins": PairwiseLoss(centering=0.01, margin=True),
-}
 VALUES = torch.tensor([[9.0, 2.0, math.nan], [0.5, math.inf, 9.0], [1.0, 1.0, 1.0], [9.0, 9.0, 3.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(name: str, case: str) -> None:
-    keeps_its_promises(LOSSES[name], case)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_contract(name: str) -> None:
-    keeps_the_contract(LOSSES[name])
-    assert LOSSES[name].rows_together == 2
 
 
 def test_by_hand() -> None:
@@ -42,8 +25,6 @@ def test_by_hand() -> None:
     close(margins, -(log_sigmoid(1.0) + log_sigmoid(-3.0)) / 2)
     centred, _ = PairwiseLoss(centering=0.1)({"values": VALUES}, rows, counts)
     close(centred - loss, 0.1 * (2.5**2 + 4.0**2) / 2)
-    assert PairwiseLoss(margin=True).columns == ("margins",)
-    assert PairwiseLoss().columns == ()
 
 
 def test_a_pair_without_an_answer_does_not_count() -> None:

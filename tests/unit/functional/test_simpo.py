@@ -7,27 +7,7 @@ import torch
 
 from rlhf_lightning.functional import SimPOLoss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import MASKS, keeps_its_promises, keeps_the_contract, log_sigmoid
-
-LOSSES = {
-    "sigmoid": SimPOLoss(),
-    "hinge": SimPOLoss(kind="hinge", beta=0.5, gamma=0.2),
-    "smoothed": SimPOLoss(label_smoothing=0.1, sft_coef=0.2),
-    "cpo": SimPOLoss(beta=0.1, gamma=0.0, length_average=False, sft_coef=1.0),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", MASKS)
-def test_promises(name: str, case: str) -> None:
-    keeps_its_promises(LOSSES[name], case)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_contract(name: str) -> None:
-    keeps_the_contract(LOSSES[name])
-    assert LOSSES[name].columns == ()  # no reference
-    assert LOSSES[name].rows_together == 2
+from tests.unit.functional.offline import log_sigmoid
 
 
 def test_by_hand() -> None:
