@@ -101,11 +101,6 @@ class GenerationEngine(ABC):
         """
         yield
 
-    @property
-    @abstractmethod
-    def version(self) -> int | None:
-        """`TrainEngine.version` of the weights that gave the last answers; None before the first."""
-
     def refresh(self) -> None:  # noqa: B027
         """Take the source's weights now rather than before the next answers; by default does nothing."""
 

@@ -41,11 +41,6 @@ class Scripted(GenerationEngine):
         self.lengths, self.weights, self.steps = lengths, 0, 0
         """Length of the answer to a row id; version of the weights; steps so far."""
 
-    @property
-    def version(self) -> int:
-        """See `GenerationEngine.version`."""
-        return self.weights
-
     def finished(
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
     ) -> Iterator[tuple[Tensor, TensorDict]]:

@@ -31,7 +31,6 @@ class NativeEngine(GenerationEngine):
     def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
         self.source: TrainEngine = source
         self._device, self._ends, self._config = seat.device, ends, config
-        self._version: int | None = None
         self._held: Decoder | None = None
         """The decoder within `weights_held`."""
 
@@ -69,12 +68,6 @@ class NativeEngine(GenerationEngine):
                 yield
             finally:
                 self._held = None
-        self._version = self.source.version
 
     def _over(self, decoder: Decoder) -> NativeGenerator:
         return NativeGenerator(decoder, device=self._device, ends=self._ends, config=self._config)
-
-    @property
-    def version(self) -> int | None:
-        """See `GenerationEngine.version`."""
-        return self._version

@@ -156,7 +156,7 @@ class VLLMEngine(GenerationEngine):
 
     @property
     def version(self) -> int | None:
-        """See `GenerationEngine.version`."""
+        """Of the source's weights that gave the last answers; None before the first."""
         return self._version
 
     def refresh(self) -> None:
