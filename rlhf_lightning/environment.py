@@ -34,6 +34,19 @@ def defaults(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def replaced(owner: object, values: Mapping[str, object]) -> Iterator[None]:
+    """Within this context, attributes of a module have other values."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 def for_deepspeed() -> dict[str, str]:
     """What to set while DeepSpeed is first imported: it chooses its accelerator then, and warns of a CPU."""
     return {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}

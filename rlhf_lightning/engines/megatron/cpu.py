@@ -15,18 +15,7 @@ from megatron.core.tensor_parallel import random
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-
-@contextmanager
-def replaced(owner: object, values: Mapping[str, object]) -> Iterator[None]:
-    """Within this context, attributes of a module have other values."""
-    before = {name: getattr(owner, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+from rlhf_lightning.environment import replaced
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import random
 from megatron.core.utils import GlobalMemoryBuffer
 
-from rlhf_lightning.engines.megatron.cpu import on_the_host, replaced
+from rlhf_lightning.engines.megatron.cpu import on_the_host
+from rlhf_lightning.environment import replaced
 from rlhf_lightning.parallel.groups import ModelGroups
 
 

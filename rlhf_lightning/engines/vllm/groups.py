@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.engine import core
+
+from rlhf_lightning.environment import replaced
 
 _ALONE = ("_ETP", "_DCP", "_PCP", "_PP", "_DP")
 
@@ -49,15 +51,9 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]
             )
 
 
-@contextmanager
-def keeping_world() -> Iterator[None]:
+def keeping_world() -> AbstractContextManager[None]:
     """Within this context, shutting down vLLM's core does not destroy the job's process groups."""
-    clean = core.cleanup_dist_env_and_memory
-    core.cleanup_dist_env_and_memory = lambda: None
-    try:
-        yield
-    finally:
-        core.cleanup_dist_env_and_memory = clean
+    return replaced(core, {"cleanup_dist_env_and_memory": lambda: None})
 
 
 def drop_groups(model: nn.Module) -> None:
@@ -94,14 +90,10 @@ class Groups:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within this context vLLM uses these groups, also where it asks for one by its name."""
-        before = {name: getattr(parallel_state, name) for name in self._found}
-        vars(parallel_state).update(self._found)
-        for coordinator in self._coordinators:
-            parallel_state._register_group(coordinator)
-        try:
+        with replaced(parallel_state, self._found):
+            for coordinator in self._coordinators:
+                parallel_state._register_group(coordinator)
             yield
-        finally:
-            vars(parallel_state).update(before)
 
     def close(self) -> None:
         """Destroy what was made here: the group of this rank alone, or the world if there was none."""

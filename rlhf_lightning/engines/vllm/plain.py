@@ -10,19 +10,15 @@ from torch import nn
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+from rlhf_lightning.environment import replaced
+
 
 @contextmanager
 def plain_weights() -> Iterator[None]:
     """Within this context, loading a model packs no matrices but experts for oneDNN or for vLLM's kernels."""
-    packs = {operations: "_supports_onednn", utils: "check_cpu_sgl_kernel"}
-    before = {module: vars(module)[name] for module, name in packs.items()}
-    operations._supports_onednn = False
-    utils.check_cpu_sgl_kernel = lambda *_: False
-    try:
+    kernel = {"check_cpu_sgl_kernel": lambda *_: False}
+    with replaced(operations, {"_supports_onednn": False}), replaced(utils, kernel):
         yield
-    finally:
-        for module, name in packs.items():
-            setattr(module, name, before[module])
 
 
 @contextmanager
