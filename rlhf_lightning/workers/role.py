@@ -229,8 +229,7 @@ class Role(ModelSpec, Remote):
         """One optimizer step on this rank's share of a mini-batch, and on what `accumulate` has left.
 
         Returns:
-            Metrics as from `accumulate`, and `grad_norm`, `lr` and `skipped_steps` under the role's name,
-            which is its field's, such as `actor/lr`.
+            Those of `accumulate`, and `grad_norm`, `lr`, `skipped_steps`, such as `actor/lr`.
         """
         metrics = self.accumulate(rows, loss=loss, temperature=temperature)
         if not self.engine.accumulated:  # without a gradient, Adam's moments would still move the weights

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from rlhf_lightning.engines import (
     Native,
     generation_engine,
 )
+from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
@@ -230,11 +231,11 @@ def test_long_and_empty_prompts_are_refused(pair: Pair) -> None:
 def test_answers_follow_the_weights(pair: Pair, tmp_path: Path) -> None:
     sequences, sampling = prompts([3, 2 * BLOCK + 9, 40]), Sampling(max_new_tokens=12)
     before = pair(table(sequences), sampling)
-    version = pair.engine.version
-    assert version == pair.source.version
+    engine, version = cast(VLLMEngine, pair.engine), pair.source.version
+    assert engine.version == version
     generating.learn(pair.source, prompts([5, 3]))
     out = pair(table(sequences), sampling)
-    assert pair.engine.version == pair.source.version == (version or 0) + 1
+    assert engine.version == pair.source.version == (version or 0) + 1
     assert not torch.equal(out["response_ids"], before["response_ids"])
     expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
     torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)

@@ -5,10 +5,13 @@ Does a checkpoint belong to it, can it have adapters, has it the right head, can
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     PreTrainedConfig,
@@ -128,10 +131,29 @@ def check_packed(spec: ModelSpec, head: Head) -> None:
         return
     if reason := why_not_packed(config):
         raise ValueError(f"path={spec.path}: a model of type {config.model_type}, which {reason}. {ADVICE}")
+    if reason := _refused(config.to_json_string(), cast(Path, config_directory(spec)), head):
+        raise ValueError(f"path={spec.path}: a model of type {config.model_type}: {reason}")
+
+
+@lru_cache(maxsize=8)
+def _refused(_config: str, directory: Path, head: Head) -> str:
+    """What the first layer of a model says to packed sequences; empty where it takes them.
+
+    Args:
+        _config: what config.json says, as it may have another model's by the next call.
+        directory: where it is.
+        head: of the model.
+    """
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    if type(config) not in (
+        MODEL_FOR_CAUSAL_LM_MAPPING if head == "lm" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    ):
+        return ""  # there is no such model, which other checks tell where it is to be built
     try:
         try_first_layer(empty_model(config, head))
     except ValueError as err:
-        raise ValueError(f"path={spec.path}: a model of type {config.model_type}: {err}") from err
+        return str(err)
+    return ""
 
 
 def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:
