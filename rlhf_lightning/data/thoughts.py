@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_CLOSED = re.compile(r"(</([\w:]+)>|\[/(\w+)\])\s*$")
-_TAG = re.compile(r"\s*(<[\w:]+>|\[\w+\])\s*")
+_NAME = r"[\w:]*(?:think|thought|reason)\w*"  # of the tags around a thought
+_CLOSED = re.compile(rf"(</{_NAME}>|\[/{_NAME}\])\s*$", re.IGNORECASE)
+_TAG = re.compile(rf"\s*(<{_NAME}>|\[{_NAME}\])\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,9 @@ def test_a_thought_without_its_beginning_is_one() -> None:
     assert turn.after_prompt("5") == "\n</think>\n\n5"
 
 
-@pytest.mark.parametrize("before", ["U:2\nA:", "U:2\nB:<b>", "U:2\nA: "])
+@pytest.mark.parametrize("before", ["U:2\nA:", "U:2\nB:<b>", "U:2\nA: ", "U:2\nA:[/INST]", "U:2\n"])
 def test_other_templates_write_no_thought(before: str) -> None:
-    turn = turn_of("U:2\nA:", before)
+    turn = turn_of("U:2\n<assistant>" if before == "U:2\n" else "U:2\nA:", before)
     assert not turn.tag
     assert turn.after_prompt("<b>5</b>").strip() == "<b>5</b>"
 
