@@ -216,7 +216,8 @@ def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no end token (eos), which ends a response."
+            f"the tokenizer {tokenizer.name_or_path!r} has no end token (eos), which ends a response. Name "
+            'one of its tokens in its tokenizer_config.json, such as "eos_token": "<|endoftext|>".'
         )
     return end
 

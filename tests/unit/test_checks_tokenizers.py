@@ -188,6 +188,7 @@ def test_where_a_judge_reads_to_is_tried_out(tmp_path: Path) -> None:
     assert refusal(PPO(reward=Reward(path=path)), tmp_path, data=chats) == "started"
     told = refusal(PPO(reward=Reward(path=path, reads_to="end")), tmp_path, data=chats)
     assert told.startswith(f"reward.path={path!r}: the tokenizer {path!r} has no end token")
+    assert told.endswith('in its tokenizer_config.json, such as "eos_token": "<|endoftext|>".')
 
 
 def test_a_judge_of_whole_responses_may_have_another_tokenizer(tmp_path: Path) -> None:
