@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import pytest
 import torch
@@ -231,11 +231,12 @@ def test_long_and_empty_prompts_are_refused(pair: Pair) -> None:
 def test_answers_follow_the_weights(pair: Pair, tmp_path: Path) -> None:
     sequences, sampling = prompts([3, 2 * BLOCK + 9, 40]), Sampling(max_new_tokens=12)
     before = pair(table(sequences), sampling)
-    engine, version = cast(VLLMEngine, pair.engine), pair.source.version
-    assert engine.version == version
+    version = pair.source.version
+    assert not isinstance(pair.engine, VLLMEngine) or pair.engine.version == version
     generating.learn(pair.source, prompts([5, 3]))
     out = pair(table(sequences), sampling)
-    assert engine.version == pair.source.version == (version or 0) + 1
+    assert pair.source.version == (version or 0) + 1
+    assert not isinstance(pair.engine, VLLMEngine) or pair.engine.version == pair.source.version
     assert not torch.equal(out["response_ids"], before["response_ids"])
     expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
     torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
