@@ -27,15 +27,17 @@ _BOTH_LENGTHS = (
     "answers are given, --data.max_response_tokens N; where they are drawn, sampling.max_new_tokens of the "
     "actor."
 )
+KL_STAYS = (
+    "--algo.reward_kl_coef 0: the KL in the reward, which reinforcepp, rloo and remax have by default, would "
+    "stay."
+)
+"""What a KL in the loss wants beside it to be the only one."""
 _FOLLOWS = (
     "Type --algo.reference.decay D, which is 1 - ref_model_mixup_alpha, and --algo.reference.every N, which "
     "counts iterations."
 )
 _EQUAL_SCORES = "Type --algo dapo: it leaves out groups with equal scores."
-_ONE_KL = (
-    "Type --algo.policy_loss.kl_coef B and --algo.reward_kl_coef 0: the KL in the reward, which reinforcepp, "
-    "rloo and remax have by default, would stay."
-)
+_ONE_KL = f"Type --algo.policy_loss.kl_coef B and {KL_STAYS}"
 _LAST_ANSWER = (
     "The last answer of a row is learned. To learn all answers of a conversation, make a row of each, which "
     'ends with it, as "Learning every answer" in docs/data.md does; leave it out.'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rlhf_lightning.other_systems import names_within, of_role
+from rlhf_lightning.other_systems import KL_STAYS, names_within, of_role
 
 _OFF = "It is off here: leave it out."
 _WITH_BASELINE = "Type --algo reinforcepp --algo.group_size N, with an N above 1."
@@ -27,7 +27,7 @@ _HERE: dict[str, dict[str, str]] = {
     "use_peft": {"false": _OFF, "true": "Type --algo.actor.lora.rank N."},
     "use_kl_loss use_loss": {
         "false": "Type --algo.policy_loss.kl_coef 0.",
-        "true": "Type --algo.policy_loss.kl_coef N, which is also what turns it on.",
+        "true": f"Type --algo.policy_loss.kl_coef N, which is also what turns it on, and {KL_STAYS}",
     },
     "use_kl_in_reward": {
         "false": "Type --algo.reward_kl_coef 0, of PPO --algo.kl.coef 0.",

@@ -71,6 +71,10 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("filter_groups.enable=True a.b=False", "Type --algo dapo: it leaves out groups with equal scores."),
         ("actor.use_kl_loss=False", "Type --algo.policy_loss.kl_coef 0."),
         ("--algo.use_kl_loss=True", "Type --algo.policy_loss.kl_coef N, which"),
+        (
+            "actor.use_kl_loss=True",
+            "Type --algo.policy_loss.kl_coef N, which is also what turns it on, and --algo.reward_kl_coef 0:",
+        ),
         ("algorithm.use_kl_in_reward=False", "Type --algo.reward_kl_coef 0, of PPO --algo.kl.coef 0."),
         (
             "algorithm.adv_estimator=reinforce_plus_plus_baseline",
