@@ -25,8 +25,8 @@ from rlhf_lightning.rewards import HTTPOptions
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward, Role
+from tests.ranks.callbacks.test_reward_curve import png_size
 from tests.unit.callbacks.module import Tiny, data, fit, trainer_in
-from tests.unit.callbacks.test_reward_curve import png_size
 from tests.unit.rewards.services import Answer, service
 from tests.unit.rlhf import Rlhf
 

@@ -30,7 +30,6 @@ from rlhf_lightning.mapping_inputs import read_dataflow
 from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor
-from tests.unit.mapping.test_search import brute_force
 
 ROLES = ("actor", "critic", "reference", "reward")
 ASKED = ("--algo", "grpo", "--devices", "16", "--model", "llama-7b", "--reward", "none")
@@ -86,19 +85,6 @@ def random_case(seed: int) -> tuple[SimulatedCosts, int]:
         max_resident=draw.choice([0, 8]),
     )
     return SimulatedCosts(cluster, flow_of(rows, updates=4, roles=roles), drawn, workload=workload), devices
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_equals_brute_force_on_random_hardware(part: int) -> None:
-    fits = 0
-    for seed in range(10 * part, 10 * part + 10):
-        costs, devices = random_case(seed)
-        sizes, roles = pool_sizes(devices, costs.hardware.gpus_per_node), costs.dataflow.roles
-        expected = brute_force(costs, roles, devices, sizes)[0]
-        found = Search([DeviceKind(costs, devices, sizes)], roles).best()
-        fits += bool(found)
-        assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
-    assert fits
 
 
 SEVEN = shapes.load("llama-7b")

@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from rlhf_lightning.callbacks import RewardCurve, ValidateFirst
 from rlhf_lightning.strategies import Local
+from tests.ranks.callbacks.test_sampled_validation import Weights, grpo, prompts, validated
 from tests.unit.callbacks.module import Tiny, fit, trainer_in
-from tests.unit.callbacks.test_sampled_validation import Weights, grpo, prompts, validated
 
 
 class Counted(Tiny):

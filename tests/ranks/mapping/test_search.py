@@ -15,6 +15,7 @@ from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
 from rlhf_lightning.mapping.search import DeviceKind, Search
 from rlhf_lightning.parallel.layout import ParallelLayout
 from tests.unit.mapping.random_costs import Entry, RandomCosts
+from tests.unit.mapping.test_search_plan import random_case
 
 ROLES = ("actor", "critic", "reference", "reward")
 NUM_CASES = 150
@@ -107,6 +108,19 @@ def test_several_models_that_generate_equal_brute_force(writers: int, *, twins: 
             assert sum(mapping.stages) == pytest.approx(sum(recomputed(costs, mapping.pools)), rel=1e-9)
             shared += any(len(costs.elastic & {*pool.roles}) > 1 for pool in mapping.pools)
     assert shared > 10
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_equals_brute_force_on_random_hardware(part: int) -> None:
+    fits = 0
+    for seed in range(10 * part, 10 * part + 10):
+        costs, devices = random_case(seed)
+        sizes, roles = pool_sizes(devices, costs.hardware.gpus_per_node), costs.dataflow.roles
+        expected = brute_force(costs, roles, devices, sizes)[0]
+        found = Search([DeviceKind(costs, devices, sizes)], roles).best()
+        fits += bool(found)
+        assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
+    assert fits
 
 
 def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
