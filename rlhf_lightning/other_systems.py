@@ -38,10 +38,6 @@ _FOLLOWS = (
 )
 _EQUAL_SCORES = "Type --algo dapo: it leaves out groups with equal scores."
 _ONE_KL = f"Type --algo.policy_loss.kl_coef B and {KL_STAYS}"
-_LAST_ANSWER = (
-    "The last answer of a row is learned. To learn all answers of a conversation, make a row of each, which "
-    'ends with it, as "Learning every answer" in docs/data.md does; leave it out.'
-)
 _SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
 
 
@@ -184,7 +180,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "simpo_gamma": ("algo.loss.gamma",),
     "desirable_weight desirable_loss_weight": ("algo.loss.desirable_weight",),
     "undesirable_weight undesirable_loss_weight": ("algo.loss.undesirable_weight",),
-    "assistant_only_loss completion_only_loss multiturn": _LAST_ANSWER,
+    "assistant_only_loss multiturn": ("data.every_answer",),
+    "completion_only_loss": "The answer is learned, never the prompt: leave it out.",
     "critic_warmup freezing_actor_steps freezing_steps": ("algo.critic_warmup_steps",),
     "dataset_name train_dataset train_files prompt_data prompt_dataset dataset": ("data.path",),
     "eval_dataset eval.dataset val_files": ("data.val_path",),

@@ -37,6 +37,8 @@ class Draft:
     """A text, or a list of {role, content} messages."""
     prompt_field: str
     """Field that held it, for messages."""
+    where: str
+    """Where the row comes from, for messages, such as `train.jsonl, row 3`."""
     answers: tuple[Answer, ...] = ()
     """None, one, or the two of a pair."""
 
@@ -44,6 +46,24 @@ class Draft:
         """The draft with values of extra columns, a mapping for each answer."""
         changed = [replace(answer, values=own) for answer, own in zip(self.answers, values, strict=True)]
         return replace(self, answers=tuple(changed))
+
+    def for_each_answer(self) -> list[Draft]:
+        """A draft for each text that the assistant says, after the messages before it; this one is the last.
+
+        Messages with `tool_calls` are no texts, and before a greeting no user has asked for it.
+        """
+        said = self.prompt if isinstance(self.prompt, list) else []
+        texts = {
+            at: content_of(message)
+            for at, message in enumerate(said)
+            if message["role"] == "assistant" and not message.get("tool_calls")
+        }
+        earlier = [
+            replace(self, prompt=said[:at], answers=(Answer(pieces=(said[at]["content"],)),))
+            for at, text in texts.items()
+            if text and any(before["role"] == "user" for before in said[:at])
+        ]
+        return [*earlier, self]
 
 
 def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft:
@@ -79,6 +99,7 @@ def read_draft(record: Record, form: Format, fields: Mapping[str, str]) -> Draft
         row=record.row,
         prompt=_asked(record, form, found),
         prompt_field=first if before else form.prompt_field,
+        where=record.where,
         answers=tuple(Answer(pieces=(text,)) for _, text in found.values()),
     )
 
@@ -147,5 +168,6 @@ def _from_dialogues(record: Record, form: Format, fields: Mapping[str, str]) -> 
         row=record.row,
         prompt=as_messages(prompt, where=record.where) if form.chat_template else prompt,
         prompt_field=next(iter(sources.values())),
+        where=record.where,
         answers=tuple(Answer(pieces=(answer,)) for answer in answers),
     )

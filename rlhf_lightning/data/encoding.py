@@ -60,18 +60,16 @@ def encode_drafts(
             tokens, or no row is short enough.
     """
     form.check_template(tokenizer)
-    messages = [prompt_messages(draft, form, where=f"{name}, row {n}") for n, draft in enumerate(drafts, 1)]
-    forms = forms_of_rows([draft.row for draft in drafts], tokenizer, form, name=name)
+    messages = [prompt_messages(draft, form) for draft in drafts]
+    forms = forms_of_rows(drafts, tokenizer, form, name=name)
     texts = [
-        render(said, tokenizer, own, where=f"{name}, row {n}") if said else _from_template(draft.prompt, own)
-        for n, (draft, said, own) in enumerate(zip(drafts, messages, forms, strict=True), 1)
+        render(said, tokenizer, own, where=draft.where) if said else _from_template(draft.prompt, own)
+        for draft, said, own in zip(drafts, messages, forms, strict=True)
     ]
     prompts = list(tokenize(texts, tokenizer, special=not form.chat_template))
-    for number, prompt in enumerate(prompts, start=1):
+    for draft, text, prompt in zip(drafts, texts, prompts, strict=True):
         if not prompt:
-            raise ValueError(
-                f"{name}, row {number}: the prompt {texts[number - 1]!r} has no tokens. Remove the row."
-            )
+            raise ValueError(f"{draft.where}: the prompt {text!r} has no tokens. Remove the row.")
     responses = _encode_answers(drafts, tokenizer, form, name)
     kept = _fitting(prompts, responses, form, name)
     rows = {i: _with_prompt(drafts[i].row, texts[i], messages[i], form) for i in kept}
@@ -88,14 +86,14 @@ def encode_drafts(
     )
 
 
-def prompt_messages(draft: Draft, form: Format, *, where: str) -> list[dict[str, str]] | None:
+def prompt_messages(draft: Draft, form: Format) -> list[dict[str, str]] | None:
     """The messages of a row's prompt; None where it is a plain text.
 
     Raises:
         ValueError: the prompt is neither a text nor a list of messages, such a list as a text or without a
             template, or the field of prompts holds messages that end with an answer.
     """
-    prompt = draft.prompt
+    prompt, where = draft.prompt, draft.where
     if isinstance(prompt, str):
         check_no_list(prompt, draft.prompt_field, where=where)
         said = [{"role": "user", "content": _from_template(prompt, form)}]
@@ -293,20 +291,15 @@ def _encode_answers(
     drafts: Sequence[Draft], tokenizer: PreTrainedTokenizerBase, form: Format, name: str
 ) -> list[list[_Response]]:
     """The responses to each prompt; empty lists where rows are prompts only."""
-    pieces = [
-        (number, piece)
-        for number, draft in enumerate(drafts, start=1)
-        for answer in draft.answers
-        for piece in answer.pieces
-    ]
+    pieces = [(draft.where, piece) for draft in drafts for answer in draft.answers for piece in answer.pieces]
     if not pieces:
         return [[] for _ in drafts]
     answers = [answer.pieces for draft in drafts for answer in draft.answers]
     _warn_of_thoughts(answers, tokenizer, form, name)
     ids = list(answer_tokens(answers, tokenizer, form))
-    for (number, piece), tokens in zip(pieces, ids, strict=True):
+    for (where, piece), tokens in zip(pieces, ids, strict=True):
         if piece and not tokens:  # the last answer of a dialogue may be empty
-            raise ValueError(f"{name}, row {number}: the response {piece!r} has no tokens. Remove the row.")
+            raise ValueError(f"{where}: the response {piece!r} has no tokens. Remove the row.")
     end, rest = turn_end(tokenizer, form), iter(ids)
     return [
         [_join(answer, list(islice(rest, len(answer.pieces))), end) for answer in draft.answers]

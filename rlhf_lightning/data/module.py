@@ -122,6 +122,10 @@ class RowData(LightningDataModule, ABC):
         response = {} if form.response_field is None else {"response_field": form.response_field}
         return read_draft(record, form, response)
 
+    def drafts(self, record: Record, form: Format) -> list[Draft]:
+        """Return what a row becomes in the data, each counted as a row: one draft, or several."""
+        return [self.draft(record, form)]
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, name: str, key_offset: int = 0
     ) -> EncodedRows:
@@ -138,7 +142,7 @@ class RowData(LightningDataModule, ABC):
         """
         form = self.format()
         records = (Record(row=row, where=f"{name}, row {n}") for n, row in enumerate(rows, start=1))
-        drafts = [self.draft(record, form) for record in records]
+        drafts = [draft for record in records for draft in self.drafts(record, form)]
         return encode_drafts(drafts, tokenizer, form, name=name, key_offset=key_offset)
 
     def setup(self, stage: str) -> None:

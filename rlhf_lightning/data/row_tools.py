@@ -13,8 +13,8 @@ from rlhf_lightning.data.record import Record
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf_lightning.data.drafts import Draft
     from rlhf_lightning.data.format import Format
-    from rlhf_lightning.data.rows import Row
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ TOOLS = "tools"
 
 
 def forms_of_rows(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, form: Format, *, name: str
+    drafts: Sequence[Draft], tokenizer: PreTrainedTokenizerBase, form: Format, *, name: str
 ) -> list[Format]:
     """The format of each row: with a chat template its own tools come before those of the options.
 
     Warns where rows have tools, and the template knows of none.
 
     Args:
-        rows: as they were read.
+        drafts: of the rows.
         tokenizer: of the model.
         form: of all of them.
         name: where they come from, for messages.
@@ -38,22 +38,22 @@ def forms_of_rows(
     Raises:
         ValueError: the field holds something else.
     """
-    having = {n for n, row in enumerate(rows) if form.chat_template and not _none(row.get(TOOLS))}
+    having = {n for n, draft in enumerate(drafts) if form.chat_template and not _none(draft.row.get(TOOLS))}
     if having and TOOLS not in str(tokenizer.chat_template):
         logger.warning(
             "%s: %d of %d rows have a field 'tools', for which the chat template of %s has no place: the "
             "model does not read of them. Write them into a system prompt, or take a template that has one",
             name,
             len(having),
-            len(rows),
+            len(drafts),
             tokenizer.name_or_path,
         )
         having = set()
     return [
-        replace(form, template_options={**form.template_options, TOOLS: _tools(row, f"{name}, row {n + 1}")})
+        replace(form, template_options={**form.template_options, TOOLS: _tools(draft)})
         if n in having
         else form
-        for n, row in enumerate(rows)
+        for n, draft in enumerate(drafts)
     ]
 
 
@@ -62,20 +62,20 @@ def _none(found: object) -> bool:
     return not found or (isinstance(found, str) and found.strip() in ("", "[]", "null"))
 
 
-def _tools(row: Row, where: str) -> list[object]:
+def _tools(draft: Draft) -> list[object]:
     """The tools of a row: a list of objects, or a JSON text of one, as data sets store it.
 
     Raises:
         ValueError: the field holds something else.
     """
-    found = row[TOOLS]
+    found = draft.row[TOOLS]
     if isinstance(found, str):
         try:
             found = json.loads(found)
         except ValueError:
             found = None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        raise Record(row=row, where=where).wrong(
+        raise Record(row=draft.row, where=draft.where).wrong(
             TOOLS,
             "the chat template renders tools, a list of {type, function} objects or a JSON text of one. If "
             "this is something else, rename the field",

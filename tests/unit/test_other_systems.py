@@ -178,8 +178,9 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
 
 
 def test_whoever_learns_every_answer_of_a_conversation_is_told_how() -> None:
-    for option in ("assistant_only_loss", "completion_only_loss", "multiturn"):
-        assert "To learn all answers of a conversation, make a row of each" in told(option, SFT)
+    for option in ("assistant_only_loss", "multiturn"):
+        assert told(option, SFT) == "Did you mean --data.every_answer?"
+    assert told("completion_only_loss", SFT) == "The answer is learned, never the prompt: leave it out."
 
 
 class Tempered(GRPO):

@@ -215,3 +215,37 @@ def test_lengths_are_those_of_what_is_done_with_the_rows(write_rows: Writer) -> 
     data.check_lengths(positions=12, new_tokens=9, generates=True)
     with pytest.raises(ValueError, match=r"sampling\.max_new_tokens=9: with the longest prompt, 3 tokens"):
         data.check_lengths(positions=11, new_tokens=9, generates=True)
+
+
+CALL: dict[str, object] = {
+    "role": "assistant",
+    "content": "I add.",
+    "tool_calls": [{"function": {"name": "add"}}],
+}
+
+
+def test_every_answer_is_learned_after_the_messages_before_it(write_rows: Writer) -> None:
+    """Not a greeting that nothing asks for, and no call; as if each were the last of a row."""
+    roles = ["system", *("assistant", "user") * 2, "assistant"]
+    said = zip(roles, ["s", "hi", "a", "b", "c", " d"], strict=True)
+    whole: list[dict[str, object]] = [{"role": role, "content": content} for role, content in said]
+    silent: dict[str, object] = {"role": "assistant", "content": ""}
+    whole[4:4] = [silent, {"role": "user", "content": "e"}, CALL, {"role": "tool", "content": "f"}]
+    rows = [{"messages": whole, "source": 1}, {"messages": whole[2:4], "source": 2}]
+    each = [{"messages": whole[:4]}, {"messages": whole}, {"messages": whole[2:4]}]
+    options = {"chat_template": True, "response_field": "messages", "batch_size": 3}
+    data = completion_data(write_rows(*rows), every_answer=True, **options)
+    found = next(iter(data.train_dataloader()))
+    expected = next(iter(completion_data(write_rows(*each, name="each.jsonl"), **options).train_dataloader()))
+    for column in ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "row_ids"):
+        assert found[column].tolist() == expected[column].tolist(), column
+    assert [row["source"] for row in data.train_rows] == [1, 1, 2]
+    assert [row["prompt_messages"] for row in data.train_rows] == [whole[:3], whole[:-1], whole[2:3]]
+    whole[-1] = silent
+    with pytest.raises(ValueError, match=r"row 2: the field 'messages' holds an empty response"):
+        completion_data(write_rows(rows[1], rows[0]), every_answer=True, **options)
+
+
+def test_every_answer_is_told_apart_in_messages(write_rows: Writer) -> None:
+    with pytest.raises(ValueError, match=r"data.every_answer=true: .* Add --data.chat_template true"):
+        completion_data(write_rows({"prompt": "a", "response": "b"}), every_answer=True)

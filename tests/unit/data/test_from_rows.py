@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from rlhf_lightning.data import CompletionData, MixedData, PreferenceData, PromptData, RowData, TextData
-from rlhf_lightning.data.rows import Row
-from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.data import MixedData, PreferenceData, PromptData, RowData, TextData
 from rlhf_lightning.strategies import Local
-from tests.conftest import ROOT
 from tests.unit.algos.short import grpo, trainer
 from tests.unit.data.conftest import Writer
 
@@ -86,25 +82,3 @@ def test_several_files_are_told_to_become_one() -> None:
         ValueError, match=r"^data\.path=\['a\.jsonl', 'b\.jsonl'\]: .* one file, each with a field data_"
     ):
         PromptData(path=["a.jsonl", "b.jsonl"])  # type: ignore[arg-type]
-
-
-def test_each_answer_of_a_conversation_is_learned_as_documented() -> None:
-    (code,) = re.findall(
-        r"```python\n(def each_answer.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL
-    )
-    names: dict[str, object] = {}
-    exec(code, names)  # noqa: S102 - the package's own document
-    each_answer = cast("Callable[[object], Iterable[Row]]", names["each_answer"])
-    said = [("system", "Add."), ("user", "1+1?"), ("assistant", "2"), ("user", "3+3?"), ("assistant", "6")]
-    row = {"messages": [{"role": role, "content": content} for role, content in said]}
-    options: dict[str, Any] = {"response_field": "messages", "chat_template": True, "tokenizer": "embedded"}
-    data = CompletionData.from_rows([*each_answer([row])], **options, batch_size=2, shuffle=False)
-    rows_of(data)
-    batch = next(iter(data.train_dataloader()))
-    tokenizer = load_tokenizer("embedded")
-    answers = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in batch["response_ids"]]
-    assert [answer.strip() for answer in answers] == ["2", "6"]
-    prompts = [tokenizer.decode(ids) for ids in batch["prompt_ids"]]
-    assert "1+1?" in prompts[0]
-    assert "3+3?" not in prompts[0]
-    assert all(part in prompts[1] for part in ("Add.", "1+1?", "2", "3+3?"))

@@ -62,7 +62,9 @@ def test_a_number_may_stand_where_models_trained_here_have_it(tmp_path: Path, *,
     plain.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     messages = MESSAGES[1:]
-    draft = Draft(row={}, prompt=messages, prompt_field="prompt", answers=(Answer(pieces=("cd",)),))
+    draft = Draft(
+        row={}, prompt=messages, prompt_field="prompt", where="row 1", answers=(Answer(pieces=("cd",)),)
+    )
     encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
     trained = [*encoded.prompts[0], *(encoded.responses or [])[0]]
     assert trained == [260, *b"ab", END, 10, 261, *b"cd", END]
@@ -80,7 +82,9 @@ def test_a_response_begins_as_the_judge_was_trained_on_it(tmp_path: Path, betwee
     template = f"{{% for m in messages %}}{turn}{{% endfor %}}".replace("BETWEEN", between)
     tokenizer = load_tokenizer(write_spacing(tmp_path, "\n235+=", template=template))
     messages = [{"role": "user", "content": "2+3"}]
-    draft = Draft(row={}, prompt=messages, prompt_field="prompt", answers=(Answer(pieces=("5",)),))
+    draft = Draft(
+        row={}, prompt=messages, prompt_field="prompt", where="row 1", answers=(Answer(pieces=("5",)),)
+    )
     encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
     trained = [*encoded.prompts[0], *(encoded.responses or [])[0]]
     row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": messages}
