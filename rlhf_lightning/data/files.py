@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rlhf_lightning.data.arrow import without_nulls
+from rlhf_lightning.data.record import find
 from rlhf_lightning.data.rows import Row, read_rows
 
 IN_MEMORY = "memory"
@@ -28,32 +29,30 @@ class RowSplit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """A file or data set of training rows; validation rows are those of another one, or its last rows.
+    """Files or data sets of training rows; validation rows are those of others, or the last of each.
 
     Raises:
         ValueError: an option is outside its range, or two exclude each other.
     """
 
-    path: str
-    val_path: str | None = None
+    path: list[str] | str
+    val_path: list[str] | str | None = None
     val_rows: int = 0
     limit: int | None = None
+    source_field: str | None = None
+    """Where one of the two is a list, rows without this field are given it: the name of their own file."""
     given: RowSplit | None = None
     """Rows to use instead of those at `path`."""
 
     def __post_init__(self) -> None:
-        given: object = self.path
-        if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
-            raise ValueError(
-                f"data.path={list(given)}: it is one file or data set. Write the rows of several into one "
-                "file, each with a field data_source, by which rewards can differ. How often a row is "
-                "drawn is how often it stands there, or what `draw` of a data module of your own says."
-            )
-        if not isinstance(self.path, str):
-            raise ValueError(
-                f"data.path is a {type(self.path).__name__}, and has to be a text. Rows in memory are given "
-                "by PromptData.from_rows(rows, ...), and so for its subclasses."
-            )
+        given: list[tuple[str, object]] = [("path", self.path), ("val_path", self.val_path)]
+        for option, value in given if self.val_path is not None else given[:1]:
+            if not _several(value) or not all(one and isinstance(one, str) for one in _several(value)):
+                raise ValueError(
+                    f"data.{option}={str(value)[:60]}: this is the name of a file or data set, or a list of "
+                    "names. Rows in memory are given by PromptData.from_rows(rows, ...), and so for its "
+                    "subclasses."
+                )
         if self.given is not None and self.given.held_out and (self.val_rows or self.val_path):
             raise ValueError("from_rows(held_out=...) with data.val_rows or data.val_path: give one of them.")
         if self.val_path is not None and self.val_rows:
@@ -67,8 +66,8 @@ class Files:
 
     @property
     def stem(self) -> str:
-        """Name of the file or data set, without folder and endings."""
-        return Path(self.path.partition(":")[0]).name.partition(".")[0].partition("@")[0]
+        """Names of the files or data sets, without folder and endings."""
+        return "+".join(map(_stem, _several(self.path)))
 
     def read(self) -> RowSplit:
         """Return the rows of `path`, split where rows are held out.
@@ -76,24 +75,46 @@ class Files:
         Raises:
             ValueError: a file is missing or damaged, or nothing is left to train on.
         """
-        rows, held_out, _, held_out_name = self.given or self._read()
+        parts = [self._split(path) for path in _several(self.path)]
+        held_out = [row for part in parts for row in part.held_out]
+        name = " + ".join(part.train_name for part in parts)
+        held_out_name = " + ".join(part.held_out_name for part in parts)
         if self.val_path is not None:
-            held_out, held_out_name = read_rows(self.val_path, option="data.val_path"), self.val_path
-        elif self.val_rows:
-            if self.val_rows >= len(rows):
-                raise ValueError(
-                    f"data.val_rows={self.val_rows}: {self.path} has {len(rows)} rows, none is left over. "
-                    f"Try --data.val_rows {len(rows) // 10}."
-                )
-            rows, held_out = rows[: -self.val_rows], rows[-self.val_rows :]
-            held_out_name = f"{self.path} (the last {self.val_rows} rows)"
+            paths = _several(self.val_path)
+            found = [self._named(read_rows(path, option="data.val_path"), path) for path in paths]
+            held_out, held_out_name = [row for rows in found for row in rows], " + ".join(paths)
+        return RowSplit([row for part in parts for row in part.train], held_out, name, held_out_name)
+
+    def _split(self, path: str) -> RowSplit:
+        """The rows of one file, or those given: the first to train on, the last held out."""
+        whole = None if self.val_rows else self.limit
+        rows, held_out = self.given[:2] if self.given else (read_rows(path, limit=whole), [])
+        if self.val_rows >= len(rows):
+            raise ValueError(
+                f"data.val_rows={self.val_rows}: {path} has {len(rows)} rows, none is left over. "
+                f"Try --data.val_rows {len(rows) // 10}."
+            )
+        end, held_out_name = len(rows) - self.val_rows, path
+        if self.val_rows:
+            held_out, held_out_name = rows[end:], f"{path} (the last {self.val_rows} rows)"
         return RowSplit(
-            train=rows[: self.limit], held_out=held_out, train_name=self.path, held_out_name=held_out_name
+            self._named(rows[:end][: self.limit], path), self._named(held_out, path), path, held_out_name
         )
 
-    def _read(self) -> RowSplit:
-        rows = read_rows(self.path, limit=None if self.val_rows else self.limit)
-        return RowSplit(rows, [], self.path, self.path)
+    def _named(self, rows: list[Row], path: str) -> list[Row]:
+        field, source = self.source_field, _stem(path)
+        if field is None or not (isinstance(self.path, list) or isinstance(self.val_path, list)):
+            return rows
+        return [row if find(row, field) is not None else {**row, field: source} for row in rows]
+
+
+def _several(paths: object) -> list[str]:
+    """The names that an option gives, one or a list of them."""
+    return cast("list[str]", paths if isinstance(paths, list) else [paths])
+
+
+def _stem(path: str) -> str:
+    return Path(path.partition(":")[0]).name.partition(".")[0].partition("@")[0]
 
 
 def listed(rows: Iterable[Mapping[str, object]]) -> list[Row]:

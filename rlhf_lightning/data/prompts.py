@@ -26,14 +26,15 @@ class PromptData(RowData):
         ValueError: an option is outside its range, or two exclude each other.
     """
 
-    path: str
-    """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name: openai/gsm8k@main:train."""
-    val_path: str | None = None
+    path: list[str] | str
+    """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name: openai/gsm8k@main:train; or
+    a list of them."""
+    val_path: list[str] | str | None = None
     """Validation rows, written like `path`."""
     val_rows: int = 0
-    """Hold this many rows at the end of `path` out for validation, instead of `val_path`."""
+    """Hold this many rows at the end of each file of `path` out for validation, instead of `val_path`."""
     limit: int | None = None
-    """Use only this many training rows, the first ones."""
+    """Use only this many training rows of each file, the first ones."""
     prompt_field: str = "prompt"
     """Field that holds the prompt: a text, or a list of {role, content} messages."""
     prompt_template: str = "{prompt}"
@@ -55,7 +56,7 @@ class PromptData(RowData):
     data_source_field: str = "data_source"
     """Field that names the row's data source, by which rewards can differ."""
     data_source: str | None = None
-    """Data source of rows without that field; by default the name of the file."""
+    """Data source of rows without that field; by default the name of the file, or of each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,5 +127,6 @@ class PromptData(RowData):
             val_path=self.val_path,
             val_rows=self.val_rows,
             limit=self.limit,
+            source_field=self.data_source_field if self.data_source is None else None,
             given=self._given,
         )

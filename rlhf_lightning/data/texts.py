@@ -36,14 +36,15 @@ class TextData(RowData):
         ValueError: an option is outside its range, or two exclude each other.
     """
 
-    path: str
-    """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name; a row is a document."""
-    val_path: str | None = None
+    path: list[str] | str
+    """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name, or a list of them; a row is
+    a document."""
+    val_path: list[str] | str | None = None
     """Validation documents, written like `path`."""
     val_rows: int = 0
-    """Hold this many documents at the end of `path` out for validation, instead of `val_path`."""
+    """Hold this many documents at the end of each file out for validation, instead of `val_path`."""
     limit: int | None = None
-    """Use only this many training documents, the first ones."""
+    """Use only this many training documents of each file, the first ones."""
     text_field: str = "text"
     """Field that holds the text."""
     block_tokens: int = 512

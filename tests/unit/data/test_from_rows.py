@@ -71,14 +71,10 @@ def test_what_is_refused(rows: object, options: dict[str, Any], said: str) -> No
         PromptData.from_rows(cast(Iterable[Mapping[str, object]], rows), **options).setup("fit")
 
 
-def test_a_list_is_no_path() -> None:
-    with pytest.raises(ValueError, match=r"data\.path is a list, .* PromptData\.from_rows"):
-        PromptData(path=ROWS)  # type: ignore[arg-type]
-
-
-def test_several_files_are_told_to_become_one() -> None:
-    """As other systems take them; `data_source` keeps their rows apart."""
-    with pytest.raises(
-        ValueError, match=r"^data\.path=\['a\.jsonl', 'b\.jsonl'\]: .* one file, each with a field data_"
-    ):
-        PromptData(path=["a.jsonl", "b.jsonl"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("path", [ROWS, [], "", [""], None, 3])
+def test_what_is_no_path(path: object) -> None:
+    with pytest.raises(ValueError, match=r"^data\.path=.*: this is the name of .* PromptData\.from_rows"):
+        PromptData(path=path)  # type: ignore[arg-type]
+    if path is not None:
+        with pytest.raises(ValueError, match=r"^data\.val_path=.*: this is the name of "):
+            PromptData(path="a.jsonl", val_path=path)  # type: ignore[arg-type]
