@@ -274,7 +274,7 @@ def answer_tokens(
         form: whether a chat template renders the prompts.
     """
     turn = _around_answer(tokenizer, form)[0] if form.chat_template else Turn()
-    texts = [text for first, *others in answers for text in (turn.after_prompt(first), *others)]
+    texts = [text for pieces in answers for text in (turn.after_prompt(*pieces), *pieces[1:])]
     if not adds_space(tokenizer):
         yield from tokenize(texts, tokenizer, special=False)
         return

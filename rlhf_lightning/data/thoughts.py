@@ -3,6 +3,7 @@
 Qwen3            a prompt ends with the turn's beginning; an answer without a thought is given an empty one
 Qwen3, thinking  a prompt ends with <think>, too; an answer without a thought closes it
 DeepSeek-R1      a prompt ends with <think>, which the conversation with an answer does not have
+GLM-4.7          a prompt ends with <think>, in whose place the conversation with an answer has </think>
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 _NAME = r"[\w:]*(?:think|thought|reason)\w*"  # of the tags around a thought
 _CLOSED = re.compile(rf"(</{_NAME}>|\[/{_NAME}\])\s*$", re.IGNORECASE)
-_TAG = re.compile(rf"\s*(<{_NAME}>|\[{_NAME}\])\s*", re.IGNORECASE)
+_BEGUN = re.compile(rf"\s*(<{_NAME}>|\[{_NAME}\])\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,19 @@ class Turn:
         """Whether an answer is written with a thought of its own, be it after the tag."""
         return bool(self.tag) and (answer.lstrip().startswith(self.tag) or self.closing in answer)
 
-    def after_prompt(self, answer: str) -> str:
-        """The text of an answer that follows a rendered prompt."""
-        begun = answer.lstrip()
-        if self.has_thought(answer):
-            if not (self.is_open and begun.startswith(self.tag)):
-                return answer
-            return begun.removeprefix(self.tag).removeprefix(self.white)
+    def after_prompt(self, *pieces: str) -> str:
+        """The first of an answer's pieces, as it follows a rendered prompt."""
+        begun = pieces[0].lstrip()
+        if self.has_thought("".join(pieces)):
+            tagged = begun.startswith(self.tag)
+            if self.is_open:
+                return begun.removeprefix(self.tag).removeprefix(self.white) if tagged else pieces[0]
+            head, _, empty = self.lead.partition(self.tag)
+            half = len(empty.partition(self.closing)[0]) // 2  # of the white space of an empty thought
+            return head + (begun if tagged else self.tag + empty[:half] + begun)
         if self.lead.isspace():
-            return answer if answer[:1].isspace() else self.lead + answer
-        return self.lead + answer if _CLOSED.search(self.lead) else answer
+            return pieces[0] if pieces[0][:1].isspace() else self.lead + pieces[0]
+        return self.lead + pieces[0] if _CLOSED.search(self.lead) else pieces[0]
 
 
 def turn_of(prompt: str, before: str) -> Turn:
@@ -56,11 +60,11 @@ def turn_of(prompt: str, before: str) -> Turn:
         prompt: a rendered prompt.
         before: the rendered conversation with an answer, up to the answer.
     """
+    begun = _BEGUN.search(prompt)
     lead = before.removeprefix(prompt) if before.startswith(prompt) else ""
-    if closed := _CLOSED.search(lead):
-        tag = closed[1].replace("/", "", 1)
-    else:
-        begun = _TAG.fullmatch(prompt.removeprefix(before)) if prompt.startswith(before) else None
-        tag = begun[1] if begun else ""
-    white = prompt[len(prompt.rstrip()) :]
-    return Turn(lead, tag, white, bool(tag) and prompt.rstrip().endswith(tag))
+    if begun and not lead and before.startswith(head := prompt[: begun.start()]):
+        rest = before.removeprefix(head).rpartition(begun[1])[2]
+        lead = rest if _CLOSED.search(rest) else ""
+    closed = _CLOSED.search(lead)
+    tag = begun[1] if begun else closed[1].replace("/", "", 1) if closed else ""
+    return Turn(lead, tag, prompt[len(prompt.rstrip()) :], bool(begun))

@@ -48,6 +48,33 @@ def test_a_thought_without_its_beginning_is_one() -> None:
     assert turn.after_prompt("5") == "\n</think>\n\n5"
 
 
+def test_a_thought_whose_end_the_conversation_has_in_the_place_of_its_beginning() -> None:
+    """As GLM-4.7's template has it, and DeepSeek-V3.1's with thinking."""
+    turn = turn_of("U:2\nA:<think>", "U:2\nA:</think>")
+    assert turn.is_open
+    assert turn.after_prompt("<think>long</think>5") == "long</think>5"
+    assert turn.after_prompt("5") == "</think>5"
+    spaced = turn_of("U:2\nA:<think>", "U:2\nA:\n<think>\n\n</think>\n\n")
+    assert spaced.after_prompt("5") == "\n\n</think>\n\n5"
+
+
+@pytest.mark.parametrize(
+    ("lead", "opening"), [("<think>\n\n</think>\n\n", "<think>\n"), ("\n<think></think>\n", "\n<think>")]
+)
+def test_what_stands_before_a_thought_is_there_with_any(lead: str, opening: str) -> None:
+    """Qwen3's template and GLM-4.5's; the thought's own tag may be missing, as in answers of DeepSeek-R1."""
+    turn = turn_of("U:2\nA:", "U:2\nA:" + lead)
+    assert turn.after_prompt("long\n</think>\n\n5") == opening + "long\n</think>\n\n5"
+    assert turn.after_prompt("<think>\nlong</think>5") == opening.rstrip() + "\nlong</think>5"
+    assert turn.after_prompt("5") == lead + "5"
+
+
+def test_a_thought_may_end_in_a_later_piece() -> None:
+    turn = turn_of("U:2\nA:<think>\n", "U:2\nA:<think>\n\n</think>\n\n")
+    assert turn.after_prompt("long", "\n</think>\n\n5") == "long"
+    assert turn.after_prompt("5", " it is") == "\n</think>\n\n5"
+
+
 @pytest.mark.parametrize("before", ["U:2\nA:", "U:2\nB:<b>", "U:2\nA: ", "U:2\nA:[/INST]", "U:2\n"])
 def test_other_templates_write_no_thought(before: str) -> None:
     turn = turn_of("U:2\n<assistant>" if before == "U:2\n" else "U:2\nA:", before)
