@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lightning.data import StepData
 from rlhf_lightning.data.thoughts import turn_of
-from tests.unit.data.conftest import Writer, write_template
+from tests.unit.data.conftest import Writer, batches, write_template
 from tests.unit.data.test_completions import completion_data
 
 USER = "{% for m in messages %}{% if m.role == 'user' %}{{ 'U:' + m.content + '\n' }}{% else %}"
@@ -69,10 +70,29 @@ def test_what_stands_before_a_thought_is_there_with_any(lead: str, opening: str)
     assert turn.after_prompt("5") == lead + "5"
 
 
-def test_a_thought_may_end_in_a_later_piece() -> None:
-    turn = turn_of("U:2\nA:<think>\n", "U:2\nA:<think>\n\n</think>\n\n")
-    assert turn.after_prompt("long", "\n</think>\n\n5") == "long"
-    assert turn.after_prompt("5", " it is") == "\n</think>\n\n5"
+@pytest.mark.parametrize(("last", "begins"), [("</think>5", "long"), ("5", "\n</think>\n\nlong")])
+def test_a_thought_may_end_in_a_later_step(
+    write_rows: Writer, tmp_path: Path, caplog: pytest.LogCaptureFixture, last: str, begins: str
+) -> None:
+    for kind in ("qwen3-thinking", "deepseek-r1"):
+        tokenizer = write_template(tmp_path / kind, TEMPLATES[kind])
+        file = write_rows({"prompt": "2 + 3?", "steps": ["long", last], "labels": [1, 1]})
+        data = StepData(path=str(file), tokenizer=tokenizer, chat_template=True, batch_size=1)
+        ids = batches(data)[0]["response_ids"][0].tolist()
+        open_end = kind == "deepseek-r1" and last == "5"
+        assert bytes(ids[:-1]).decode() == f"{'long' if open_end else begins}\n{last}"
+        assert (" answers have no </think>" in caplog.text) == open_end
+
+
+def test_a_template_that_wants_a_system_prompt_leaves_answers_as_they_are(
+    write_rows: Writer, tmp_path: Path
+) -> None:
+    wants = "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
+    tokenizer = write_template(tmp_path, f"{wants}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}")
+    said = [{"role": role, "content": role} for role in ("system", "user")]
+    file = write_rows({"prompt": said, "response": " 5"})
+    data = completion_data(file, chat_template=True, tokenizer=tokenizer, batch_size=1)
+    assert bytes(batches(data)[0]["response_ids"][0].tolist()[:-1]).decode() == " 5"
 
 
 @pytest.mark.parametrize("before", ["U:2\nA:", "U:2\nB:<b>", "U:2\nA: ", "U:2\nA:[/INST]", "U:2\n"])
@@ -80,6 +100,17 @@ def test_other_templates_write_no_thought(before: str) -> None:
     turn = turn_of("U:2\n<assistant>" if before == "U:2\n" else "U:2\nA:", before)
     assert not turn.tag
     assert turn.after_prompt("<b>5</b>").strip() == "<b>5</b>"
+
+
+def test_a_line_before_the_tag_is_none_before_an_answer() -> None:
+    turn = turn_of("U:2\nA:\n<think>\n", "U:2\nA:\n")
+    assert turn.is_open
+    assert (turn.lead, turn.after_prompt("5")) == ("", "5")
+
+
+def test_tags_may_have_capitals() -> None:
+    assert turn_of("U:2\nA:<Think>", "U:2\nA:").tag == "<Think>"
+    assert turn_of("U:2\nA:", "U:2\nA:<THINK></THINK>").tag == "<THINK>"
 
 
 def test_brackets_are_tags_too() -> None:

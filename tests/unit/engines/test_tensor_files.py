@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from rlhf_lightning.checkpoint import write_state
 from rlhf_lightning.engines import FSDPEngine, save_file
@@ -44,6 +45,8 @@ def test_files_of_an_export_are_as_the_umask_says(tmp_path: Path, mode: str) -> 
     engine.export(tmp_path / "whole")
     (tmp_path / "adapters").mkdir()
     engine.export_adapters(tmp_path / "adapters")
+    with safe_open(tmp_path / "adapters" / "adapter_model.safetensors", "pt") as adapters:
+        assert adapters.metadata() == {"format": "pt"}
     assert modes(tmp_path / "whole") == modes(tmp_path / "adapters") == {mode}
 
 
