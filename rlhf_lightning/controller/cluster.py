@@ -26,6 +26,7 @@ from rlhf_lightning.controller.connection import (
     OPTION,
     check_address,
     check_connected,
+    check_limit,
     check_sockets,
     join,
     start_ray,
@@ -104,7 +105,7 @@ class RayCluster:
 
         Raises:
             ValueError: no cluster answers there, this process is connected to another, or this machine has
-                GPUs, but fewer, or no room for Ray's sockets.
+                GPUs, but fewer, or no room for Ray's sockets or its object store.
         """
         if ray.is_initialized():
             if self._address is not None and self._origin == OPTION and not self._started_ray:
@@ -114,6 +115,7 @@ class RayCluster:
             check_address(self._address, self._origin)
             return
         check_sockets()
+        check_limit()
         if 0 < torch.cuda.device_count() < needed:
             raise ValueError(too_few(needed, torch.cuda.device_count(), "GPU"))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,7 @@ import ray
 import torch
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import services
+from ray._private.utils import estimate_available_memory, resolve_object_store_memory
 from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
@@ -98,6 +101,24 @@ def check_sockets() -> None:
         return
     name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
     raise ValueError(f"{name}={folder}: {wrong}: Ray makes its sockets there. Set RAY_TMPDIR=/tmp.")
+
+
+def check_limit() -> None:
+    """Refuse a limit of memory that is too low for Ray's core, which would abort this process.
+
+    Raises:
+        ValueError: `ulimit -v` is below Ray's object store, which every process maps, and this process.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    store = resolve_object_store_memory(estimate_available_memory())
+    pages, _ = Path("/proc/self/statm").read_text().split(maxsplit=1)
+    if limit < store + int(pages) * resource.getpagesize():
+        raise ValueError(
+            f"ulimit -v is {limit // 1024}: each process maps Ray's object store of {store / 2**30:.1f} GiB, "
+            "and this limit counts it. Type `ulimit -v unlimited` first, or --strategy local."
+        )
 
 
 def check_connected(address: str) -> None:

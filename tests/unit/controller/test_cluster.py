@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from ray._private import state
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_lightning.controller import WorkerError, WorkerTimeoutError, cluster
+from rlhf_lightning.controller import WorkerError, WorkerTimeoutError, cluster, connection
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.import_path import ImportPath
@@ -129,6 +130,22 @@ def test_a_directory_in_which_ray_can_make_no_socket_is_refused(
     monkeypatch.setenv(name, folder)
     wrong = rf"^{name}={folder}: {said}: Ray makes its sockets there\. Set RAY_TMPDIR=/tmp\.$"
     with pytest.raises(ValueError, match=wrong) if said else nullcontext():
+        RayCluster("local", timeout_s=TIMEOUT_S).connect(1)
+
+
+@pytest.mark.parametrize(("limit_gb", "refused"), [(6, True), (20, False), (None, False)])
+def test_a_limit_of_memory_below_rays_store_is_refused(
+    monkeypatch: pytest.MonkeyPatch, limit_gb: int | None, refused: bool
+) -> None:
+    """Its core would abort this process, with a trace of C++."""
+    limit = resource.RLIM_INFINITY if limit_gb is None else limit_gb << 30
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(connection, "estimate_available_memory", lambda: 0)
+    monkeypatch.setattr(connection, "resolve_object_store_memory", lambda _: 6 << 30)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    monkeypatch.setattr(cluster, "start_ray", lambda _: None)
+    wrong = r"^ulimit -v is 6291456: .* object store of 6\.0 GiB, .* Type `ulimit -v unlimited`"
+    with pytest.raises(ValueError, match=wrong) if refused else nullcontext():
         RayCluster("local", timeout_s=TIMEOUT_S).connect(1)
 
 
