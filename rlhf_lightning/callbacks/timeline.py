@@ -50,10 +50,17 @@ def _complete(
 
 
 def write_trace(path: Path, calls: Sequence[CallReport], iterations: Sequence[tuple[float, float]]) -> None:
-    """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, event by event."""
+    """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, event by event.
+
+    Raises:
+        OSError: it cannot be written; its file name is the path, which Python says only of one not opened.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        for number, event in enumerate(trace_events(calls, iterations)):
-            file.write(",\n" * (number > 0) + json.dumps(event))
-        file.write("\n]}\n")
+    try:
+        with path.open("w") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            for number, event in enumerate(trace_events(calls, iterations)):
+                file.write(",\n" * (number > 0) + json.dumps(event))
+            file.write("\n]}\n")
+    except OSError as err:
+        raise OSError(err.errno, err.strerror, str(path)) from err

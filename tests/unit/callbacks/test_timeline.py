@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
 
@@ -33,3 +35,10 @@ def test_a_trace_has_a_track_for_each_device_and_one_for_the_iterations(tmp_path
     update = next(span for span in spans if span["name"] == "critic.update_critic")
     assert (update["tid"], update["ts"], update["dur"]) == (2, 103.0e6, 1.5e6)
     assert update["args"] == {"rows": 8, "peak_memory_bytes": 1001}
+
+
+def test_a_full_disk_is_that_of_the_trace() -> None:
+    """Else it would be taken for that of the checkpoints."""
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_trace(Path("/dev/full"), CALLS, ITERATIONS)
+    assert caught.value.filename == "/dev/full"
