@@ -43,7 +43,7 @@ from rlhf_lightning.output import check_output, leaves_files
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
-from rlhf_lightning.words import chosen, config_files, resolved
+from rlhf_lightning.words import as_handed_on, chosen, config_files, resolved
 from rlhf_lightning.yaml_files import write_names
 
 DECIDED_BY_STRATEGY = {
@@ -98,6 +98,8 @@ class Parser(LightningArgumentParser):
     ) -> Namespace:
         """As jsonargparse does, with None as null, which it hands on to the parsers of parts as None."""
         words = args and [re.sub(r"^(--[\w.+-]+=)?None$", r"\1null", word) for word in args]
+        if "namespace" in options:  # of a part
+            words = words and [as_handed_on(word) for word in words]
         return super().parse_args(words, *others, **options)  # type: ignore[arg-type]
 
     def _check_value_key(

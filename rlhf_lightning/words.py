@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
 
 from rlhf_lightning.names import FOLDERS, choices, class_path
 from rlhf_lightning.options import option_paths
@@ -23,6 +26,8 @@ _NESTED = re.compile(r"--\w+(\.\w+)+")
 _NAMED = {f"--{option}{ending}": option for option in FOLDERS for ending in ("", ".help")}
 """Options that take the name of a class, and of which."""
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
+_QUOTED = re.compile(r"""".*"|'.*'""", re.DOTALL)
+"""A text in the quotes of YAML."""
 
 
 def read_config(path: str) -> str:
@@ -47,8 +52,26 @@ def read_config(path: str) -> str:
             value = {"class_path": value}
         if isinstance(value, dict) and "class_path" in value:
             content[option] = _class_options(value, path=path, option=option)
+    return _as_json(content)
+
+
+def _as_json(content: object) -> str:
+    """JSON that is YAML too."""
     text = json.dumps(content, default=str, ensure_ascii=False)  # YAML reads dates, which JSON lacks
     return _NOT_PLAIN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def as_handed_on(word: str) -> str:
+    """`--option=VALUE` for the parser of a part, to which a list or a mapping comes as Python prints it.
+
+    There a line break in quotes is an escape, and to YAML two letters.
+    """
+    name, _, value = word.partition("=")
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return word
+    return f"{name}={_as_json(found)}" if isinstance(found, list | dict) else word
 
 
 def _nested(options: dict[object, object], path: str) -> dict[object, object]:
@@ -143,9 +166,9 @@ def resolved(arguments: Sequence[str]) -> list[str]:
             help on a part of no class.
     """
     result = list(arguments[:1])
-    joined = _with_negative_numbers(arguments[1:])
+    joined = _joined(arguments[1:])
     words = [part for word in joined for part in _split_at_equals(word)]
-    words = _classes_first(_help_on_parts(_with_values(words)))
+    words = [_unquoted(word) for word in _classes_first(_help_on_parts(_with_values(words)))]
     command = bool(result) and not result[0].startswith("-")
     if command and not {"-c", "--config", "--data", "-h", "--help"} & set(words):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
@@ -171,16 +194,43 @@ def chosen(words: Sequence[str], option: str) -> str:
     return found
 
 
-def _with_negative_numbers(words: Sequence[str]) -> list[str]:
-    """`--lr -1e-6` as one word, since argparse takes -1 for a number and -1e-6 for an option."""
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--lr -1e-6` as one word, since argparse takes -1 for a number and -1e-6 for an option; quotes too."""
     result: list[str] = []
     for word in words:
         option = bool(result) and result[-1].startswith("--") and "=" not in result[-1]
-        if option and _NEGATIVE.fullmatch(word):
+        if option and (_NEGATIVE.fullmatch(word) or _QUOTED.fullmatch(word)):
             result[-1] += f"={word}"
         else:
             result.append(word)
     return result
+
+
+def _unquoted(word: str) -> str:
+    """`--option="text"` without the quotes of YAML, which the parser would leave in the text.
+
+    A text that is a mapping, a list or a date to YAML goes to its class in JSON.
+    """
+    option, _, value = word.partition("=")
+    if not option.startswith("--") or not _QUOTED.fullmatch(value):
+        return word
+    try:
+        text = yaml.safe_load(value)
+    except yaml.YAMLError:  # quotes that begin the text, and others that end it
+        return word
+    first, *_ = option.removeprefix("--").split(".")
+    if first not in FOLDERS or _is_plain(text):
+        return f"{option}={text}"
+    group, _, name = option.rpartition(".")
+    return f"{group}.init_args={_as_json({name: text})}"
+
+
+def _is_plain(text: str) -> bool:
+    """Whether YAML reads a text as such, or as a number, which is a text to the parser where one is due."""
+    try:
+        return isinstance(yaml.safe_load(text), str | int | float | None)
+    except yaml.YAMLError:
+        return True
 
 
 def _split_at_equals(word: str) -> list[str]:

@@ -16,6 +16,7 @@ TEXTS = ("--algo.actor.sampling.stop_strings", r"""['</a>', 'x: y', "it's", '\n\
 SIGNS = ("--algo.actor.sampling.stop_strings", r"""["\U0001F600 é\u2028\x85\uFEFF\x7f", "\x9b\uE000"]""")
 MAIN = ("--data.main", "rlhf_lightning.data.PromptData", "--data.main.path", "a.jsonl")
 PTX = ("--data.ptx", "rlhf_lightning.data.TextData", "--data.ptx.path", "b.jsonl")
+PARTS = ("--data", "mixeddata", *MAIN, *PTX)
 FILE = ("--data", "promptdata", "--data.path", "a.jsonl", "--data.data_source", "'12'")
 TEMPLATE = ("--data.prompt_template", r'"Q: {prompt}\nA:"')
 VARIABLES = ("--data.chat_template_options", "{x: 1.5, y: 'no'}")
@@ -54,12 +55,32 @@ def test_defaults(rlhf: Rlhf, algorithm: str, strategy: str) -> None:
         ("--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:00:00:08"),
         SIGNS,
         (*FILE, *TEMPLATE, *VARIABLES, *SOURCES),
-        ("--data", "mixeddata", *MAIN, *PTX, "--trace", "x.json", "--ckpt_path", "last", *LOGGER),
+        (*PARTS, "--trace", "x.json", "--ckpt_path", "last", *LOGGER),
     ],
     ids=("adapters and texts", "callbacks", "a timer", "signs", "a file", "two files and a logger"),
 )
 def test_options(rlhf: Rlhf, words: tuple[str, ...]) -> None:
     same_again(rlhf, "--algo", "ppo", *words)
+
+
+def test_texts_are_those_that_yaml_reads(rlhf: Rlhf) -> None:
+    """In quotes or in a list, with a line break, a colon or an apostrophe, at each depth."""
+    template, stops = r'"Q: {prompt}\nA:"', r"""["\n\n", 'a\b', "it's", "é\u2028"]"""
+    words = ["--algo", "grpo", "--algo.actor.sampling.stop_strings", stops, *FILE]
+    words += ["--data.prompt_template", template, r'--algo.reward.separator="\n\n"', "--trace", "'a b'"]
+    code, out, err = rlhf.run("fit", *words, "--print_config")
+    assert code == 0, err
+    given = yaml.safe_load(out)
+    roles, data = given["algo"]["init_args"], given["data"]["init_args"]
+    assert roles["actor"]["init_args"]["sampling"]["stop_strings"] == yaml.safe_load(stops)
+    assert (data["prompt_template"], data["data_source"]) == ("Q: {prompt}\nA:", "12")
+    assert (roles["reward"]["init_args"]["separator"], given["trace"]) == ("\n\n", "a b")
+    code, out, err = rlhf.run(
+        "fit", "--algo", "ppo", *PARTS, "--data.main.prompt_template", template, "--print_config"
+    )
+    assert code == 0, err
+    main = yaml.safe_load(out)["data"]["init_args"]["main"]["init_args"]
+    assert (main["prompt_template"], main["path"]) == ("Q: {prompt}\nA:", "a.jsonl")
 
 
 @pytest.mark.parametrize("null", ["null", "None"])
