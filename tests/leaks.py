@@ -31,8 +31,8 @@ _IGNORED_VARIABLES = (
 """The second and third are set by ray.init, the others by torch as it imports its compiler and compiles."""
 _IGNORED_FOLDERS = frozenset({".git", ".venv", ".venvs", "__pycache__", "build", "dist", "results"})
 _IGNORED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_OLDER: set[int] = set()
-"""Numbers of processes that were there before this one: nobody's leak, and not looked at again."""
+_OTHERS: set[int] = set()
+"""Numbers of processes that this one has not started: nobody's leak, and not looked at again."""
 _CLUSTERS = ("raylet", "warm_workers")
 """What starts the workers of a cluster."""
 
@@ -136,7 +136,6 @@ def _started_processes() -> list[Process]:
     """Descendants of this process, and orphans that carry its mark."""
     table = dict(process_table())
     own = os.getpid()
-    _OLDER.update(pid for pid, status in table.items() if status.started < table[own].started)
     mark = f"{MARK}={os.environ.get(MARK, '-')}".encode()
     started: dict[int, bool] = {own: True}
 
@@ -151,14 +150,17 @@ def _started_processes() -> list[Process]:
         return started[pid]
 
     pids = [pid for pid in table if pid != own and is_started(pid)]
+    _OTHERS.update(table.keys() - pids - {own})
     processes = [Process(pid, table[pid].parent, _command(pid)) for pid in pids]
     return [p for p in processes if not any(name in p.command for name in _IGNORED_PROCESSES)]
 
 
 def process_table() -> Iterator[tuple[int, Status]]:
-    """Numbers of the processes that run, but for those older than this one once they are known."""
-    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if not entry.isdigit() or int(entry) in _OLDER:
+    """Numbers of the processes that run, but for those that are known to be others'."""
+    entries = [entry for entry in _entries("/proc") if entry.isdigit()]
+    _OTHERS.intersection_update(map(int, entries))  # a number may come to be another process's
+    for entry in entries:
+        if int(entry) in _OTHERS:
             continue
         status = _read(f"/proc/{entry}/stat").rpartition(b") ")[2].split()
         if len(status) > 1 and status[0] not in (b"Z", b"X"):
