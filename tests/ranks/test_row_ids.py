@@ -41,7 +41,7 @@ def told(
     caplog.clear()
     data = Drawn(keys=keys, batch_size=4, num_rows=4, num_val_rows=0, completions=True)
     with caplog.at_level(logging.WARNING):
-        trainer(Local(), root, steps=2).fit(algorithm, datamodule=data)
+        trainer(Local(), root, steps=len(keys) // 4).fit(algorithm, datamodule=data)
     return [record.getMessage() for record in caplog.records if "row id" in record.getMessage()]
 
 
@@ -51,10 +51,10 @@ def test_rows_that_come_twice_in_a_batch(tmp_path: Path, caplog: pytest.LogCaptu
         "1 of the 4 rows of a batch have the row id of another, such as 3, and its answers: let the sampler "
         "yield keys n << 32 | index, with another n each time that it draws a row."
     ]
-    anew = [n << 32 | index for n, index in enumerate([*twice, *twice])]
+    anew = [n << 32 | index for n, index in enumerate(twice)]
     assert told(grpo(), anew, tmp_path, caplog) == []
     assert told(grpo(), [3, 1, 2, 0] * 2, tmp_path, caplog) == [], "once in each of two batches"
-    assert told(SFT(), [*twice, *twice], tmp_path, caplog) == [], "nothing is drawn"
+    assert told(SFT(), twice, tmp_path, caplog) == [], "nothing is drawn"
 
 
 class Again(GRPO):

@@ -101,7 +101,7 @@ def test_an_answer_that_ends_with_a_text_is_not_cut_off(whole: TensorDict, texts
 def test_a_text_that_a_pause_divides_ends_the_answer(whole: TensorDict, texts: tuple[str, ...]) -> None:
     sampling, native = Sampling(max_new_tokens=WIDTH, stop_strings=texts), generator()
     rows = table(token_lists(LENGTHS))
-    for steps in range(1, WIDTH):
+    for steps in (1, *range(4, 7), *range(WIDTH - 3, WIDTH)):  # before, within and behind both texts
         left = [steps]
 
         def tired(ended: torch.Tensor, left: list[int] = left) -> bool:
