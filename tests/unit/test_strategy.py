@@ -319,14 +319,7 @@ def test_what_says_nothing_else_is_taken(options: dict[str, object], tmp_path: P
 
 def test_what_lightning_says_of_other_modules_is_left_out(tmp_path: Path) -> None:
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=1)
-    run = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=1,
-        logger=False,
-        enable_progress_bar=False,
-        callbacks=[saves],
-    )
+    run = trainer(Local(), tmp_path, enable_checkpointing=True, callbacks=[saves])
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -54,17 +53,10 @@ def fit(
     checkpoint: str = "",
     strategy: type[Local] = Local,
 ) -> None:
-    run = pl.Trainer(
-        default_root_dir=root,
-        strategy=strategy(),
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=[callback, ModelCheckpoint(root, filename="{step}", save_top_k=-1, every_n_train_steps=1)],
-        logger=CSVLogger(root, name="", version=""),
-        log_every_n_steps=1,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    saving = ModelCheckpoint(root, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    logs: dict[str, object] = {"logger": CSVLogger(root, name="", version=""), "log_every_n_steps": 1}
+    saves: dict[str, object] = {"callbacks": [callback, saving], "enable_checkpointing": True}
+    run = trainer(strategy(), root, steps=steps, limit_val_batches=None, **logs, **saves)
     data = TaskData(batch_size=8, num_rows=32, num_val_rows=4, completions=isinstance(algorithm, SFT))
     run.fit(algorithm, datamodule=data, ckpt_path=checkpoint or None)
 

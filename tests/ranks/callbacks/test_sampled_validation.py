@@ -17,6 +17,7 @@ from rlhf_lightning.functional import expected_best
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import trained, write_model
 
 
@@ -66,18 +67,10 @@ def prompts() -> TaskData:
 
 
 def validated(root: Path, *callbacks: Callback, **options: object) -> pl.Trainer:
-    trainer = pl.Trainer(
-        strategy=Local(),
-        max_steps=2,
-        val_check_interval=2,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        default_root_dir=root,
-        **options,  # type: ignore[arg-type]
-    )
-    trainer.fit(grpo(root), datamodule=prompts())
-    return trainer
+    often: dict[str, object] = {"val_check_interval": 2, "limit_val_batches": None}
+    run = trainer(Local(), root, steps=2, callbacks=list(callbacks), **often | options)
+    run.fit(grpo(root), datamodule=prompts())
+    return run
 
 
 def test_it_logs_what_the_reward_says(tmp_path: Path) -> None:
