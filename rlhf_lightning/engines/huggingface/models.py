@@ -6,6 +6,7 @@ and each rank casts only the part that it keeps to float32.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -164,7 +165,7 @@ def export_model(
         spec: of the model; gives the dtype of the weights, and the tokenizer.
     """
     with quiet(), torch.device("meta"):
-        module = type(like)(like.config)
+        module = type(like)(copy.deepcopy(like.config))  # saving writes into it
     dtype = getattr(torch, spec.computes_in)
     held = {name: buffer.cpu() for name, buffer in like.named_buffers() if not buffer.is_meta}
     buffers = {name: held[name] for name, _ in module.named_buffers() if name in held}

@@ -91,7 +91,9 @@ def test_an_export_holds_the_buffers_that_files_hold(dtype: Dtype, tmp_path: Pat
     beta = "model.layers.0.mlp.act_fn.beta"
     model.get_buffer(beta).fill_(0.123456789)
     model.save_pretrained(tmp_path / "model")
-    FSDPEngine(ModelSpec(path=str(tmp_path / "model"), dtype=dtype)).export(tmp_path / "out")
+    engine = FSDPEngine(ModelSpec(path=str(tmp_path / "model"), dtype=dtype))
+    engine.export(tmp_path / "first")
+    engine.export(tmp_path / "out")  # the first has left the engine's configuration as it was
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
     assert before.keys() == after.keys()
     assert torch.equal(after[beta], before[beta])
