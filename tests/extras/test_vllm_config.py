@@ -169,6 +169,14 @@ def test_models_whose_weights_vllm_computes_with_are_not_refused(kind: str, opti
     check_vllm(AutoConfig.for_model(kind, **SIZES, **options), ParallelLayout(), on_cpu=True)
 
 
+def test_windows_that_vllm_takes_wider_are_refused_for_rows_that_are_longer() -> None:
+    config = AutoConfig.for_model("cohere2", **SIZES, sliding_window=48)
+    check_vllm(config, ParallelLayout(), settings=VLLM(max_model_len=48), on_cpu=True)
+    said = r"sees 48 tokens in training and 49 in vLLM, and rows may have 64\. Type .*max_model_len 48, or"
+    with pytest.raises(ValueError, match=said):
+        check_vllm(config, ParallelLayout(), on_cpu=True)
+
+
 def test_what_vllm_takes_is_not_refused() -> None:
     check_vllm(model(), ParallelLayout(p=2, t=4, generation=Generation(p=1, t=2)), on_cpu=True)
     for head_dim in (16, 256):

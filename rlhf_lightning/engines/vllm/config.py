@@ -174,6 +174,7 @@ def check_vllm(
                 "Use 0 for all of them."
             )
     longest, at_once = wanted or positions or 0, settings.max_num_batched_tokens
+    _check_windows(text, longest)
     if on_cpu and 0 < at_once < longest:
         raise ValueError(
             f"strategy.settings.vllm.max_num_batched_tokens={at_once}: on a CPU vLLM computes a prompt at "
@@ -199,6 +200,18 @@ def _check_weights(config: PreTrainedConfig) -> None:
     raise ValueError(
         f"strategy.settings.generator=vllm: the model {why}. Take generator=native, or another model."
     )
+
+
+def _check_windows(config: PreTrainedConfig, longest: int) -> None:
+    """Refuse rows longer than windows that vLLM takes a token wider than transformers, of Cohere 2."""
+    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    if config.model_type == "cohere2" and windowed and config.sliding_window < longest:
+        window = config.sliding_window
+        raise ValueError(
+            f"strategy.settings.generator=vllm: a token of this cohere2 sees {window} tokens in training and "
+            f"{window + 1} in vLLM, and rows may have {longest}. Type --strategy.settings.vllm.max_model_len "
+            f"{window}, or take generator=native."
+        )
 
 
 def _buffers(config: PreTrainedConfig) -> set[str]:
