@@ -63,7 +63,10 @@ _HERE: dict[str, dict[str, str]] = {
             "Type --algo.policy_loss.aggregation seq-mean-token-sum-norm --algo.policy_loss.horizon N, with "
             "the N of sampling.max_new_tokens."
         ),
-        "gspo cispo": "Type --algo {}.",
+        "gspo cispo simpo": "Type --algo {}.",
+        "nll kto": "It is the loss of --algo sft and kto: leave it out.",
+        "sigmoid_norm": "Type --algo.loss.length_average true.",
+        "apo_zero_unpaired": "Type --algo kto --algo.loss.baseline false.",
     },
     "scale_rewards norm_adv_by_std_in_grpo scale": {
         "group true": "Type --algo.scale std.",
