@@ -26,6 +26,7 @@ from rlhf_lightning.algos import (
     ReinforcePP,
     ReMax,
     RewardModel,
+    SimPO,
 )
 from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.engines.optimizer import adamw
@@ -48,7 +49,7 @@ def holds(kind: object, names: Sequence[str]) -> bool:
 
 
 OWNERS = {
-    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel, Distillation, ReMax),
+    "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel, Distillation, ReMax, SimPO),
     "strategy": (HybridEngine3D,),
     "data": (PromptData, CompletionData),
 }
@@ -117,6 +118,7 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     in_reward = [kind().reward_kl_coef for kind in (ReinforcePP, RLOO, ReMax)]
     assert "one in the reward, of {}, {} and {} (verl".format(*in_reward) in said
     assert f"RLOO** has {RLOO().group_size} answers to a prompt (TRL: 2)" in said
+    assert f"SimPO** has `beta` {SimPO().loss.beta} and `gamma` {SimPO().loss.gamma} (TRL" in said
     assert f"`betas` 0.9, 0.95 (here {grpo.actor.optimizer.betas[1]})" in said
     assert f"LoRA's alpha 16 (here {LoRA(rank=8).alpha:.0f})" in said
     assert {SFT().actor.optimizer.lr, RewardModel().reward.optimizer.lr} == {1e-5}
