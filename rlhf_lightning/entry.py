@@ -29,17 +29,27 @@ def main() -> None:
         return
     for beginning in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", beginning)
+    here = _directory()
     alone = arguments[:1] and arguments[0] in COMMANDS
     gc.disable()  # it would look at all modules again and again while they are imported
     command = import_module(f"rlhf_lightning.commands.{arguments[0]}" if alone else "rlhf_lightning.cli")
     if not gc.get_freeze_count():
         gc.freeze()  # nor ever again, not even as the process ends: modules live as long as it
     gc.enable()
-    sys.path.insert(0, os.getcwd())  # after the imports: a file may have the name of a library
+    sys.path.insert(0, here)  # after the imports: a file may have the name of a library
     try:
         command.run(arguments[1:] if alone else arguments)
     except Exception as err:
         if (message := import_module("rlhf_lightning.cli").user_error(err)) is None:
             raise
         sys.stderr.write(f"rlhf: error: {message}\n")
+        sys.exit(1)
+
+
+def _directory() -> str:
+    """The current directory; an error where it was removed, before MKL says that it cannot load torch."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        sys.stderr.write("rlhf: error: the current directory is gone. Type `cd` first.\n")
         sys.exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,15 @@ def test_the_version_is_said_without_importing_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, f"rlhf {__version__}\n")
+
+
+def test_a_directory_that_is_gone_is_told(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MKL would say that it cannot load torch, and end the process."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert rlhf.refused("reshard", "--help") == "the current directory is gone. Type `cd` first."
 
 
 def test_the_classes_to_begin_with_are_named_at_the_top() -> None:
