@@ -16,10 +16,22 @@ from rlhf_lightning.workers.role import Role
 
 @dataclass(frozen=True, kw_only=True)
 class Reference(Follower, Role):
-    """The actor before it was trained, unless a path says otherwise."""
+    """The actor before it was trained, unless a path says otherwise.
+
+    Raises:
+        ValueError: the temperature is negative, or an option of a follower is wrong.
+    """
 
     temperature: float | None = None
     """Divides the logits; that of the actor's sampling where None."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(
+                f"{type(self).__name__}(temperature={self.temperature}): it would find the least likely "
+                "tokens the likeliest. Try 1.0, or leave it out."
+            )
 
     def build(self, worker: Worker) -> None:
         """Load the model, unless this device has it already as the base model of the actor's adapters."""

@@ -36,3 +36,9 @@ def test_an_actor_in_float32_leaves_the_others_their_types() -> None:
 def test_a_reference_takes_the_actors_temperature() -> None:
     assert Reference().following(ACTOR).temperature == 0.7
     assert Reference(temperature=1.0).following(ACTOR).temperature == 1.0
+
+
+def test_no_reference_reads_the_least_likely_tokens_as_the_likeliest() -> None:
+    with pytest.raises(ValueError, match=r"^Reference\(temperature=-1\.0\): .* Try 1\.0"):
+        Reference(temperature=-1.0)
+    assert Reference(temperature=0.0).temperature == 0.0
