@@ -171,13 +171,29 @@ def tokenize(
         tokenizer: of the model.
         special: with the tokens that the tokenizer puts around a text, such as a begin token; a text that
             has its begin token already is given no second one.
+
+    Raises:
+        ValueError: a text holds half a character, which JSON and Python allow, and no tokenizer.
     """
     doubled = array("i", [tokenizer.bos_token_id] * 2) if tokenizer.bos_token_id is not None else None
     for start in range(0, len(texts), _CHUNK):
         chunk = list(texts[start : start + _CHUNK])
+        for text in chunk:
+            _check_whole(text)
         for ids in tokenizer(chunk, add_special_tokens=special, verbose=False)["input_ids"]:
             found = array("i", ids)
             yield found[1:] if special and found[:2] == doubled else found
+
+
+def _check_whole(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:
+        around = text[max(err.start - 20, 0) : err.end + 20]
+        raise ValueError(
+            f"a text holds half a character ({text[err.start]!a}) without its other half, in {around!a}. "
+            "Correct or remove its row."
+        ) from err
 
 
 def prompt_columns(

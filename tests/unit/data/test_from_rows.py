@@ -78,3 +78,11 @@ def test_what_is_no_path(path: object) -> None:
     if path is not None:
         with pytest.raises(ValueError, match=r"^data\.val_path=.*: this is the name of "):
             PromptData(path="a.jsonl", val_path=path)  # type: ignore[arg-type]
+
+
+def test_half_a_character_is_told_where_it_stands() -> None:
+    data = PromptData.from_rows(
+        [{"prompt": "a"}, {"prompt": "so \ud83d sad"}], tokenizer="embedded", batch_size=1
+    )
+    with pytest.raises(ValueError, match=r"half a character \('\\ud83d'\) .* in 'so \\ud83d sad'"):
+        data.setup("fit")
