@@ -86,6 +86,7 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("--loss_type apo_zero_unpaired", "Type --algo kto --algo.loss.baseline false."),
         ("--loss_type simpo", "Type --algo simpo."),
         ("--loss_type nll", "It is the loss of --algo sft and kto: leave it out."),
+        ("--loss-type=bnpo", "Type --algo.policy_loss.aggregation token-mean."),
         ("--scale_rewards False", "Type --algo.scale none."),
         ("--bf16 true", "Type --algo.actor.dtype bfloat16."),
         ("critic.lr_scheduler=cosine_with_min_lr", "Type --algo.critic.optimizer.schedule cosine --algo.cri"),

@@ -51,6 +51,7 @@ SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
         (lambda: PPO(gamma=1.5), "gamma=1.5"),
         (lambda: ReinforcePP(gamma=-0.1), "gamma=-0.1"),
         (lambda: ReMax(form="verl", clip=5.0), "form='verl'"),
+        (lambda: ReMax(clip=0.0), "a limit must be above 0"),
         (lambda: DAPO(overlong=Overlong(buffer=1000)), "buffer=1000"),
         (lambda: GRPO(group_size=1), r"group_size=1.*Try 8\."),
         (lambda: ReinforcePP(group_size=0), r"group_size=0.*Try 1, or 8\."),

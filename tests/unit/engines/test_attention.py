@@ -258,3 +258,19 @@ def test_what_only_its_layers_tell_is_told_before_the_weights_are_read(
 def test_models_that_can_take_packed_sequences_are_let_through(kind: str, tmp_path: Path) -> None:
     decoder(kind).config.save_pretrained(tmp_path)
     check_packed(ModelSpec(path=str(tmp_path)), "lm")
+
+
+def test_what_the_meta_device_cannot_compute_refuses_no_model(tmp_path: Path) -> None:
+    """GPT-2 looks for its pad token among the tokens."""
+    config = decoder("gpt2").config
+    config.pad_token_id = 0
+    config.save_pretrained(tmp_path)
+    check_packed(ModelSpec(path=str(tmp_path)), "lm")
+
+
+def test_another_model_in_the_same_directory_is_tried_anew(tmp_path: Path) -> None:
+    decoder("llama").config.save_pretrained(tmp_path)
+    check_packed(ModelSpec(path=str(tmp_path)), "lm")
+    AutoConfig.for_model("bert", **SIZES).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"a model of type bert: .*later tokens"):
+        check_packed(ModelSpec(path=str(tmp_path)), "lm")
