@@ -23,9 +23,12 @@ TIMEOUT_S = 3
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"####[ \t]*(.+)")
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?")
-_WORDED = re.compile(
-    r"([+-]?\$?[\d,]*\.?\d+)[.,;:]?\s+(?!(?:and|or|to|pi|sqrt|exp|log|ln|sin|cos|tan)\b)(?:[^\W\d_]{2,}|\().*"
+_GOES_ON = (
+    r"(?:and|or|to|pi|sqrt|exp|log|ln|sin|cos|tan|plus|minus|over|squared|cubed"
+    r"|(?:hundred|thousand|million|billion|dozen)s?)\b"
 )
+"""Words with which a number is not at its end."""
+_WORDED = re.compile(rf"([+-]?\$?[\d,]*\.?\d+)[.,;:]?\s+(?!{_GOES_ON})(?:[^\W\d_]{{2,}}|\().*")
 """A number with words behind it: a unit, or what it was made of."""
 _PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:/\d+)?")
 
