@@ -8,7 +8,6 @@ and against the best of its four ways to chain. Ray alone, with neither, is the 
 results/dispatch.json. In a round all systems are up at once; those that have no turn wait.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterable
@@ -63,9 +62,7 @@ def compared(exchange: Exchange, rounds: list[dict[str, Timing]]) -> dict[str, d
 
 def main() -> None:
     """Measure in turns, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers_only", action="store_true", help="without ours")
     args = parser.parse_args()

@@ -10,7 +10,6 @@ of training is its floating-point operations at that rate; that of a decoding st
 operations and of its bytes (weights, keys and values, each read once). Writes results/engines-<device>.json.
 """
 
-import argparse
 import gc
 import statistics
 import tempfile
@@ -275,9 +274,7 @@ def opened(model: str, device: torch.device, rounds: int, *, compiled: bool = Fa
 
 def main() -> None:
     """Measure, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--model", choices=tuple(SIZES), default="100m")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5)

@@ -3,6 +3,7 @@
 A script prints one JSON object as the last line of its output; the rest is shown only when it fails.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -35,6 +36,13 @@ ALONE: Mapping[str, tuple[str, ...]] = {"openrlhf": ("openrlhf==0.11.2",)}
 """Installed without what they require: OpenRLHF asks for flash-attn, which only builds beside a GPU."""
 OVERRIDES: Mapping[str, Path] = {"trl-vllm": HERE.parent / "overrides.txt"}
 """Files that say which requirements to leave out."""
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help has the description of a script as it stands."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def python(name: str) -> Path:

@@ -8,7 +8,6 @@ A benchmark that fails is shown as such, and the rest run. The page, results/ind
 each.
 """
 
-import argparse
 import html
 import os
 import subprocess
@@ -18,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from benchmarks import environments
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "results" / "index.html"
@@ -124,9 +125,7 @@ def write(sections: Sequence[str]) -> None:
 
 def main() -> None:
     """Run, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=tuple(BENCHMARKS), default=tuple(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="as little of each as runs")
     args = parser.parse_args()

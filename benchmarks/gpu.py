@@ -10,12 +10,12 @@ import: torch, transformers, tensordict.
 Writes results/gpu.json.
 """
 
-import argparse
 from dataclasses import asdict, dataclass
 
 import torch
 from tensordict import TensorDict
 
+from benchmarks import environments
 from benchmarks.engines import SIZES, Bench, measure, opened, record, show
 from benchmarks.spread import Spread, spread
 from rlhf_lightning.engines.offload import PARTS
@@ -47,9 +47,7 @@ class Ragged:
 
 def main() -> None:
     """Measure, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--model", choices=tuple(SIZES), default="1b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=3)

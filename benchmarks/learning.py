@@ -9,7 +9,6 @@ SafeRLHF does not keep the cost under its threshold on every seed while PPO brea
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import statistics
@@ -22,6 +21,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from benchmarks import environments
 from benchmarks.learning_runs import ENTRIES, THRESHOLD, Result, Run, play
 from rlhf_lightning.callbacks.curves import running_mean
 
@@ -137,9 +137,7 @@ def kept(every: Mapping[str, Sequence[Result]]) -> dict[str, list[Result]]:
 
 def main() -> None:
     """Run, print, draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--algos", nargs="+", choices=list(ENTRIES), default=list(ENTRIES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)

@@ -11,7 +11,6 @@ two of them work at a time, they are predicted to share the cores.
 The order of two placements counts as predicted where the predictions differ by 5% at least.
 """
 
-import argparse
 import json
 import shutil
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from benchmarks import environments
 from benchmarks.small_runs import quiet_trainer
 from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
@@ -245,9 +245,7 @@ def table(rows: Sequence[Row]) -> None:
 
 def main() -> None:
     """Measure, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument(
         "--tiny", action="store_true", help="two tiny models, to see whether it runs; no result"
     )

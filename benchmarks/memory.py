@@ -250,9 +250,7 @@ def grown(iterations: int) -> dict[str, object]:
 
 def main() -> None:
     """Measure, print, write and draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="of the peak")
     parser.add_argument("--model", choices=tuple(MODELS), default="100m", help="of the peak")
     parser.add_argument("--iterations", type=int, default=100, help="of the growth")

@@ -8,7 +8,6 @@ student's teacher is the model that SFT makes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
@@ -23,6 +22,7 @@ from typing import cast
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import LambdaCallback
 
+from benchmarks import environments
 from benchmarks.learning import curve_picture, smooth
 from benchmarks.small_runs import quiet_trainer
 from rlhf_lightning.algorithm import RLHFAlgorithm
@@ -156,9 +156,7 @@ def play(entry: Entry, path: str, steps: int) -> list[float]:
 
 def main() -> None:
     """Run, print, draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--algos", nargs="+", choices=list(ENTRIES), default=list(ENTRIES))
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()

@@ -160,9 +160,7 @@ def shown(pattern: str, one: Measured) -> str:
 
 def main() -> None:
     """Run every pattern on every model, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--models", nargs="+", default=["embedded", "100m"], choices=["embedded", "100m"])
     parser.add_argument("--only", nargs="+", default=list(PATTERNS), choices=list(PATTERNS))
     parser.add_argument("--iterations", type=int, default=4)

@@ -178,9 +178,7 @@ def shown(rounds: Sequence[Round]) -> str:
 
 def main() -> None:
     """Measure, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--parts", type=int, default=8)

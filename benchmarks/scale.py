@@ -9,7 +9,6 @@ and answer at once: that is Ray's part. Prints medians and the line through them
 draws docs/images/scale.svg.
 """
 
-import argparse
 import gc
 import pickle
 import statistics
@@ -217,9 +216,7 @@ def draw(found: dict[str, dict[int, float]]) -> None:
 
 def main() -> None:
     """Measure, print, write and draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[16, 64, 128, 256, 512, 768, 1024])
     parser.add_argument("--actors", type=int, nargs="+", default=[4, 16, 32, 64])
     args = parser.parse_args()

@@ -6,7 +6,6 @@ Each round is `rlhf fit --algo ppo` in a process of its own, stopped after its f
 results/startup.json.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -68,9 +67,7 @@ def once(options: list[str]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("options", nargs="*", help="more of the command line, after --")
     args = parser.parse_args()

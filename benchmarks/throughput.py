@@ -272,9 +272,7 @@ def named(args: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Measure in turns, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--iterations",

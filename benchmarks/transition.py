@@ -9,7 +9,6 @@ that of the others over ours. Writes results/transition.json. Peaks are taken in
 the CPU from the resident pages (gloo's buffers are in it), on a GPU from torch's allocator.
 """
 
-import argparse
 import ctypes
 import json
 import statistics
@@ -251,9 +250,7 @@ def shown(text: str, found: Mapping[str, Measured]) -> dict[str, dict[str, float
 
 def main() -> None:
     """Measure layout by layout, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="p,t,d:pg,tg of each")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

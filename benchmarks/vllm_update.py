@@ -8,7 +8,6 @@ the most receives where weights are lent; a copying one is given every parameter
 Writes results/vllm_update.json.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -125,9 +124,7 @@ def measure(model: str, layout: str, rounds: int) -> dict[str, Measured]:
 
 def main() -> None:
     """Measure layout by layout, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = environments.parser_of(__doc__)
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="t,generate.t of each")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hidden", type=int, default=768)
