@@ -250,30 +250,18 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
             default="",
             help=f"the {role}'s model where it is another; none: functions",
         )
-    add("--prompt", type=count, default=1024, help="width of the prompts, tokens (%(default)s)")
-    add(
-        "--real-prompt",
-        type=float,
-        default=0.0,
-        help="mean tokens of a prompt; by default a quarter of --prompt",
-    )
-    add("--response", type=count, default=1024, help="most tokens of a response (%(default)s)")
-    add("--batch", type=count, default=1024, help="prompts, or pairs, of an iteration (%(default)s)")
-    add(
-        "--updates",
-        type=count,
-        default=8,
-        help="optimizer steps of an iteration, at most one a row or pair (%(default)s)",
-    )
-    add(
-        "--max-resident",
-        type=int,
-        default=256,
-        help="sequences that a generation engine decodes at once (%(default)s; 0: as many as fit)",
-    )
-    add("--top", type=count, default=5, help="how many mappings to find (%(default)s)")
-    add("--pick", type=count, default=1, help="the one that is written: 1 is the best, 2 the next (1)")
+    for name, kind, default, words in (
+        ("--prompt", count, 1024, "width of the prompts, tokens (%(default)s)"),
+        ("--real-prompt", float, 0.0, "mean tokens of a prompt; by default a quarter of --prompt"),
+        ("--response", count, 1024, "most tokens of a response (%(default)s)"),
+        ("--batch", count, 1024, "prompts, or pairs, of an iteration (%(default)s)"),
+        ("--updates", count, 8, "optimizer steps of an iteration, at most one a row or pair (%(default)s)"),
+        ("--max-resident", int, 256, "sequences that are decoded at once (%(default)s; 0: as many as fit)"),
+        ("--top", count, 5, "how many mappings to find (%(default)s)"),
+        ("--pick", count, 1, "the one that is written: 1 is the best, 2 the next (1)"),
+        ("--yaml", str, "", "file for the configuration that runs the mapping"),
+        ("--picture", str, "", "file (.png, .svg, .pdf) for a picture of the mapping over time"),
+    ):
+        add(name, type=kind, default=default, help=words)
     add("--json", action="store_true", help="the mapping as JSON")
-    add("--yaml", default="", help="file for the configuration that runs the mapping")
-    add("--picture", default="", help="file (.png, .svg, .pdf) for a picture of the mapping over time")
     return parser
