@@ -73,14 +73,8 @@ class SampleTable(Callback):
         if isinstance(pl_module, RLHFAlgorithm):
             pl_module.explain_samples = self.per_token and trainer.state.fn == "fit"
 
-    def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: object,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
         """Keep the samples of a batch until the table is full.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch
@@ -56,14 +55,8 @@ class SampledValidation(Callback):
         pl_module.refuse_greedy("SampledValidation")
         check_validates(trainer, stage, name="SampledValidation")
 
-    def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Columns,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Columns, *_: object
     ) -> None:
         """Answer and score a batch, but not in the sanity check."""
         assert isinstance(pl_module, RLHFAlgorithm)

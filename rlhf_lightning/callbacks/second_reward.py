@@ -91,14 +91,8 @@ class SecondReward(Callback):
         """Forget the scores of the validation before."""
         self._scores = {REWARD: [], SECOND: []}
 
-    def on_validation_batch_end(  # noqa: PLR0917 - Lightning calls it so
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: object,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
         """Score the answers of a batch, but not in the sanity check.
 
