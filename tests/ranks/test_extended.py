@@ -24,8 +24,8 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
 from tests.ray.model import write_tiny
+from tests.unit.algos.short import trainer
 
-VALIDATED = {"limit_val_batches": 1}
 Options = dict[str, int]
 Saving = Callable[[Path], ModelCheckpoint]
 
@@ -196,18 +196,10 @@ class Counting(GRPO):
 
 def run(algorithm: GRPO, checkpoint: Path, *, command: str) -> None:
     """`fit` or `validate` from a checkpoint."""
-    trainer = Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=1,
-    )
     data = TaskData(num_rows=8, num_val_rows=2, batch_size=2)
-    getattr(trainer, command)(algorithm, datamodule=data, ckpt_path=checkpoint, weights_only=False)
+    getattr(trainer(Local(), checkpoint.parent, limit_val_batches=1), command)(
+        algorithm, datamodule=data, ckpt_path=checkpoint, weights_only=False
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

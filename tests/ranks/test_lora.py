@@ -27,6 +27,7 @@ from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import built, write_model
 
 LAYOUT = ParallelLayout(d=2)
@@ -74,18 +75,9 @@ class Watch(Callback):
 def fit(algorithm: PPO, root: Path, *, steps: int = STEPS, resume: bool = False) -> Watch:
     watch = Watch()
     saving = ModelCheckpoint(dirpath=root, every_n_train_steps=1, save_last=True)
-    trainer = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=[watch, saving],
-        default_root_dir=root,
-        logger=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    run = trainer(Local(), root, steps=steps, callbacks=[watch, saving], enable_checkpointing=True)
     data = TaskData(batch_size=6, num_rows=6 * STEPS, num_val_rows=0)
-    trainer.fit(algorithm, datamodule=data, ckpt_path="last" if resume else None, weights_only=False)
+    run.fit(algorithm, datamodule=data, ckpt_path="last" if resume else None, weights_only=False)
     return watch
 
 

@@ -26,6 +26,7 @@ from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward, Role
 from tests.ranks.callbacks.test_reward_curve import png_size
+from tests.unit.algos.short import trainer
 from tests.unit.callbacks.module import Tiny, data, fit, trainer_in
 from tests.unit.rewards.services import Answer, service
 from tests.unit.rlhf import Rlhf
@@ -147,22 +148,11 @@ def test_a_validation_alone_has_no_gap(tmp_path: Path) -> None:
 
 def trainer_on(strategy: Local, root: Path, second: SecondReward, *, limit: float = 1.0) -> pl.Trainer:
     """Four iterations, of which every second is validated and saved."""
-    return pl.Trainer(
-        default_root_dir=root,
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=4,
-        val_check_interval=2,
-        limit_val_batches=limit,
-        callbacks=[
-            second,
-            EarlyStopping("val/reward_gap", divergence_threshold=1.0, patience=1000),
-            ModelCheckpoint(root, filename="{step}", save_top_k=-1, monitor="val/second_reward"),
-        ],
-        logger=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    stopping = EarlyStopping("val/reward_gap", divergence_threshold=1.0, patience=1000)
+    saving = ModelCheckpoint(root, filename="{step}", save_top_k=-1, monitor="val/second_reward")
+    often: dict[str, object] = {"val_check_interval": 2, "limit_val_batches": limit}
+    callbacks = [second, stopping, saving]
+    return trainer(strategy, root, steps=4, callbacks=callbacks, enable_checkpointing=True, **often)
 
 
 def grpo(*, truncated_penalty: float = 0.0) -> GRPO:

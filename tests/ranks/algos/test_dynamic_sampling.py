@@ -18,6 +18,7 @@ from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.waiting import WaitingGroups
 from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import Keep, run, write_rows
 
 ROWS, BATCH, GROUP = 24, 4, 3
@@ -81,19 +82,10 @@ def test_a_batch_is_learned_from_once_it_is_whole(model: str, tmp_path: Path) ->
 def test_a_curve_has_points_where_something_was_learned(model: str, tmp_path: Path) -> None:
     """An iteration that only gathers groups reports no reward; that of the one before is no point of it."""
     curve = RewardCurve()
-    run = pl.Trainer(
-        default_root_dir=tmp_path,
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=4,
-        val_check_interval=3,
-        callbacks=[curve, EarlyStopping("reward/mean")],  # which finds the last value after step 3
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
+    looks = [curve, EarlyStopping("reward/mean")]  # which finds the last value after step 3
     data = prompts(tmp_path, [True, False, False, True], rows=26, held_out=2)
-    run.fit(dapo(model), datamodule=data)
+    options: dict[str, object] = {"val_check_interval": 3, "limit_val_batches": None, "callbacks": looks}
+    trainer(Local(), tmp_path, steps=4, **options).fit(dapo(model), datamodule=data)
     assert [step for step, _ in curve.state_dict()["reward/mean"]] == [2, 4]
     assert [step for step, _ in curve.state_dict()["val/reward"]] == [3]
 
@@ -120,22 +112,17 @@ def test_nothing_is_learned_where_all_scores_are_the_same(model: str, tmp_path: 
     assert torch.equal(kept.first["actor"]["lm_head.weight"], kept.weights["actor"]["lm_head.weight"])
 
 
-def trainer(root: Path, *, steps: int, kept: Keep) -> pl.Trainer:
+def saving(root: Path, *, steps: int, kept: Keep) -> pl.Trainer:
     """One that ends after so many steps, and keeps checkpoints."""
-    return pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=[kept, ModelCheckpoint(root, save_last=True)],
-        logger=False,
-        enable_progress_bar=False,
-    )
+    options: dict[str, object] = {"enable_checkpointing": True, "limit_val_batches": None}
+    options["callbacks"] = [kept, ModelCheckpoint(root, save_last=True)]
+    return trainer(Local(), root, steps=steps, **options)
 
 
 def fit(algorithm: DAPO, data: PromptData, root: Path, *, steps: int, resumed: str | None = None) -> Keep:
     """Run until so many steps, with checkpoints."""
     kept = Keep()
-    trainer(root, steps=steps, kept=kept).fit(algorithm, datamodule=data, ckpt_path=resumed)
+    saving(root, steps=steps, kept=kept).fit(algorithm, datamodule=data, ckpt_path=resumed)
     return kept
 
 
@@ -192,7 +179,7 @@ def test_a_short_batch_of_larger_groups_is_not_enough(model: str, tmp_path: Path
 def test_held_groups_are_no_business_of_a_validation(model: str, tmp_path: Path) -> None:
     data = prompts(tmp_path, [False, True, False, False], held_out=2)
     fit(dapo(model), data, tmp_path, steps=1)
-    alone = trainer(tmp_path, steps=1, kept=Keep())
+    alone = saving(tmp_path, steps=1, kept=Keep())
     (found,) = alone.validate(dapo(model, group_size=4, new_tokens=6), datamodule=data, ckpt_path="last")
     assert 0 < found["val/response_length"] <= 6
 

@@ -24,6 +24,7 @@ from rlhf_lightning.functional import DPOLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reference, Scorer, Settings
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run, write_rows
 from tests.unit.pretended import GPU, pretended
 
@@ -144,16 +145,10 @@ def test_each_mini_batch_is_a_step(name: str, model: str, rows: str) -> None:
 
 @pytest.mark.parametrize("name", ["reward", "dpo", "simpo", "kto"])
 def test_held_out_rows_are_measured_without_a_fit(name: str, model: str, rows: str, tmp_path: Path) -> None:
-    trainer = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=tmp_path,
-    )
     unpaired = UnpairedData(path=rows, batch_size=NUM_ROWS - 2, val_rows=2)
     data = unpaired if name == "kto" else pairs(rows)
-    (found,) = trainer.validate(CASES[name][0](model), datamodule=data, verbose=False)
+    validating = trainer(Local(), tmp_path, limit_val_batches=None)
+    (found,) = validating.validate(CASES[name][0](model), datamodule=data, verbose=False)
     expected = {"val/loss"} if name == "kto" else {"val/loss", "val/accuracy", "val/margin"}
     assert expected <= set(found)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -31,6 +30,7 @@ from rlhf_lightning.running import KLPenalty, Running, Scaling
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Cost, Critic, Reference, Reward
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run, write_rows
 
 FAST = OptimizerSpec(lr=1e-3)
@@ -321,24 +321,15 @@ def test_a_table_compares_at_one_temperature(model: str, tmp_path: Path) -> None
         reward=Reward(functions={"length": 1.0}),
         scaling=Scaling(rewards=True, values=True),
     )
-    trainer = pl.Trainer(
-        strategy=Local(),
-        accelerator="cpu",
-        max_steps=1,
-        num_sanity_val_steps=1,
-        callbacks=[SampleTable(per_token=True)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(algorithm, datamodule=TaskData(batch_size=6, num_rows=6, num_val_rows=4))
+    looks: dict[str, object] = {"num_sanity_val_steps": 1, "callbacks": [SampleTable(per_token=True)]}
+    fit = trainer(Local(), tmp_path, steps=1, limit_val_batches=None, **looks)
+    fit.fit(algorithm, datamodule=TaskData(batch_size=6, num_rows=6, num_val_rows=4))
     # Before anything was learned.
     assert algorithm.found
     assert max(map(abs, algorithm.found)) < 1e-5
     # Explaining held-out answers taught nothing.
     assert float(algorithm.running.scores[0]) == 6
-    assert float(algorithm.running.returns[0]) == float(trainer.logged_metrics["response/tokens"])
+    assert float(algorithm.running.returns[0]) == float(fit.logged_metrics["response/tokens"])
 
 
 class Plain(PPO):
