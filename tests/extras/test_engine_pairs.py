@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import lightning.pytorch as pl
@@ -21,6 +22,7 @@ from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Settings
 from tests.extras.generating import SMALL
 from tests.extras.test_vllm_fit import write_model
 from tests.unit.algos import small
+from tests.unit.algos.short import trainer
 
 STEPS = 3
 TRAINING = {
@@ -61,18 +63,9 @@ def ppo(path: str) -> PPO:
 
 def learned(path: str, settings: Settings) -> Learned:
     """After three iterations."""
-    kept = Keep()
-    trainer = pl.Trainer(
-        strategy=Local(settings=settings),
-        accelerator="cpu",
-        max_steps=STEPS,
-        callbacks=[kept],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(ppo(path), datamodule=TaskData(batch_size=6, num_rows=18, num_val_rows=0))
+    data = TaskData(batch_size=6, num_rows=18, num_val_rows=0)
+    run = trainer(Local(settings=settings), Path(path), steps=STEPS, callbacks=[kept := Keep()])
+    run.fit(ppo(path), datamodule=data)
     return kept.weights
 
 

@@ -16,13 +16,13 @@ from transformers import AutoConfig
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.data.tokenizer import embedded_directory
-from rlhf_lightning.engines import NativeGenerator
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Critic, Reference, Settings
 from tests.extras.generating import SMALL
 from tests.unit.algos import small
+from tests.unit.algos.short import trainer
 
 FAST = OptimizerSpec(lr=1e-3)
 
@@ -62,20 +62,9 @@ class Watch(small.Keep):
         self.versions.append(actor.generator.version)
 
 
-def test_ppo_learns_from_what_vllm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(NativeGenerator, "generate")
-    watch = Watch()
-    trainer = pl.Trainer(
-        strategy=Local(settings=Settings(generator="vllm", vllm=SMALL)),
-        accelerator="cpu",
-        max_steps=2,
-        callbacks=[watch],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(ppo(write_model(tmp_path)), datamodule=data())
+def test_ppo_learns_from_what_vllm_says(tmp_path: Path) -> None:
+    watch, strategy = Watch(), Local(settings=Settings(generator="vllm", vllm=SMALL))
+    trainer(strategy, tmp_path, steps=2, callbacks=[watch]).fit(ppo(write_model(tmp_path)), datamodule=data())
     assert len(watch.numbers) == 2
     assert watch.versions == [0, 1]
     for numbers in watch.numbers:

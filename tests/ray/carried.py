@@ -20,6 +20,7 @@ from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import OneStepOff
 from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import trainer
 
 SIZE, GROUP = 6, 2
 """Prompts of an iteration, and answers to each."""
@@ -75,20 +76,10 @@ def run(
     """Train, with a checkpoint `last.ckpt` after every iteration; the metrics of all of them."""
     numbers = Numbers()
     saving = ModelCheckpoint(dirpath=algorithm.directory, every_n_train_steps=1, save_last=True, save_top_k=0)
-    trainer = pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=[numbers, saving],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        default_root_dir=algorithm.directory,
-    )
+    saves: dict[str, object] = {"callbacks": [numbers, saving], "enable_checkpointing": True}
+    fit = trainer(strategy, Path(algorithm.directory), steps=steps, **saves)
     data = TaskData(num_rows=5 * SIZE, num_val_rows=2, batch_size=SIZE)
-    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
+    fit.fit(algorithm, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
     return numbers.seen
 
 

@@ -20,6 +20,7 @@ from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
+from tests.unit.algos.short import trainer
 
 Parameters = Mapping[str, torch.Tensor]
 Dtype = Literal["float32", "bfloat16"]
@@ -90,21 +91,10 @@ def fit(
 ) -> Parameters:
     """Train for some iterations; return the actor's parameters."""
     exported = root / f"exported-{steps}"
-    trainer = pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=[*callbacks, Export(exported)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=bool(callbacks),
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        default_root_dir=root,
-    )
+    options = {"callbacks": [*callbacks, Export(exported)], "enable_checkpointing": bool(callbacks)}
+    run = trainer(strategy, root, steps=steps, **options)
     data = TaskData(num_rows=3 * ROWS, num_val_rows=2, batch_size=ROWS)
-    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
+    run.fit(algorithm, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
     return load_file(exported / "model.safetensors")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from rlhf_lightning.algos import GRPO
@@ -15,6 +14,7 @@ from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import write_rows
 
 ENDS = tuple(range(60))
@@ -87,16 +87,7 @@ def learn(
         reward=Reward(functions={"length": 1.0}),
         group_size=2,
     )
-    trainer = pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=STEPS,
-        callbacks=[*callbacks],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        default_root_dir=directory,
-    )
     path = write_rows(directory / "prompts.jsonl", rows)
-    trainer.fit(algorithm, datamodule=PromptData(path=path, batch_size=4, val_rows=0, shuffle=False))
+    run = trainer(strategy, directory, steps=STEPS, callbacks=[*callbacks])
+    run.fit(algorithm, datamodule=PromptData(path=path, batch_size=4, val_rows=0, shuffle=False))
     return algorithm.batches, sorted(log.read_text().split())

@@ -21,6 +21,7 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Split
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor
+from tests.unit.algos.short import trainer
 
 ROWS, TOKENS = 256, 512
 READ = {"response_mask": 1, "scores": 4, "values": 4, "log_probs": 4, "ref_log_probs": 4}
@@ -113,20 +114,9 @@ def smallest(tiny: Path, directory: Path) -> Path:
 
 def test_only_what_the_algorithm_reads_is_fetched(tiny: Path, tmp_path: Path, fetched: Fetched) -> None:
     actor = Actor(path=str(smallest(tiny, tmp_path)), sampling=Sampling(max_new_tokens=TOKENS))
-    trainer = pl.Trainer(
-        strategy=Split(devices=2),
-        accelerator="cpu",
-        max_steps=2,
-        callbacks=[fetched],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        limit_val_batches=0,
-        default_root_dir=tmp_path,
-    )
+    run = trainer(Split(devices=2), tmp_path, steps=2, callbacks=[fetched])
     data = TaskData(num_rows=2 * ROWS, num_val_rows=0, batch_size=ROWS)
-    trainer.fit(ChainThenPPO(actor=actor), datamodule=data)
+    run.fit(ChainThenPPO(actor=actor), datamodule=data)
 
     assert fetched.counted == [0, ROWS * (TOKENS * sum(READ.values()) + 1)]  # row_truncated, too
     few = 64_000

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +18,7 @@ from rlhf_lightning.strategies import Colocated
 from rlhf_lightning.workers import Actor, Critic
 from tests.ranks.test_repeated import Noisy
 from tests.ray.model import ROWS, STEPS, Export
+from tests.unit.algos.short import trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +57,8 @@ def learned(tiny: Path, root: Path) -> dict[str, torch.Tensor]:
         policy_loss=Noisy(),
         mini_batch_size=4,
     )
-    trainer = pl.Trainer(
-        strategy=Colocated(devices=2),
-        accelerator="cpu",
-        deterministic=True,
-        max_steps=STEPS,
-        callbacks=[Export(root)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(algorithm, datamodule=TaskData(num_rows=3 * ROWS, num_val_rows=2, batch_size=ROWS))
+    run = trainer(Colocated(devices=2), root, steps=STEPS, deterministic=True, callbacks=[Export(root)])
+    run.fit(algorithm, datamodule=TaskData(num_rows=3 * ROWS, num_val_rows=2, batch_size=ROWS))
     assert algorithm.answers == [True, True]
     return load_file(root / "model.safetensors")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Settings
 from tests.ray import losses
 from tests.ray.losses import LOSSES, PROMPT, RESPONSE, Gradients, Probe
+from tests.unit.algos.short import trainer
 
 TOLERANCE = 1e-6
 """In float32 another order of addition changes the seventh digit."""
@@ -44,16 +44,7 @@ def probe(tiny: Path, strategy: Strategy) -> Probe:
     algorithm = Probe(
         actor=actor, critic=losses.ProbedCritic(path=path), reward=losses.ProbedScorer(path=path)
     )
-    trainer = pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(algorithm, datamodule=TaskData(num_rows=2, num_val_rows=0, batch_size=2))
+    trainer(strategy, tiny).fit(algorithm, datamodule=TaskData(num_rows=2, num_val_rows=0, batch_size=2))
     return algorithm
 
 
