@@ -190,7 +190,11 @@ def test_prompts_in_flight_keep_the_batch_size_over_a_complete_epoch(tmp_path: P
 
 @pytest.mark.parametrize(
     ("algorithm", "begun_by"),
-    [(grpo(), {}), (OnlineDPO(), {"group_size": 2}), (SFT(), {"group_size": 2})],
+    [
+        (grpo(), {}),
+        (OnlineDPO(actor=grpo().actor), {"group_size": 2}),
+        (SFT(actor=grpo().actor), {"group_size": 2}),
+    ],
     ids=["begun without groups", "gone on with without groups", "answers are given"],
 )
 def test_prompts_in_flight_are_compared_by_options_that_both_algorithms_have(

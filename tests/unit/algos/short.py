@@ -1,8 +1,10 @@
-"""GRPO of the embedded model for a few iterations in this process, and runs that end before they start."""
+"""GRPO of a small model for a few iterations in this process, and runs that end before they start."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import lightning.pytorch as pl
 import pytest
@@ -14,6 +16,7 @@ from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Reward
+from tests.unit.algos.small import write_model
 
 
 class Started(Local):
@@ -24,10 +27,18 @@ class Started(Local):
         raise RuntimeError("started")
 
 
+@cache
+def _small_model() -> TemporaryDirectory[str]:
+    """The directory of a model, until Python ends."""
+    directory = TemporaryDirectory()
+    write_model(Path(directory.name))
+    return directory
+
+
 def grpo(kind: type[GRPO] = GRPO) -> GRPO:
-    """Two answers of two tokens to each prompt."""
+    """Two answers of two tokens to each prompt, of a model that is computed in half the time of embedded."""
     return kind(
-        actor=Actor(sampling=Sampling(max_new_tokens=2)),
+        actor=Actor(path=_small_model().name, sampling=Sampling(max_new_tokens=2)),
         reward=Reward(functions={"length": 1.0}),
         group_size=2,
     )
