@@ -210,10 +210,10 @@ class Role(ModelSpec, Remote):
 
     @property
     def engine(self) -> TrainEngine:
-        """This rank's engine; on a worker only."""
+        """This rank's engine; on a worker only, and of a role with a model."""
         if self.binding.engine is None:
             _ = self.worker  # refuses a handle
-        assert self.binding.engine is not None
+            raise ValueError(f"{type(self).__name__}: it holds no model, so there is no engine to ask.")
         return self.binding.engine
 
     def build(self, worker: Worker) -> None:

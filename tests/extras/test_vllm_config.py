@@ -177,6 +177,16 @@ def test_windows_that_vllm_takes_wider_are_refused_for_rows_that_are_longer() ->
         check_vllm(config, ParallelLayout(), on_cpu=True)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_windows_of_some_layers_are_refused(kind: str) -> None:
+    options: dict[str, Any] = {**SIZES, "num_hidden_layers": 2, "use_sliding_window": True}
+    check_vllm(AutoConfig.for_model(kind, **options, max_window_layers=0), ParallelLayout(), on_cpu=True)
+    with pytest.raises(
+        ValueError, match=rf"some layers of this {kind} have windows, .*Take generator=native"
+    ):
+        check_vllm(AutoConfig.for_model(kind, **options, max_window_layers=1), ParallelLayout(), on_cpu=True)
+
+
 def test_what_vllm_takes_is_not_refused() -> None:
     check_vllm(model(), ParallelLayout(p=2, t=4, generation=Generation(p=1, t=2)), on_cpu=True)
     for head_dim in (16, 256):

@@ -203,8 +203,14 @@ def _check_weights(config: PreTrainedConfig) -> None:
 
 
 def _check_windows(config: PreTrainedConfig, longest: int) -> None:
-    """Refuse rows longer than windows that vLLM takes a token wider than transformers, of Cohere 2."""
-    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    """Refuse windows of some layers of Qwen, and rows longer than Cohere 2's, in vLLM a token wider."""
+    layers = set(getattr(config, "layer_types", None) or ())
+    windowed = "sliding_attention" in layers
+    if config.model_type in ("qwen2", "qwen3") and len(layers) > 1:
+        raise ValueError(
+            f"strategy.settings.generator=vllm: some layers of this {config.model_type} have windows, and "
+            "others have none, which vLLM does not compute. Take generator=native, or another model."
+        )
     if config.model_type == "cohere2" and windowed and config.sliding_window < longest:
         window = config.sliding_window
         raise ValueError(

@@ -59,6 +59,15 @@ class Searching(GRPO):
         return Metrics.of({"mine/calls": 2.0})
 
 
+class Weighing(Searching):
+    """Asks a tool for what models have."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Weigh."""
+        self.finder.memory()
+        return Metrics.of({})
+
+
 class Counting(Searching):
     """Asks for what cannot be."""
 
@@ -87,3 +96,8 @@ def test_a_role_that_writes_into_its_fields_is_told_where_to_keep_what_changes(t
     said = r"^finder\[rank 0, .*\.write: cannot assign to field 'asked' of finder: its fields are options, "
     with pytest.raises(WorkerError, match=said + r".*`@cached_property def kept\(self\): return \{\}` above"):
         trainer(Local(), tmp_path).fit(Counting(), datamodule=DATA)
+
+
+def test_a_tool_has_no_engine_to_ask(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"Finder: it holds no model, so there is no engine to ask\."):
+        trainer(Local(), tmp_path).fit(Weighing(), datamodule=DATA)
