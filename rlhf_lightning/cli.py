@@ -39,7 +39,7 @@ from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.options import option_names
-from rlhf_lightning.output import check_output, leaves_files
+from rlhf_lightning.output import check_output, leaves_files, whole
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
@@ -349,14 +349,12 @@ class CommandLine(LightningCLI):
         if not found or not leaves_files(self.trainer):
             sys.stdout.write(f"predictions: {'not kept with fast_dev_run' if found else 'of no prompt'}\n")
             return
-        unfinished = out.with_suffix(".unfinished")
-        with unfinished.open("w") as file:
+        with whole(out) as file:
             for batch in found:
                 assert isinstance(batch, dict)
                 there = {line: batch[each] for each, line in PREDICTED.items() if each in batch}
                 for values in zip(*there.values(), strict=True):
                     file.write(json.dumps(dict(zip(there, values, strict=True))) + "\n")
-        unfinished.replace(out)
         sys.stdout.write(f"predictions: {out}\n")
 
 

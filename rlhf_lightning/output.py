@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TextIO
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
@@ -44,6 +46,24 @@ def keep(file: Path) -> None:
         kept = first_free(file.with_suffix(""), file.suffix)
         file.rename(kept)
         logger.warning("%s is of an earlier run; it is %s now.", file, kept.name)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[TextIO]:
+    """A file to write that replaces `path` once it is complete; what is not complete is removed.
+
+    Raises:
+        OSError: it cannot be written; the file name is `path`, where Python's error has none once it is open.
+    """
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        with unfinished.open("w") as file:
+            yield file
+        unfinished.replace(path)
+    except OSError as err:
+        raise OSError(err.errno, err.strerror, str(path)) from err
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def put_aside(trainer: Trainer, files: Iterable[Path], *, directory: Path) -> None:
