@@ -49,19 +49,31 @@ def keep(file: Path) -> None:
 
 
 @contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Errors of writing a file name it: those of Python name none once it is open.
+
+    Raises:
+        OSError: as it was raised, with `path` as its file name.
+    """
+    try:
+        yield
+    except OSError as err:
+        raise OSError(err.errno, err.strerror, str(path)) from err
+
+
+@contextmanager
 def whole(path: Path) -> Iterator[TextIO]:
     """A file to write that replaces `path` once it is complete; what is not complete is removed.
 
     Raises:
-        OSError: it cannot be written; the file name is `path`, where Python's error has none once it is open.
+        OSError: it cannot be written; the file name is `path`.
     """
     unfinished = path.with_suffix(".unfinished")
     try:
-        with unfinished.open("w") as file:
-            yield file
-        unfinished.replace(path)
-    except OSError as err:
-        raise OSError(err.errno, err.strerror, str(path)) from err
+        with named(path):
+            with unfinished.open("w") as file:
+                yield file
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 

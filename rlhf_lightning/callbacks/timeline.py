@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlhf_lightning.controller import CallReport
+from rlhf_lightning.output import named
 
 CONTROLLER = "controller"
 """Name of the track with the iterations."""
@@ -53,14 +54,11 @@ def write_trace(path: Path, calls: Sequence[CallReport], iterations: Sequence[tu
     """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, event by event.
 
     Raises:
-        OSError: it cannot be written; its file name is the path, which Python says only of one not opened.
+        OSError: it cannot be written; the file name is `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("w") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for number, event in enumerate(trace_events(calls, iterations)):
-                file.write(",\n" * (number > 0) + json.dumps(event))
-            file.write("\n]}\n")
-    except OSError as err:
-        raise OSError(err.errno, err.strerror, str(path)) from err
+    with named(path), path.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for number, event in enumerate(trace_events(calls, iterations)):
+            file.write(",\n" * (number > 0) + json.dumps(event))
+        file.write("\n]}\n")

@@ -53,16 +53,13 @@ class Draft:
         Messages with `tool_calls` are no texts, and before a greeting no user has asked for it.
         """
         said = self.prompt if isinstance(self.prompt, list) else []
-        texts = {
-            at: content_of(message)
-            for at, message in enumerate(said)
-            if message["role"] == "assistant" and not message.get("tool_calls")
-        }
-        earlier = [
-            replace(self, prompt=said[:at], answers=(Answer(pieces=(said[at]["content"],)),))
-            for at, text in texts.items()
-            if text and any(before["role"] == "user" for before in said[:at])
-        ]
+        earlier, asked = [], False
+        for at, message in enumerate(said):
+            is_text = content_of(message) and not message.get("tool_calls")
+            if asked and is_text and message["role"] == "assistant":
+                answer = Answer(pieces=(message["content"],))
+                earlier.append(replace(self, prompt=said[:at], answers=(answer,)))
+            asked = asked or message["role"] == "user"
         return [*earlier, self]
 
 

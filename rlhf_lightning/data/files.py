@@ -45,9 +45,11 @@ class Files:
     """Rows to use instead of those at `path`."""
 
     def __post_init__(self) -> None:
-        given: list[tuple[str, object]] = [("path", self.path), ("val_path", self.val_path)]
-        for option, value in given if self.val_path is not None else given[:1]:
-            if not _several(value) or not all(one and isinstance(one, str) for one in _several(value)):
+        for option, value in (("path", self.path), ("val_path", self.val_path)):
+            if option == "val_path" and value is None:
+                continue
+            names = _several(value)
+            if not names or not all(name and isinstance(name, str) for name in names):
                 raise ValueError(
                     f"data.{option}={str(value)[:60]}: this is the name of a file or data set, or a list of "
                     "names. Rows in memory are given by PromptData.from_rows(rows, ...), and so for its "
