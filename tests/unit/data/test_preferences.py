@@ -293,15 +293,15 @@ def test_a_prompt_is_answered_once(write_rows: Writer) -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data beside the checkout is absent")
-@pytest.mark.parametrize(("chat", "limit"), [(False, None), (True, 500)], ids=["plain", "chat"])
-def test_real_dialogues(chat: bool, limit: int | None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("chat", "limit"), [(False, 800), (True, 200)], ids=["plain", "chat"])
+def test_real_dialogues(chat: bool, limit: int, caplog: pytest.LogCaptureFixture) -> None:
     file = DATA / "hh_harmless_base_test.jsonl.gz"
     fits = {"max_prompt_tokens": 4000, "max_response_tokens": 2500}
     with caplog.at_level(logging.WARNING):
         data = pairs(file, chat_template=chat, limit=limit, batch_size=16, **fits)
         batch = batches(data)[0]
     assert "dropped" not in caplog.text
-    assert len(data.train_rows) == 2 * (limit or 2312)
+    assert len(data.train_rows) == 2 * limit
     assert batch["response_ids"].shape[0] == 32
     prompts = [str(row["prompt"]) for row in data.train_rows]
     asked, answers = ("<user>", "<assistant>") if chat else ("\n\nHuman:", "\n\nAssistant:")

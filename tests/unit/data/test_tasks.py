@@ -76,14 +76,14 @@ def test_reasoning_gym_rows_and_their_verifier() -> None:
 @pytest.mark.parametrize(
     ("task", "options", "off"),
     [
-        ("word_ladder", {"min_word_length": 5, "max_word_length": 5}, lambda answer: f"{answer},{answer}"),
+        ("word_ladder", {"min_word_length": 3, "max_word_length": 3}, lambda answer: f"{answer},{answer}"),
         (
             "decimal_arithmetic",
             {"min_num_decimal_places": 9, "max_num_decimal_places": 9},
             lambda answer: str(float(answer) + 0.0005),
         ),
     ],
-    ids=["words of five letters, by default four", "nine decimal places, by default three"],
+    ids=["words of three letters, by default four", "nine decimal places, by default three"],
 )
 def test_reasoning_gym_verifies_with_the_options_of_the_data(
     task: str, options: dict[str, int | float | bool | str], off: Callable[[str], str]

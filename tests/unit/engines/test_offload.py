@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from rlhf_lightning.engines import offload
 from rlhf_lightning.engines.offload import OffloadedParts
 from tests.unit.pretended import GPU, pretended
 
+KIB = 2**10
 MIB = 2**20
 
 
@@ -42,21 +44,24 @@ class Pinning(TorchFunctionMode):
 def written(size: int, number: int) -> Tensor:
     """One of several storages on the GPU, whose parts differ."""
     found = torch.full((size,), number, dtype=torch.uint8, device=GPU)
-    found[::MIB] = torch.arange(len(found[::MIB]), device=GPU) % 251
+    found[::KIB] = torch.arange(len(found[::KIB]), device=GPU) % 251
     return found
 
 
 @pytest.mark.parametrize(
     ("sizes", "blocks"),
     [
-        ([33 * MIB] * 9, [256 * MIB, 41 * MIB]),
-        ([300 * MIB], [256 * MIB, 44 * MIB]),
-        ([33 * 1024] * 100, [3300 * 1024]),
+        ([33 * KIB] * 9, [256 * KIB, 41 * KIB]),
+        ([300 * KIB], [256 * KIB, 44 * KIB]),
+        ([2 * KIB] * 100, [200 * KIB]),
         ([4, 1030, 6], [512 + 1536 + 512]),
     ],
     ids=["shards", "larger than a block", "small ones", "odd ones"],
 )
-def test_many_shards_are_pinned_in_few_whole_blocks(sizes: list[int], blocks: list[int]) -> None:
+def test_many_shards_are_pinned_in_few_whole_blocks(
+    sizes: list[int], blocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "_BLOCK", offload._BLOCK >> 10)  # of 256 KiB
     with pretended(), Pinning() as pinning:
         tensors = [written(size, number) for number, size in enumerate(sizes)]
         parts = OffloadedParts("model", device=GPU)
@@ -71,14 +76,15 @@ def test_many_shards_are_pinned_in_few_whole_blocks(sizes: list[int], blocks: li
         assert parts.size_bytes == 0
 
 
-def test_a_node_without_memory_to_pin_says_whose_and_how_much() -> None:
-    with pretended(), Pinning(room=300 * MIB):
-        tensors = [written(size, 1) for size in [128 * MIB] * 3]
+def test_a_node_without_memory_to_pin_says_whose_and_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "_BLOCK", 32 * MIB)
+    with pretended(), Pinning(room=48 * MIB):
+        tensors = [written(size, 1) for size in [32 * MIB] * 2]
         parts = OffloadedParts("org/model", device=GPU)
         with pytest.raises(RuntimeError) as failed:
             parts.offload(["optimizer"], lambda _: tensors)
     assert str(failed.value) == (
-        "org/model: its optimizer (0.4 GiB) cannot wait in the memory of this node while another model "
+        "org/model: its optimizer (0.1 GiB) cannot wait in the memory of this node while another model "
         "computes: none is left to pin (CUDA error: out of memory). Leave --strategy.offload out, or take "
         "more nodes."
     )

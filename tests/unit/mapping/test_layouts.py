@@ -10,7 +10,7 @@ from rlhf_lightning.mapping.plan import plan, smallest_cluster
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
-from tests.unit.mapping.test_search_plan import ROLES, SEVEN, costs_of, flow_of
+from tests.unit.mapping.simulated import ROLES, SEVEN, costs_of, flow_of
 
 DIVIDED = Workload(sharding="full", packed=True)
 """FSDP's: replicas divide all weights among them."""

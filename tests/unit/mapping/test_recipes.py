@@ -26,8 +26,8 @@ from rlhf_lightning.spec import LoRA, Sampling
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor, Critic, Opponent, Reference, Settings
 from tests.ranks.algos.test_opponents import Imitating
+from tests.unit.mapping.simulated import flow_of
 from tests.unit.mapping.test_search_auto import attached
-from tests.unit.mapping.test_search_plan import flow_of
 
 ONE = ParallelLayout()
 SEVEN = shapes.load("llama-7b")

@@ -20,8 +20,8 @@ from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.strategies.auto import MappingOption
 from rlhf_lightning.workers import Settings
+from tests.unit.mapping.simulated import SEVEN, flow_of
 from tests.unit.mapping.test_search_auto import attached
-from tests.unit.mapping.test_search_plan import SEVEN, flow_of
 
 
 def test_a_model_that_no_step_calls_takes_memory_and_sizes_of_its_own() -> None:

@@ -16,8 +16,6 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.strategy_checks import check_layouts
 
-pytestmark = pytest.mark.unit
-
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 32000,
