@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from functools import cache
 from os import PathLike
 from types import NoneType, UnionType
@@ -89,6 +89,9 @@ def _fits(value: object, hint: object) -> bool:
         return any(_is_word(value, word) for word in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is tuple:  # those of YAML are lists
+        parts, several = get_args(hint), isinstance(value, Collection) and not isinstance(value, str)
+        return several and (Ellipsis in parts or len(cast("Collection[object]", value)) == len(parts))
     if dataclasses.is_dataclass(hint):  # any class of the user's own will do, such as a loss
         return type(value).__module__ != "builtins"
     taken = _TAKEN.get(hint) if isinstance(hint, type) else None
@@ -109,4 +112,4 @@ def _described(hint: object) -> Iterator[str]:
         for part in get_args(hint):
             yield from _described(part)
     else:
-        yield "None" if hint is NoneType else f"of type {getattr(hint, '__name__', hint)}"
+        yield "None" if hint is NoneType else f"of type {hint.__name__ if isinstance(hint, type) else hint}"

@@ -70,6 +70,7 @@ class Scaling:
     """Train the critic on returns that are scaled to running mean 0 and variance 1."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.reward_clip is not None and self.reward_clip <= 0:
             raise ValueError(f"scaling.reward_clip={self.reward_clip}: must be above 0. Try 5.0, or None.")
 

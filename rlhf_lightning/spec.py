@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from rlhf_lightning.field_types import check_types
 
@@ -221,7 +221,7 @@ class Sampling:
             f"sampling.stop_token_ids={list(self.stop_token_ids)}: a token's number is not negative.",
         )
         _require(
-            not isinstance(cast(object, self.stop_strings), str) and all(self.stop_strings),
+            all(self.stop_strings),
             f"sampling.stop_strings={self.stop_strings!r}: give a list of texts, none of them empty, such "
             'as ["</answer>"].',
         )

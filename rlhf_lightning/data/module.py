@@ -21,6 +21,7 @@ from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.record import Record
 from rlhf_lightning.data.sampler import HELD_OUT, DrawnRows, EpochSampler, FirstRows
 from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.spec import run_seed
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class RowData(LightningDataModule, ABC):
         super().__init__()
         self.typed = "data"
         """How its options begin where they are typed."""
+        check_types(self, name="data")
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size={self.batch_size}: a batch has at least 1 row. Try 32.")
         if not 0 <= self.effective_seed < 2**31:
@@ -72,9 +74,6 @@ class RowData(LightningDataModule, ABC):
                 f"data.num_workers={self.num_workers}: {type(self).__name__}.draw is asked for each row when "
                 "its batch is, and a worker would ask before its time. Try --data.num_workers 0."
             )
-        texts = [f.name for f in fields(self) if f.type in (str, "str")]
-        if null := [name for name in texts if getattr(self, name) is None]:
-            raise ValueError(f"data.{null[0]}=null: this is a text. Leave the option out, or give one.")
         self._train: EncodedRows | None = None
         self._held_out: EncodedRows | None = None
         self._encoded_by: PreTrainedTokenizerBase | None = None

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import BROADCAST, Remote, register
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.workers.role import Role
 
 
@@ -29,6 +30,7 @@ class Follower(Remote):
     """Iterations after which it does so; with decay=0 the actor replaces it then (SPIN, iterative DPO)."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         name = type(self).__name__  # the field that holds it may be called anything
         if self.decay is not None and not 0 <= self.decay <= 1:
             raise ValueError(f"{name}(decay={self.decay}): is a share. Try 0.99, or leave it out.")

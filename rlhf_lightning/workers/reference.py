@@ -27,7 +27,7 @@ class Reference(Follower, Role):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.temperature, int | float) and self.temperature < 0:
+        if self.temperature is not None and self.temperature < 0:
             raise ValueError(
                 f"{type(self).__name__}(temperature={self.temperature}): it would find the least likely "
                 "tokens the likeliest. Try 1.0, or leave it out."

@@ -13,6 +13,7 @@ import torch
 
 from rlhf_lightning.algos import GRPO, PPO
 from rlhf_lightning.checks import check_fields
+from rlhf_lightning.data import PreferenceData, TaskData
 from rlhf_lightning.functional import (
     GAEEstimator,
     GreedyEstimator,
@@ -25,9 +26,9 @@ from rlhf_lightning.functional import (
     ValueLoss,
     gae,
 )
-from rlhf_lightning.running import KLPenalty
+from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.spec import LoRA, OptimizerSpec, Sampling
-from rlhf_lightning.workers import Actor, Reference, Reward
+from rlhf_lightning.workers import Actor, Opponent, Reference, Reward
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,23 @@ from rlhf_lightning.workers import Actor, Reference, Reward
         (OptimizerSpec, {"lr": "1e-3"}, r"OptimizerSpec\(lr='1e-3'\): has to be of type float"),
         (LoRA, {"rank": 4.5}, r"LoRA\(rank=4.5\): has to be of type int"),
         (Sampling, {"max_new_tokens": "3"}, r"max_new_tokens='3'\): has to be of type int"),
+        (Reference, {"temperature": "1"}, r"Reference\(temperature='1'\): has to be of type float or None"),
+        (Opponent, {"decay": "x"}, r"Opponent\(decay='x'\): has to be of type float or None"),
+        (Scaling, {"reward_clip": "5"}, r"Scaling\(reward_clip='5'\): has to be of type float or None"),
+        (
+            LoRA,
+            {"target_modules": "q_proj"},
+            r"target_modules='q_proj'\): has to be of type tuple\[str, \.\.\.\]",
+        ),
+        (Sampling, {"stop_token_ids": 3}, r"stop_token_ids=3\): has to be of type tuple\[int, \.\.\.\]"),
+        (Sampling, {"stop_strings": "</answer>"}, r"has to be of type tuple\[str, \.\.\.\]"),
+        (OptimizerSpec, {"betas": (0.9,)}, r"betas=\(0.9,\)\): has to be of type tuple\[float, float\]"),
+        (TaskData, {"batch_size": 2.5}, r"data\.batch_size=2\.5: has to be of type int"),
+        (
+            PreferenceData,
+            {"path": "x", "safe_fields": "safe"},
+            r"data\.safe_fields='safe': has to be of type tuple\[str, str\] or None",
+        ),
         (PolicyLoss, {"kl_coef": math.nan}, r"PolicyLoss\(kl_coef=nan\): is no finite number"),
         (
             OptimizerSpec,
@@ -71,7 +89,7 @@ def test_what_is_refused_when_it_is_made(cls: type, options: dict[str, object], 
         cls(**options)
 
 
-ROLES = {"actor": Actor, "reference": Reference, "reward": Reward}
+ROLES = {"actor": Actor, "reward": Reward}
 
 
 @pytest.mark.parametrize(
@@ -81,12 +99,6 @@ ROLES = {"actor": Actor, "reference": Reference, "reward": Reward}
         (GRPO, "actor", {"dtype": "bf16"}, "actor.dtype='bf16': has to be 'float32' or 'bfloat16' or None"),
         (GRPO, "actor", {"optimizer": {"lr": 1.0}}, "actor.optimizer={'lr': 1.0}: has to be of type Opti"),
         (PPO, "reward", {"per_token": "step"}, "reward.per_token='step': has to be 'outcome' or"),
-        (
-            PPO,
-            "reference",
-            {"temperature": "1"},
-            "reference.temperature='1': has to be of type float or None",
-        ),
         (PPO, "", {"epochs": 1.5}, "PPO(epochs=1.5): has to be of type int"),
         (PPO, "", {"policy_loss": None}, "PPO(policy_loss=None): has to be of type PolicyLoss"),
         (PPO, "", {"stop_kl": math.nan}, "PPO(stop_kl=nan): is no finite number"),
@@ -105,7 +117,7 @@ def test_what_is_refused_of_an_algorithm_before_anything_starts(
 
 
 def test_other_numbers_and_paths_are_taken() -> None:
-    OptimizerSpec(lr=1, warmup_steps=np.int64(3), weight_decay=np.float32(0.1))  # type: ignore[arg-type]
+    OptimizerSpec(lr=1, betas=[0, 0.99], warmup_steps=np.int64(3), weight_decay=np.float32(0.1))  # type: ignore[arg-type]
     Sampling(temperature=0)
     GAEEstimator(score_scale=torch.tensor(2.0))  # type: ignore[arg-type]
     check_fields(GRPO(actor=Actor(path=Path("embedded"))))  # type: ignore[arg-type]

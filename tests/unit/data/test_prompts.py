@@ -239,9 +239,9 @@ def test_options_that_do_not_fit_the_data(numbered: Callable[[int], Path]) -> No
         ({"limit": 0}, r"data\.limit=0"),
         ({"num_workers": -1}, r"data\.num_workers=-1"),
         ({"prompt_template": "Q:"}, "has no {prompt}"),
-        ({"prompt_template": None}, r"data\.prompt_template=null: this is a text"),
-        ({"answer_field": None}, r"data\.answer_field=null: this is a text"),
-        ({"data_source_field": None}, r"data\.data_source_field=null: this is a text"),
+        ({"prompt_template": None}, r"data\.prompt_template=None: has to be of type str"),
+        ({"answer_field": None}, r"data\.answer_field=None: has to be of type str"),
+        ({"data_source_field": None}, r"data\.data_source_field=None: has to be of type str"),
     ],
 )
 def test_options_out_of_range(options: dict[str, object], message: str) -> None:
