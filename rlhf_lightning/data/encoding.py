@@ -326,7 +326,10 @@ def _encode_answers(
 def _warn_of_thoughts(
     answers: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, form: Format, name: str
 ) -> None:
-    """Warn of answers without a thought where the prompt has begun one that the template does not end."""
+    """Warn of answers without a thought where the prompt begins one, and of such with one where it ends one.
+
+    Not where the template ends what it has begun.
+    """
     turn = _around_answer(tokenizer, form)[0] if form.chat_template else Turn()
     plain = sum(not turn.has_thought("".join(pieces)) for pieces in answers)
     if turn.is_open and not turn.lead and plain:
@@ -336,6 +339,13 @@ def _warn_of_thoughts(
             "data.chat_template_options",
             *(name, plain, len(answers), turn.closing, tokenizer.name_or_path),
             *(turn.tag, turn.tag, turn.closing),
+        )
+    if turn.ended and (thinking := sum(turn.ended in "".join(pieces) for pieces in answers)):
+        logger.warning(
+            "%s: %d of %d answers have a thought, up to %s, and the chat template of %s has ended one before "
+            "the answer begins: they are learned as a second. Turn thoughts on in "
+            "data.chat_template_options, or cut them out of the answers",
+            *(name, thinking, len(answers), turn.ended, tokenizer.name_or_path),
         )
 
 

@@ -28,6 +28,8 @@ class Turn:
     """White space at the end of rendered prompts."""
     is_open: bool = False
     """Whether the tag stands before it there."""
+    ended: str = ""
+    """What ends a thought at the end of rendered prompts, where thoughts are turned off."""
 
     @property
     def closing(self) -> str:
@@ -67,4 +69,5 @@ def turn_of(prompt: str, before: str) -> Turn:
         lead = rest if _CLOSED.search(rest) else ""
     closed = _CLOSED.search(lead)
     tag = begun[1] if begun else closed[1].replace("/", "", 1) if closed else ""
-    return Turn(lead, tag, prompt[len(prompt.rstrip()) :], bool(begun))
+    ended = _CLOSED.search(prompt)
+    return Turn(lead, tag, prompt[len(prompt.rstrip()) :], bool(begun), ended[1] if ended else "")

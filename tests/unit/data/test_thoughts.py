@@ -19,6 +19,7 @@ END = "{% endif %}{% endfor %}{% if add_generation_prompt %}"
 TEMPLATES = {
     "qwen3": USER + EMPTY + END + "{{ 'A:' }}{% endif %}",
     "qwen3-thinking": USER + EMPTY + END + "{{ 'A:<think>\n' }}{% endif %}",
+    "qwen3-off": USER + EMPTY + END + "{{ 'A:<think>\n\n</think>\n\n' }}{% endif %}",
     "deepseek-r1": USER + SAID + END + "{{ 'A:<think>\n' }}{% endif %}",
 }
 THOUGHT = "<think>\nlong\n</think>\n\nIt is 5."
@@ -35,11 +36,13 @@ def test_a_thought_is_begun_once_and_ended(
     with caplog.at_level(logging.WARNING):
         data = completion_data(file, chat_template=True, tokenizer=tokenizer, batch_size=1)
     response = bytes(next(iter(data.train_dataloader()))["response_ids"][0].tolist()[:-1]).decode()
-    empty = "" if kind == "deepseek-r1" or answer == THOUGHT else "<think>\n\n</think>\n\n"
+    second = kind == "qwen3-off" and answer == THOUGHT
+    empty = "" if kind == "deepseek-r1" or (answer == THOUGHT and not second) else "<think>\n\n</think>\n\n"
     begun = "<think>\n" if kind == "deepseek-r1" and answer != THOUGHT else ""
     assert str(data.train_rows[0]["prompt"]) + response == f"U:2 + 3?\nA:{begun}{empty}{answer}"
     told = f"{file}: 1 of 1 answers have no </think>, and the chat template of {tokenizer} ends a prompt with"
     assert (told in caplog.text) == bool(begun)
+    assert (f"{file}: 1 of 1 answers have a thought, up to </think>, and the" in caplog.text) == second
 
 
 def test_a_thought_without_its_beginning_is_one() -> None:
