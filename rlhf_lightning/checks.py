@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, load_tokenizer, numbered_alike, reads
-from rlhf_lightning.data_checks import check_correction, check_tokens
+from rlhf_lightning.data_checks import check_correction, check_texts, check_tokens
 from rlhf_lightning.engines import (
     check_head,
     check_language,
@@ -131,6 +131,7 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         _warn_of_rates(algorithm)
     check_models(algorithm, generates=generates)
     _check_opponents(algorithm)
+    check_texts(algorithm)
     check_tokenizers(algorithm)
     check_tokens(algorithm)
     check_answers_fit(algorithm)
@@ -280,9 +281,7 @@ def _misread(name: str, role: Role, main: Role) -> str:
     fix = "Take a model with the same tokenizer"
     if isinstance(role, Reward) and role.scores_steps:
         fix += ", or score whole responses (per_token outcome)"
-    elif isinstance(role, Judge):
-        fix += f", or leave {name}.tokenizer out: it is told what was said in its own"
-    else:
+    elif not isinstance(role, Judge):
         fix += ", own_tokens = True in its class where step makes its prompts of texts" * (role.head == "lm")
         fix += f", or type --algo.{name}.path '' to begin with the weights of {main.path!r}"
     return (

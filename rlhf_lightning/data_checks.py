@@ -11,11 +11,11 @@ from lightning.pytorch import LightningModule
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.controller.block import Values
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
-from rlhf_lightning.data.tokenizer import highest_token
+from rlhf_lightning.data.tokenizer import highest_token, reads
 from rlhf_lightning.engines import has_tokenizer, num_tokens
 from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import ReadingActor
+from rlhf_lightning.workers import Judge, ReadingActor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -104,6 +104,23 @@ def check_tokens(algorithm: RLHFAlgorithm) -> None:
         return
     for part in filter(None, (row_data(algorithm.trainer), second_data(algorithm.trainer))):
         part.check_tokens(size)
+
+
+def check_texts(algorithm: RLHFAlgorithm) -> None:
+    """Refuse a judge's tokenizer that makes other texts of the answers than the main model's.
+
+    Raises:
+        ValueError: it numbers tokens otherwise.
+    """
+    main = algorithm.main_model
+    for name, role in algorithm.roles().items():
+        if not isinstance(role, Judge) or role.tokenizer == main.path or not has_tokenizer(main):
+            continue
+        if not reads(main.path, role.tokenizer, my_vocab=num_tokens(main), their_vocab=None):
+            raise ValueError(
+                f"{name}.tokenizer={role.tokenizer!r}: it makes other texts of the ids of {main.path!r}. "
+                f"Take one that numbers tokens as that does, or leave {name}.tokenizer out."
+            )
 
 
 def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:

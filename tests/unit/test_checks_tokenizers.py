@@ -81,9 +81,10 @@ def test_a_second_actor_has_its_own_tokenizer_where_its_class_says_so(tmp_path: 
 
 def test_a_judge_that_is_not_told_is_advised_to_be(tmp_path: Path) -> None:
     path = judging(write_other(tmp_path / "other", 2))
-    told = refusal(PPO(reward=Reward(path=path, tokenizer=path)), tmp_path)
-    assert "or leave reward.tokenizer out" in told
-    assert "per_token" not in told
+    for reward in (Reward(path=path, tokenizer=path), Reward(functions="length", tokenizer=path)):
+        told = refusal(PPO(reward=reward), tmp_path)
+        assert "or leave reward.tokenizer out" in told
+        assert "per_token" not in told
 
 
 @pytest.mark.parametrize("role", ["critic", "reward", "reference"])
