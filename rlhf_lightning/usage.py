@@ -50,7 +50,7 @@ _WORD = re.compile(r"unrecognized arguments: (\S+)")
 """A single word that belongs to no option."""
 _ASSIGNED = re.compile(r"unrecognized arguments: \+*(([\w.]+)=\S*)")
 """An option in the form that verl has: without dashes, and with its value behind `=`."""
-_DOTTED = re.compile(r"Expected a dot import path string: (\S+)")
+_DOTTED = re.compile(r"Expected a dot import path string: ?(\S*)")
 """A name that is no class path."""
 _EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
 """What a type wants, which says nothing where a line says what is wrong."""

@@ -66,6 +66,13 @@ class Reward(Judge, Role):
                 "--algo.reward.path DIRECTORY, that of a process reward model, or "
                 "--algo.reward.per_token outcome."
             )
+        if not (self.scores_steps or self.scores_by_itself):
+            for name in ("separator", "step_activation", "step_weight"):
+                if (given := getattr(self, name)) != getattr(Reward, name):
+                    raise ValueError(
+                        f"reward.{name}={given!r}: nothing reads it, as no model scores steps. Type "
+                        "--algo.reward.per_token steps, or leave it out."
+                    )
         if not self.separator:
             raise ValueError("reward.separator='': nothing stands between steps. Try a line break.")
         if self.truncated_penalty < 0:

@@ -126,6 +126,7 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
             "There is one of this name, but a package that it needs is not installed.",
         ),
         ("actor", "ModelCheckpoint", "Type its options one by one, such as actor.path."),
+        ("actor", "", "Type its options one by one, such as actor.path."),
     ],
 )
 def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:

@@ -23,6 +23,8 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
     ):
         KLPenalty(coef=0, target=0.1)
     assert KLPenalty(coef=0.0).coef == 0
+    with pytest.raises(ValueError, match=r"^kl\.horizon=-1: nothing reads it where the weight is fixed"):
+        KLPenalty(horizon=-1)
     with pytest.raises(ValueError, match="reward_clip=0"):
         Scaling(reward_clip=0.0)
     with pytest.raises(ValueError, match=r"^Reference\(decay=2\.0\): is a share"):

@@ -333,8 +333,10 @@ def test_a_service_that_is_down_names_field_and_address(kind: type[Reward | Cost
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(ValueError, match=r"reward\.per_token=steps: a model .*--algo\.reward\.path"):
         Reward(per_token=STEPS).check()
-    with pytest.raises(ValueError, match=r"reward\.separator=''"):
-        Reward(separator="").check()
+    with pytest.raises(ValueError, match=r"reward\.separator='': nothing stands"):
+        Reward(path="x", per_token=STEPS, separator="").check()
+    with pytest.raises(ValueError, match=r"reward\.step_weight=2\.0: nothing reads it, as no model scores"):
+        Reward(path="x", step_weight=2.0).check()
     with pytest.raises(ValueError, match=r"reward\.truncated_penalty=-1\.0: .* Type 1\.0"):
         Reward(truncated_penalty=-1.0).check()
     with pytest.raises(ValueError, match=r"cost\.clip=0\.0"):
