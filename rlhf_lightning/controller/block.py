@@ -69,12 +69,17 @@ def encode(value: Values) -> Block:
         own = value.dtype.newbyteorder("=")
         value = torch.from_numpy(np.require(value, own, ["C", "W"]))  # a copy only where torch needs one
     if not isinstance(value, torch.Tensor):
-        return Block(list(value), "object")
-    host = value.detach().to("cpu").contiguous()
+        return Block([_held(item) if isinstance(item, torch.Tensor) else item for item in value], "object")
+    host = _held(value).contiguous()
     name = str(host.dtype).removeprefix("torch.")
     if host.dtype == torch.bfloat16:
         host = host.view(torch.int16)
     return Block(host.numpy(), name)
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the host, which any process can read, without the graph of its gradient."""
+    return tensor.detach().to("cpu")
 
 
 def decode(

@@ -29,6 +29,8 @@ def test_strided_and_differentiable_columns_come_back() -> None:
     assert isinstance(back, torch.Tensor)
     assert back.tolist() == [[0, 3], [1, 4], [2, 5]]
     assert not back.requires_grad
+    ragged = encode([value, value[0]]).copied().values
+    assert [str(item) for item in ragged] == [str(item.detach()) for item in (value, value[0])]
 
 
 def test_one_block_is_not_copied_and_read_only_memory_gives_no_warning() -> None:
