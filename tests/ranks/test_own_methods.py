@@ -115,12 +115,12 @@ def test_held_out_answers_are_scored_by_token_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3], ids=["one", "uneven"])
 def test_a_score_that_adds_to_the_functions(ranks: int) -> None:
-    """Of 8 tokens the last 4 cost a quarter each; the last of the answers has 7, and was cut off."""
+    """Of 8 tokens the last 4 cost a quarter each; the last of the answers ends at 8, and was cut off."""
     kind = run_documented("class OverlongReward(Reward)", document="rewards.md")["OverlongReward"]
     reward = cast(type[Reward], kind)(functions={"exact_match": 1.0, "length": 0.0}, truncated_penalty=0.5)
     said = batch(["abc", "abcdef", "", "abcdefgh"]) | {"row_truncated": torch.arange(4) == 3}
     found = on_devices(reward, ranks).compute_reward(with_raw_rows(said))
-    assert found["scores"].sum(1).tolist() == [1.0, -0.75, 0.0, -1.25]
+    assert found["scores"].sum(1).tolist() == [1.0, -0.75, 0.0, -1.5]
     assert found["score_parts"][:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
