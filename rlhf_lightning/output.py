@@ -71,7 +71,7 @@ def whole(path: Path) -> Iterator[TextIO]:
     unfinished = path.with_suffix(".unfinished")
     try:
         with named(path):
-            with unfinished.open("w") as file:
+            with unfinished.open("w", encoding="utf-8") as file:
                 yield file
             unfinished.replace(path)
     finally:

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.functional import masked_sum
-from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside
+from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside, whole
 from rlhf_lightning.reporting import begins_anew, part_names, texts
 from rlhf_lightning.rewards import json_safe
 
@@ -85,9 +85,9 @@ class Rollouts(Callback):
             directory = output_path(trainer, self.directory, "rollouts")
             directory.mkdir(parents=True, exist_ok=True)
             first = rows.take(range(min(self.rows or len(rows), len(rows))))
-            lines = _lines(first, pl_module, trainer.global_step)
-            file = directory / f"step-{trainer.global_step:06d}.jsonl"
-            file.write_text("".join(f"{json.dumps(json_safe(line))}\n" for line in lines), encoding="utf-8")
+            lines = [json.dumps(json_safe(line)) for line in _lines(first, pl_module, trainer.global_step)]
+            with whole(directory / f"step-{trainer.global_step:06d}.jsonl") as file:
+                file.writelines(f"{line}\n" for line in lines)
 
     def state_dict(self) -> dict[str, bool]:
         """Tell a checkpoint whether an iteration is still to be made up for."""

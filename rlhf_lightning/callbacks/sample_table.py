@@ -14,7 +14,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.sample import Sample, printable, samples_of
 from rlhf_lightning.callbacks.sample_page import index_page, sample_page
 from rlhf_lightning.data_checks import check_validates
-from rlhf_lightning.output import check_output, first_free, leaves_files, output_path, put_aside
+from rlhf_lightning.output import check_output, first_free, leaves_files, output_path, put_aside, whole
 
 _COLUMNS = ["step", "prompt", "response", "score"]
 
@@ -115,8 +115,10 @@ class SampleTable(Callback):
         file = directory / f"{name}.html"
         if trainer.state.fn != "fit" and file.exists():  # of another checkpoint of that name, maybe
             file = first_free(directory / name, ".html")
-        file.write_text(sample_page(self._samples, title=title), encoding="utf-8")
-        (directory / "index.html").write_text(index_page(_pages(directory)), encoding="utf-8")
+        with whole(file) as page:
+            page.write(sample_page(self._samples, title=title))
+        with whole(directory / "index.html") as index:
+            index.write(index_page(_pages(directory)))
 
     def _data(self, step: int) -> list[list[object]]:
         return [[step, printable(x.prompt), printable(x.response), x.score] for x in self._samples]

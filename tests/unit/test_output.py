@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lightning.callbacks import Rollouts, SampleTable
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.output import whole
+from rlhf_lightning.strategies import Local
+from tests.unit.algos.short import grpo, trainer
 
 
 @pytest.fixture
 def full_at_ten() -> Iterator[None]:
     """A file may have ten bytes, as if the disk were full."""
+    grpo()  # writes a model once
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     yield
@@ -39,6 +44,18 @@ def test_a_disk_that_is_full_keeps_nothing_of_it(tmp_path: Path) -> None:
         file.write("later than that")
     assert path.read_text() == "earlier"
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.usefixtures("full_at_ten")
+@pytest.mark.parametrize("kind", [Rollouts, SampleTable])
+def test_a_callback_names_its_file_and_leaves_no_part_of_it(
+    kind: type[Rollouts | SampleTable], tmp_path: Path
+) -> None:
+    directory, data = tmp_path / "out", TaskData(batch_size=1, num_rows=1, num_val_rows=1)
+    run = trainer(Local(), tmp_path, callbacks=[kind(directory=str(directory))], limit_val_batches=1)
+    with pytest.raises(OSError, match=re.escape(f"{directory}/step-000001.")):
+        run.fit(grpo(), datamodule=data)
+    assert not [*directory.iterdir()]
 
 
 def test_nothing_is_left_of_what_fails_as_it_is_written(tmp_path: Path) -> None:
