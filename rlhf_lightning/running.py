@@ -37,11 +37,8 @@ class KLPenalty:
         check_types(self)
         if self.coef < 0:
             raise ValueError(f"kl.coef={self.coef}: a penalty is not negative. Try 0.05, or 0 for none.")
-        if self.target is None and self.horizon != type(self).horizon:
-            raise ValueError(
-                f"kl.horizon={self.horizon}: nothing reads it where the weight is fixed. Type kl.target 0.1, "
-                "with which it adapts, or leave kl.horizon out."
-            )
+        if self.horizon <= 0:
+            raise ValueError(f"kl.horizon={self.horizon}: is a number of rows, above 0. Try 10000.")
         if self.target is not None:
             if not self.coef:
                 raise ValueError(

@@ -23,7 +23,7 @@ def test_a_penalty_that_cannot_be_is_refused() -> None:
     ):
         KLPenalty(coef=0, target=0.1)
     assert KLPenalty(coef=0.0).coef == 0
-    with pytest.raises(ValueError, match=r"^kl\.horizon=-1: nothing reads it where the weight is fixed"):
+    with pytest.raises(ValueError, match=r"^kl\.horizon=-1: is a number of rows"):
         KLPenalty(horizon=-1)
     with pytest.raises(ValueError, match="reward_clip=0"):
         Scaling(reward_clip=0.0)
