@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import is_typeddict
@@ -14,6 +15,11 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
+_NO_CLASS = re.compile(
+    r"Import path does not correspond to a subclass of (\w+)$|"
+    r"(?:Invalid content in sub-config file|Unexpected import path format:) (?P<file>\S+\.py)\b"
+)
+"""A module, or another class, or a file of Python in the place of a class, in the words of jsonargparse."""
 
 
 def class_path(option: str, name: str) -> str:
@@ -41,6 +47,21 @@ def class_path(option: str, name: str) -> str:
 def meant(*names: str) -> str:
     """The question whether one of these was meant, behind a space; empty for none."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
+def no_class(said: str, given: str) -> str:
+    """What is wrong with a value that is no class of the kind that is wanted; empty of other errors.
+
+    Args:
+        said: by the parser, on one line.
+        given: the value.
+    """
+    if not (found := _NO_CLASS.search(said)):
+        return ""
+    if found["file"]:
+        path = ".".join(Path(given).with_suffix("").parts)
+        return f"{given} is a file. Type a class in it by its import path, such as {path}.Mine."
+    return f"{given} is no {found[1]}. Type the import path of one, such as my_package.my_module.Mine."
 
 
 def choices(option: str) -> dict[str, type]:

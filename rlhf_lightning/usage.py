@@ -22,7 +22,7 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 
 from rlhf_lightning.field_types import type_hints
-from rlhf_lightning.names import FOLDERS, choices, meant
+from rlhf_lightning.names import FOLDERS, choices, meant, no_class
 from rlhf_lightning.options import dataclasses_in, option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.other_values import value_elsewhere
@@ -104,6 +104,8 @@ def option_error(
         group = (option_classes(resolve_name(classes[-1])) if classes else owners).get(key)
         first = next((name for name in option_names(group) if f"{key}.{name}" not in elsewhere), "path")
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
+    if (given := _GIVEN.search(message)) and (wrong_kind := no_class(said, given[1])):
+        return f"{said.partition(':')[0]}: {wrong_kind}"
     if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(partial(_as_list, classes), _REQUIRED.sub(r"\1", said)))
