@@ -111,7 +111,8 @@ _TYPED = (
     re.compile(r"unrecognized arguments: [+-]*([\w.-]+)[= ](\[.*?\]|\S+)"),
     re.compile(r"NestedArg\(key='([\w.]+)', val=(.*)\)"),
     re.compile(
-        r"Parser key \"([\w.]+)\":(?:(?!Parser key).)*?(?:Given|Got) value: ((?!Nested|Namespace).+?)$",
+        r"Parser key \"([\w.]+)\":(?:(?!Parser key).)*?(?:Given|Got) value: "
+        r"((?!\[?(?:Nested|Namespace)).+?)$",
         re.MULTILINE | re.DOTALL,
     ),
 )

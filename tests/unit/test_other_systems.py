@@ -110,6 +110,9 @@ def test_a_value_of_another_system_behind_an_option_of_ours_is_answered() -> Non
         assert said == "trainer.logger: 'console' is no class. The console needs none: leave it out."
         said = option_error(f'Parser key "trainer.logger":\n{given}'.replace("console", "swanlab"), {})
         assert said.startswith("trainer.logger: 'swanlab' is no class. Type --trainer.logger WandbLogger --")
+    lacks = "the following arguments are required: save_dir"
+    given = f"  Errors:\n    - {lacks}\n  Given value: [Namespace(init_args=Namespace(version=None))]"
+    assert option_error(f'Parser key "trainer.logger":\n{given}', {}) == f"trainer.logger: {lacks}"
     key = "NestedArg(key='actor.dtype', val='bf16')"
     said = option_error(f"Expected a typing.Literal['float32', 'bfloat16']\nGiven value: {key}", {})
     assert said.endswith(" Type --algo.actor.dtype bfloat16.")
