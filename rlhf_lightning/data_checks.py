@@ -51,9 +51,10 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
                 "for all held-out rows."
             )
     if algorithm.needs_pairs and data.batch_rows != 2 * data.batch_size:
+        own = " Where its step draws the other half of each pair, write `draws = True` in the class."
         raise ValueError(
             f"{name} learns from pairs, and {type(data).__name__} gives single rows. "
-            "Try --data preferencedata, with the fields that it needs."
+            f"Try --data preferencedata, with the fields that it needs.{own * _is_own(type(algorithm).step)}"
         )
     missing = set(algorithm.needs) - set(data.columns)
     if missing:

@@ -187,6 +187,21 @@ def test_who_learns_from_pairs_is_known_by_the_losses() -> None:
     assert (SelfPlay().in_pairs, SelfPlay().needs_pairs) == (True, False)
 
 
+class Playing(DPO):
+    """Forgets to say that it draws."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Never called."""
+        raise NotImplementedError
+
+
+def test_who_pairs_given_answers_with_drawn_ones_is_told_how_to_say_so(tmp_path: Path) -> None:
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0, completions=True)
+    told = "Where its step draws the other half of each pair, write `draws = True` in the class."
+    assert refusal(Playing(), tmp_path, data=data).endswith(f"fields that it needs. {told}")
+    assert refusal(DPO(), tmp_path, data=data).endswith("fields that it needs.")
+
+
 PAIR: dict[str, object] = {"prompt": "a", "chosen": "b", "rejected": "c"}
 ROWS = [PAIR | {"response": "b", "label": n < 4, "steps": ["b"], "labels": [1]} for n in range(8)]
 LEARNERS: list[tuple[Callable[..., RLHFAlgorithm], type[PromptData], str]] = [
