@@ -6,7 +6,9 @@ The pairs of layouts are those of HybridFlow's Figure 8 that need eight ranks.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -37,12 +39,13 @@ _SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_attention_heads": 8,
-    "num_hidden_layers": 5,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
 MODELS = {
-    "llama": LlamaConfig(**_SIZES, num_key_value_heads=2, tie_word_embeddings=False),
-    "qwen2": Qwen2Config(**_SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    f"{depth}{kind}": make(**_SIZES, num_hidden_layers=layers, tie_word_embeddings=tied)
+    for depth, layers in (("", 5), ("shallow ", 2))
+    for kind, make, tied in (("llama", LlamaConfig, False), ("qwen2", Qwen2Config, True))
 }
 """Fewer key-value heads than tensor shards, five layers over two and four stages, a vocabulary to pad."""
 
@@ -52,7 +55,7 @@ class Said:
     """What one rank said and did."""
 
     answers: list[TensorDict]
-    """Of its copy: greedy and drawn, before and after an optimizer step."""
+    """Of its copy: greedy and drawn, and drawn after an optimizer step."""
     transition: Transition
     planned_bytes: int
     trained: Tensor
@@ -80,24 +83,38 @@ def prompts() -> TensorDict:
     return TensorDict(columns, batch_size=PROMPTS)
 
 
-def write(directory: Path, name: str) -> ModelSpec:
-    """Save one of the models, with biases and norms that are not 0 and 1."""
-    return tiny.spec(tiny.write_noisy(directory, MODELS[name]))
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSpec]:
+    """The models, with biases and norms that are not 0 and 1."""
+    directory = tmp_path_factory.mktemp("models")
+    return {name: tiny.spec(tiny.write_noisy(directory / name, config)) for name, config in MODELS.items()}
 
 
-def answer(decoder: Decoder, rows: TensorDict) -> list[TensorDict]:
+def answer(decoder: Decoder, rows: TensorDict, *samplings: Sampling) -> list[TensorDict]:
     generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0, eos_token_ids=(3, 5, 8)))
-    return [generator.generate(rows, sampling=sampling, seed=SEED) for sampling in (GREEDY, DRAWN)]
+    return [generator.generate(rows, sampling=sampling, seed=SEED) for sampling in samplings]
 
 
-def run(engine: TrainEngine, rows: TensorDict) -> list[TensorDict]:
-    """Answer, learn, answer."""
+def run(
+    engine: TrainEngine, rows: TensorDict, look: Callable[[Decoder], None] = lambda _: None
+) -> list[TensorDict]:
+    """Answer, learn, look at what answers, answer."""
     with engine.generating() as decoder:
-        found = answer(decoder, rows)
+        found = answer(decoder, rows, GREEDY, DRAWN)
         del decoder
     three_d.step(engine, tiny.rows())
     with engine.generating() as decoder:
-        return [*found, *answer(decoder, rows)]
+        look(decoder)
+        found += answer(decoder, rows, DRAWN)
+        del decoder
+    return found
+
+
+@cache
+def expected(spec: ModelSpec) -> tuple[list[TensorDict], Tensor]:
+    """Answers of the whole model, and its weights at the end."""
+    whole = FSDPEngine(spec)
+    return run(whole, prompts()), whole.give_weights()
 
 
 def computed_with(decoder: ShardedDecoder) -> set[int]:
@@ -118,14 +135,17 @@ def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout, conf
     seat, generating = three_d.seat(group, layout), layout.generating
     engine = three_d.megatron(seat, spec, "lm", config)
     mine = torch.arange(PROMPTS).tensor_split(generating.num_replicas)[generating.replica(seat.rank)]
-    answers = run(engine, prompts()[mine])
-    with engine.generating() as decoder:
-        held = computed_with(cast(ShardedDecoder, decoder))
-        lying = {p.untyped_storage().data_ptr() for p in engine.shards.values()} <= held
-        del decoder
+    lying = list[bool]()
+
+    def look(decoder: Decoder) -> None:
+        trained = {p.untyped_storage().data_ptr() for p in engine.shards.values()}
+        lying.append(trained <= computed_with(cast(ShardedDecoder, decoder)))
+
+    answers = run(engine, prompts()[mine], look)
     moved, hybrid = engine.transition(), engine._hybrid
     assert (hybrid is None) == config.distributed_optimizer
-    viewed = lying and hybrid is not None  # Megatron's buffer is one, and whole norms generate in it
+    # Megatron's buffer is one, and whole norms generate in it.
+    viewed = lying == [True] and hybrid is not None
     left = None if hybrid is None else hybrid._buffer.size_bytes
     if (lending := engine.lending()) is not None:
         with lending as shard:
@@ -139,56 +159,50 @@ def said(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout, conf
     return Said(answers, moved, int(planned), trained, all(same), viewed, lending is not None, size, left)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("train", "generate"),
-    [((1, 4, 2), (1, 2)), ((1, 8, 1), (1, 2)), ((2, 4, 1), (1, 2)), ((2, 4, 1), (2, 2)), ((4, 2, 1), (2, 1))],
-    ids=lambda sizes: "".join(map(str, sizes)),
+    ("train", "generate", "name"),
+    [
+        ((1, 4, 2), (1, 2), "shallow llama"),
+        ((1, 8, 1), (1, 2), "shallow qwen2"),
+        ((2, 4, 1), (1, 2), "qwen2"),
+        ((2, 4, 1), (2, 2), "llama"),
+        ((4, 2, 1), (2, 1), "qwen2"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "".join(map(str, given)),
 )
 def test_it_answers_as_the_whole_model_does(
-    train: tuple[int, int, int], generate: tuple[int, int], name: str, tmp_path: Path
+    specs: dict[str, ModelSpec], train: tuple[int, int, int], generate: tuple[int, int], name: str
 ) -> None:
-    spec = write(tmp_path, name)
-    whole = FSDPEngine(spec)
-    expected = run(whole, prompts())
     p, t, d = train
     layout = ParallelLayout(p, t, d, generation=Generation(*generate))
-    ranks = spmd.run(layout.num_ranks, said, spec, layout, settings())
+    ranks = spmd.run(layout.num_ranks, said, specs[name], layout, settings())
     assert all(one.viewed and one.lends for one in ranks)
-    check(ranks, layout, expected)
-    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
+    check(ranks, layout, specs[name])
 
 
-def test_it_answers_the_same_by_the_vanilla_rule(tmp_path: Path) -> None:
-    spec = write(tmp_path, "qwen2")
+def test_it_answers_the_same_by_the_vanilla_rule(specs: dict[str, ModelSpec]) -> None:
+    spec = specs["shallow qwen2"]
     layout = ParallelLayout(1, 4, 2, generation=Generation(1, 2, "vanilla"))
     ranks = spmd.run(layout.num_ranks, said, spec, layout, settings())
     assert not any(one.viewed or one.lends for one in ranks)
-    check(ranks, layout, run(FSDPEngine(spec), prompts()))
+    check(ranks, layout, spec)
 
 
 def test_it_answers_the_same_in_fewer_stages_than_an_interleaved_pipeline(tmp_path: Path) -> None:
     """Stages of layers 0, 1, 5 and 2, 6 generate as one of 0, 1, 2, 5, 6, which each token passes twice."""
-    config = LlamaConfig(**_SIZES | {"num_hidden_layers": 9}, num_key_value_heads=2)
+    config = LlamaConfig(**_SIZES, num_hidden_layers=9)
     spec = tiny.spec(tiny.write_noisy(tmp_path, config))
-    whole = FSDPEngine(spec)
-    expected = run(whole, prompts())
     layout = ParallelLayout(4, 1, 1, generation=Generation(2, 1))
-    ranks = spmd.run(layout.num_ranks, said, spec, layout, settings(chunks=2))
-    check(ranks, layout, expected)
-    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
+    check(spmd.run(layout.num_ranks, said, spec, layout, settings(chunks=2)), layout, spec)
 
 
-def test_it_answers_by_what_a_distributed_optimizer_has_learned(tmp_path: Path) -> None:
+def test_it_answers_by_what_a_distributed_optimizer_has_learned(specs: dict[str, ModelSpec]) -> None:
     """Its parameters stay in Megatron's buffer; what generates and what is given away are not of before."""
-    spec = write(tmp_path, "llama")
-    whole = FSDPEngine(spec)
-    expected = run(whole, prompts())
     layout = ParallelLayout(2, 2, 2, generation=Generation(1, 1))
-    ranks = spmd.run(layout.num_ranks, said, spec, layout, settings(distributed_optimizer=True))
+    config = settings(distributed_optimizer=True)
+    ranks = spmd.run(layout.num_ranks, said, specs["llama"], layout, config)
     assert not any(one.lends for one in ranks)
-    check(ranks, layout, expected)
-    torch.testing.assert_close(ranks[0].trained, whole.give_weights(), atol=1e-4, rtol=0)
+    check(ranks, layout, specs["llama"])
 
 
 def let_go(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> list[bool]:
@@ -205,15 +219,19 @@ def let_go(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> list[
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-def test_nothing_holds_the_decoder_as_memory_is_freed(tmp_path: Path, *, distributed: bool) -> None:
+def test_nothing_holds_the_decoder_as_memory_is_freed(
+    specs: dict[str, ModelSpec], *, distributed: bool
+) -> None:
     config = settings(distributed_optimizer=distributed)
-    assert spmd.run(1, let_go, write(tmp_path, "llama"), config) == [[True]]
+    assert spmd.run(1, let_go, specs["shallow llama"], config) == [[True]]
 
 
-def check(ranks: list[Said], layout: ParallelLayout, expected: list[TensorDict]) -> None:
-    """The ranks said what the whole model says, and received what the plan says."""
+def check(ranks: list[Said], layout: ParallelLayout, spec: ModelSpec) -> None:
+    """The ranks said what the whole model says, learned what it learns, and received what the plan says."""
+    answers, weights = expected(spec)
+    torch.testing.assert_close(ranks[0].trained, weights, atol=1e-4, rtol=0)
     copies = layout.generating.output_ranks
-    for number, right in enumerate(expected):
+    for number, right in enumerate(answers):
         found = cast(
             TensorDict, torch.cat(cast(list[Tensor], [ranks[rank].answers[number] for rank in copies]))
         )
