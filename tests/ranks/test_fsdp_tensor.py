@@ -128,12 +128,12 @@ class Trained:
 
 
 def trained(place: Place, specs: dict[str, ModelSpec], config: FSDP) -> dict[str, Trained]:
-    """Three steps of each model."""
+    """Two steps of each model."""
     found = {}
     for name, spec in specs.items():
         engine = place.engine(spec, head(name), config)
         outputs = engine.infer(place.rows, temperature=0.7, asked=Asked(entropy=True, likeliest=3))
-        norms = [place.step(engine) for _ in range(3)]
+        norms = [place.step(engine) for _ in range(2)]
         whole = {name: weight.clone() for name, weight in engine.weights()}
         with engine.gathered() as module:
             gathered = torch.cat([p.flatten() for p in module.parameters()])
@@ -149,12 +149,15 @@ def trained(place: Place, specs: dict[str, ModelSpec], config: FSDP) -> dict[str
 
 @pytest.mark.parametrize(
     ("world", "config", "names"),
-    [(2, LAZY, list(MODELS)), (4, LAZY, ["qwen2", "critic"]), (4, EAGER, ["llama", "qwen3"])],
+    [(2, LAZY, ["qwen3", "olmo", "critic"]), (4, LAZY, ["qwen2"]), (4, EAGER, ["llama"])],
 )
 def test_divided_layers_learn_what_whole_ones_do(
     specs: dict[str, ModelSpec], world: int, config: FSDP, names: list[str]
 ) -> None:
-    """(t=2, d=1) and (t=2, d=2); `EAGER` has copies, frees and reduces as often as it can, and recomputes."""
+    """(t=2, d=1) and (t=2, d=2); `EAGER` has copies, frees and reduces as often as it can, and recomputes.
+
+    Most of it is what torch works out for each shape that ranks meet first, so each model is in one.
+    """
     chosen = {name: specs[name] for name in names}
     expected = trained(Place(None), chosen, config)
     divided = {name: replace(one, gradient_checkpointing=config is EAGER) for name, one in chosen.items()}
@@ -171,7 +174,7 @@ def test_divided_layers_learn_what_whole_ones_do(
         assert torch.equal(ours.gathered, ours.weights)
         assert ours.names == alone.names
     share = 4 if config.shard == 0 and world == 4 else 2
-    for name in {"llama", "qwen2"} & chosen.keys():
+    for name in {"llama", "olmo", "qwen2"} & chosen.keys():
         part = expected[name].bytes["optimizer"] / share
         assert ranks[0][name].bytes["optimizer"] == pytest.approx(part, rel=0.05)
         whole = 4 * len(expected[name].weights)
@@ -217,9 +220,9 @@ def kept(place: Place, spec: ModelSpec, directory: Path, given: Tensor) -> tuple
     return before, after, engine.give_weights()
 
 
-@pytest.mark.parametrize(("writer", "readers"), [(1, [2]), (2, [1, 6])])
+@pytest.mark.parametrize(("writer", "reader"), [(1, 6), (2, 1)])
 def test_a_checkpoint_continues_in_other_layouts(
-    specs: dict[str, ModelSpec], tmp_path: Path, writer: int, readers: list[int]
+    specs: dict[str, ModelSpec], tmp_path: Path, writer: int, reader: int
 ) -> None:
     """Of whole layers in divided ones, and the reverse; rows that do not divide by d = 3 too."""
     spec, directory = specs["qwen2"], tmp_path / "checkpoint"
@@ -233,11 +236,10 @@ def test_a_checkpoint_continues_in_other_layouts(
     before, after, followed = run(writer)[0]
     exported = FSDPEngine(tiny.spec(directory / "export")).give_weights()
     assert torch.equal(exported, before)
-    for world in readers:
-        for read, continued, following in run(world):
-            assert torch.equal(read, before)
-            torch.testing.assert_close(continued, after, rtol=0, atol=SAME)
-            torch.testing.assert_close(following, followed, rtol=0, atol=SAME)
+    for read, continued, following in run(reader):
+        assert torch.equal(read, before)
+        torch.testing.assert_close(continued, after, rtol=0, atol=SAME)
+        torch.testing.assert_close(following, followed, rtol=0, atol=SAME)
 
 
 def apart(place: Place, spec: ModelSpec) -> Tensor:
