@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
+from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.machine import of_a_run
 from rlhf_lightning.mapping.partitions import pool_sizes
@@ -88,7 +88,7 @@ class Auto(Strategy):
         """
         if self.mapping.pools:
             return self._given(roles, devices)
-        plans = self.plan(devices or os.cpu_count() or 1)
+        plans = self.plan(devices or usable_cores())
         found = plans.mappings[0]
         self._sizes = _sizes(found)
         tasks = [task for pool in found.pools for task in plans.tasks(pool)]

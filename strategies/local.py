@@ -15,6 +15,7 @@ import torch
 from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.in_process import InProcessTransport
+from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.parallel import WorldSpec
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Role
@@ -27,7 +28,7 @@ class Local(Strategy):
     strategy_name = "local"
 
     num_threads: int = 0
-    """Threads of computation; 0 leaves the number that the process has."""
+    """Threads of computation; 0 leaves the number of the process, or takes its container's quota of cores."""
 
     # One device, this process: there is nothing to choose.
     devices: int | None = field(default=1, init=False)
@@ -59,7 +60,7 @@ class Local(Strategy):
         placements, groups = self.placements(roles, self.place(tuple(roles), 1))
         log_placements(placements)
         spec = WorldSpec(size=1, address="", groups=tuple(dict.fromkeys(groups)), timeout_s=self.timeout_s)
-        device.join(spec, self.num_threads or torch.get_num_threads())
+        device.join(spec, self.num_threads or min(torch.get_num_threads(), usable_cores()))
         for name, placement in placements.items():
             device.host(name, placement)
         return placements

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller.cluster import num_gpus
+from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.mapping import hardware as clusters
 from rlhf_lightning.mapping import measured
 from rlhf_lightning.mapping.machine import of_a_run
@@ -64,7 +64,7 @@ class PredictedTimes(Callback):
                     "lengths of answers in them. Leave one of the two out."
                 )
             asked = trainer.strategy.devices if isinstance(trainer.strategy, Strategy) else None
-            devices = asked or num_gpus() or os.cpu_count() or 1
+            devices = asked or num_gpus() or usable_cores()
             self._cluster = of_a_run(self.hardware, devices, option="PredictedTimes(hardware=...)")
             check_output(trainer, self._file(trainer).parent, name="PredictedTimes")
 

@@ -38,6 +38,7 @@ from rlhf_lightning.controller.failure import first_death
 from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.controller.room import BUNDLES, check_room, held, too_few
+from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.parallel import WorldSpec
 
 RESERVE_S = 60.0
@@ -133,7 +134,7 @@ class RayCluster:
         if ray.is_initialized():
             return
         if self._address is None:
-            start_ray(max(needed, os.cpu_count() or 1))
+            start_ray(max(needed, usable_cores()))
         else:
             join(self._address, self._origin)
         self._started_ray = True

@@ -12,6 +12,7 @@ from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.network import interface
 from rlhf_lightning.controller.parcel import answer, deliver
+from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.parallel import WorldSpec
 
 _LEFT = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
@@ -69,8 +70,7 @@ class DeviceActor(Device):
 
     def node_cores(self) -> tuple[str, int]:
         """Ray's name of the node, and the cores that this process may use there."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return str(ray.get_runtime_context().get_node_id()), cores or 1
+        return str(ray.get_runtime_context().get_node_id()), usable_cores()
 
     def made_bytes(self, method: str) -> int:
         """Bytes of the columns that the last call of `role.method` made."""

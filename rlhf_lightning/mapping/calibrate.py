@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.mapping import measured, probe
 from rlhf_lightning.mapping.fit import Key, Observation, fit, mean_square
 from rlhf_lightning.mapping.hardware import CPU, H100, Efficiency, Hardware, Overhead
@@ -189,7 +189,7 @@ def _rank(rank: int, devices: int, directory: str, send: Connection) -> None:
     if cuda:
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(max(1, (os.cpu_count() or devices) // devices))
+        torch.set_num_threads(max(1, usable_cores() // devices))
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         store=dist.FileStore(str(Path(directory) / "store"), devices),  # type: ignore[attr-defined]

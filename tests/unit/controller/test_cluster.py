@@ -70,7 +70,7 @@ def test_where_a_job_finds_its_ray(
     monkeypatch.setenv("RAY_ADDRESS", environment)
     monkeypatch.setattr(ray, "is_initialized", lambda: up)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(cluster, "usable_cores", lambda: 4)
     for name, word in (("start_ray", "start"), ("join", "join"), ("check_address", "check")):
         monkeypatch.setattr(
             cluster, name, lambda *given, word=word: told.append(" ".join(map(str, (word, *given))))
