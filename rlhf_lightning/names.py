@@ -15,11 +15,8 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
-_NO_CLASS = re.compile(
-    r"Import path does not correspond to a subclass of (\w+)$|"
-    r"(?:Invalid content in sub-config file|Unexpected import path format:) (?P<file>\S+\.py)\b"
-)
-"""A module, or another class, or a file of Python in the place of a class, in the words of jsonargparse."""
+_OTHER = re.compile(r"Import path does not correspond to a subclass of (\w+)$")
+"""A module or another class in the place of a class, in the words of jsonargparse."""
 
 
 def class_path(option: str, name: str) -> str:
@@ -29,6 +26,11 @@ def class_path(option: str, name: str) -> str:
         ValueError: the name is unknown (the message lists the known), or it is that of a file.
     """
     is_file = option == "data" and Path(name).is_file()
+    if name.endswith(".py"):
+        mine = f"{'.'.join(Path(name).with_suffix('').parts)}.Mine"
+        raise ValueError(
+            f"--{option} {name}: is a file. Type the import path of a class in it, such as {mine}."
+        )
     if "." in name and not is_file:
         return name
     known = choices(option)
@@ -56,12 +58,9 @@ def no_class(said: str, given: str) -> str:
         said: by the parser, on one line.
         given: the value.
     """
-    if not (found := _NO_CLASS.search(said)):
-        return ""
-    if found["file"]:
-        path = ".".join(Path(given).with_suffix("").parts)
-        return f"{given} is a file. Type a class in it by its import path, such as {path}.Mine."
-    return f"{given} is no {found[1]}. Type the import path of one, such as my_package.my_module.Mine."
+    found = _OTHER.search(said)
+    typed = "Type the import path of one, such as my_package.my_module.Mine."
+    return f"{given} is no {found[1]}. {typed}" if found else ""
 
 
 def choices(option: str) -> dict[str, type]:
